@@ -1,0 +1,129 @@
+"""Everything a developer or a newcomer runs: `python3 dev.py demo`, `python3 dev.py test`.
+
+Needs Python 3.11 and pip, nothing else: each command sets up a virtual environment in `.venv`, and is quick the second
+time. This file uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+class Trouble(Exception):  # noqa: N818
+    """Something the user has to do something about."""
+
+
+def run(*command: str | Path, quiet: bool = False) -> None:
+    """Say what is run, run it, and stop if it fails."""
+    shown = " ".join(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)
+    print(f"$ {shown}", flush=True)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    try:
+        subprocess.run([str(each) for each in command], cwd=ROOT, env=environment, check=True, capture_output=quiet, text=True)
+    except subprocess.CalledProcessError as error:
+        if quiet:
+            print(error.stdout, error.stderr, sep="\n")
+        raise Trouble(f"`{shown}` failed with exit code {error.returncode}.") from None
+
+
+def prepare(*extras: str) -> None:
+    """Make `.venv` and install the project with these extras, unless that is done already."""
+    if sys.version_info < (3, 11):
+        raise Trouble(f"Hookline needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
+    source = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    stamp = hashlib.sha256(source + sys.version.encode() + str(ROOT).encode()).hexdigest()
+    marks = {extra: VENV / f"installed-{extra}" for extra in ("base", *extras)}
+    if PYTHON.exists() and all(mark.exists() and mark.read_text() == stamp for mark in marks.values()):
+        return
+    print("Setting up .venv (a few minutes the first time; later runs skip this).", flush=True)
+    if not PYTHON.exists():
+        try:
+            run(sys.executable, "-m", "venv", VENV)
+        except Trouble:
+            raise Trouble("Python's venv module does not work here. On Debian or Ubuntu: apt-get install python3-venv.") from None
+    # what an earlier command installed stays: one environment serves all commands
+    kept = {mark.name.removeprefix("installed-") for mark in VENV.glob("installed-*")} | {*extras} - {"base"}
+    wanted = f"[{','.join(sorted(kept - {'base'}))}]" if kept - {"base"} else ""
+    try:
+        run(PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "--constraint", "constraints.txt", "--editable", f".{wanted}", quiet=True)  # fmt: skip
+    except Trouble as trouble:
+        raise Trouble(f"{trouble}\npip could not install what Hookline needs (its output is above). Is there a network, or a "
+                      "mirror in your pip configuration? If .venv is broken, delete it and try again.") from None  # fmt: skip
+    for extra in {"base", *kept, *extras}:
+        (VENV / f"installed-{extra}").write_text(stamp)
+
+
+def demo(arguments: list[str]) -> None:
+    """Train a small GPT on English text and show what its hooks did."""
+    prepare()
+    run(PYTHON, "examples/gpt.py", *arguments)
+
+
+def test(arguments: list[str]) -> None:
+    """Lint, types and all tests; with arguments, only pytest with them."""
+    prepare("dev")
+    if not arguments:
+        lint([])
+        types([])
+    run(PYTHON, "-m", "pytest", *arguments)
+
+
+def lint(arguments: list[str]) -> None:
+    """Check style, and that generated files are up to date."""
+    prepare("dev")
+    run(PYTHON, "-m", "ruff", "check", *arguments)
+    run(PYTHON, "tools/generate.py", "--check")
+
+
+def types(arguments: list[str]) -> None:
+    """Check types with mypy and pyright."""
+    prepare("dev")
+    run(PYTHON, "-m", "mypy", *arguments)
+    run(PYTHON, "-m", "pyright", *arguments)
+
+
+def generate(arguments: list[str]) -> None:
+    """Write what is derived from the table of events."""
+    prepare()
+    run(PYTHON, "tools/generate.py", *arguments)
+
+
+def bench(arguments: list[str]) -> None:
+    """Time a bare loop, Hookline and Lightning side by side."""
+    prepare("bench")
+    run(PYTHON, "benchmarks/overhead.py", *arguments)
+
+
+COMMANDS = {each.__name__: each for each in (demo, test, lint, types, generate, bench)}
+
+
+def main() -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(description="Set up and run Hookline's own commands.", add_help=True)
+    listing = "; ".join(f"{name}: {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items())
+    parser.add_argument("command", choices=COMMANDS, help=listing)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the command")
+    chosen = parser.parse_args()
+    try:
+        COMMANDS[chosen.command](chosen.arguments)
+    except Trouble as trouble:
+        print(f"\n{trouble}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

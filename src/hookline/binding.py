@@ -1,0 +1,135 @@
+"""From a method's parameters to a caller of one argument, the live state. Done once, at registration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.errors import HookError, closest
+from hookline.events import Event, EventTable, Fact
+
+Caller = Callable[[Any], Any]
+"""Takes the state, calls the listener with the facts it asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A listener made callable, and what it asked for."""
+
+    call: Caller
+    facts: tuple[str, ...]
+
+
+def bind_by_name(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
+    """Bind a listener whose parameters are the names of facts, in any order, any subset."""
+    arguments = _Arguments(event, table)
+    for parameter in _parameters(function, where):
+        fact = table.fact(parameter.name, event)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments.positional_rest()
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            arguments.keyword_rest()
+        elif fact is not None:
+            arguments.ask(fact, parameter)
+        elif parameter.default is parameter.empty:
+            raise HookError(_no_such_fact(parameter.name, event, table, where))
+        else:
+            arguments.leave_out(parameter)
+    return arguments.binding(function)
+
+
+def bind_by_position(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
+    """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls them.
+
+    Parameters beyond those, and keyword-only ones, are asked for by name.
+    """
+    arguments = _Arguments(event, table)
+    waiting = [table.fact(name, event) for name in event.facts]
+    for parameter in _parameters(function, where):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments.positional_rest()
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        elif waiting and parameter.kind is not parameter.KEYWORD_ONLY:
+            fact = waiting.pop(0)
+            assert fact is not None
+            arguments.ask(fact, parameter)
+        elif (fact := table.fact(parameter.name, event)) is not None:
+            arguments.ask(fact, parameter)
+        elif parameter.default is parameter.empty:
+            raise HookError(_no_such_fact(parameter.name, event, table, where))
+        else:
+            arguments.leave_out(parameter)
+    return arguments.binding(function)
+
+
+class _Arguments:
+    """Collects the source of the arguments of one call."""
+
+    def __init__(self, event: Event, table: EventTable) -> None:
+        self.event = event
+        self.table = table
+        self.source: list[str] = []
+        self.facts: list[str] = []
+        self.by_keyword = False
+
+    def ask(self, fact: Fact, parameter: inspect.Parameter) -> None:
+        expression = self.table.expression(fact, self.event)
+        keyword = self.by_keyword or parameter.kind is parameter.KEYWORD_ONLY
+        self.source.append(f"{parameter.name}={expression}" if keyword else expression)
+        self.facts.append(fact.name)
+
+    def leave_out(self, parameter: inspect.Parameter) -> None:
+        """The parameter keeps its default, so those after it must be passed by keyword."""
+        self.by_keyword = self.by_keyword or parameter.kind is not parameter.KEYWORD_ONLY
+
+    def positional_rest(self) -> None:
+        for name in self.event.facts:
+            fact = self.table.fact(name, self.event)
+            if fact is not None and fact.name not in self.facts:
+                self.source.append(self.table.expression(fact, self.event))
+                self.facts.append(fact.name)
+
+    def keyword_rest(self) -> None:
+        for fact in self.table.facts_at(self.event):
+            if fact.name not in self.facts and not fact.costly:
+                self.source.append(f"{fact.name}={self.table.expression(fact, self.event)}")
+                self.facts.append(fact.name)
+
+    def binding(self, function: Callable[..., Any]) -> Binding:
+        return Binding(_caller_factory(tuple(self.source))(function), tuple(self.facts))
+
+
+@functools.cache
+def _caller_factory(arguments: tuple[str, ...]) -> Callable[[Callable[..., Any]], Caller]:
+    """`lambda f: lambda s: f(s.trainer, s.batch)`, compiled from attribute names of the table's rows only."""
+    source = f"lambda f: lambda s: f({', '.join(arguments)})"
+    factory: Callable[[Callable[..., Any]], Caller] = eval(compile(source, "<hookline binding>", "eval"))  # noqa: S307
+    return factory
+
+
+def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise HookError(f"{where} cannot be a hook: its parameters cannot be read ({error}). "
+                        f"Wrap it: `lambda loss: {getattr(function, '__name__', 'f')}(loss)`.") from None  # fmt: skip
+    if isinstance(function, functools.partial):  # what a partial has bound by keyword stays bound
+        parameters = [p for p in parameters if p.name not in function.keywords]
+    return parameters
+
+
+def _no_such_fact(name: str, event: Event, table: EventTable, where: str) -> str:
+    facts = table.facts_at(event)
+    names = [n for fact in facts for n in (fact.name, *fact.spellings)]
+    own = ", ".join(event.facts) or "none of its own"
+    common = ", ".join(fact.name for fact in facts if fact.name not in event.facts)
+    return (
+        f"{where} asks for {name!r}, which is no fact of {event.name}.{closest(name, names)}\n"
+        f"  facts of {event.name}: {own}\n"
+        f"  facts known at every event: {common}\n"
+        f"  (a parameter with a default value may have any name)"
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints: directories of tensors without pickle."""

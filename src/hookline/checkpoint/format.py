@@ -1,0 +1,84 @@
+"""Nested state as JSON and tensors: what a checkpoint can hold, and nothing else. No pickle is written or read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookline.errors import CheckpointError
+
+TAG = "$"
+
+
+def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+    """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the value in errors."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and type(value) is int:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
+    if isinstance(value, Tensor):
+        return {TAG: "tensor", "key": _keep(value.detach(), tensors, where), "grad": value.requires_grad}
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype == object:
+            raise CheckpointError(f"{where}: an array of objects cannot be stored.")
+        signed = array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" and array.itemsize > 1 else array
+        return {TAG: "array", "key": _keep(torch.from_numpy(np.array(signed)), tensors, where), "dtype": array.dtype.str,
+                "scalar": isinstance(value, np.generic)}  # fmt: skip
+    if type(value) is dict or type(value).__name__ in ("OrderedDict", "defaultdict"):
+        if all(isinstance(key, str) and key != TAG for key in value):
+            return {key: pack(each, tensors, f"{where}.{key}") for key, each in value.items()}
+        pairs = [[pack(key, tensors, f"a key of {where}"), pack(each, tensors, f"{where}[{key!r}]")] for key, each in value.items()]
+        return {TAG: "dict", "value": pairs}
+    if type(value) in (list, tuple, set):
+        parts = [pack(each, tensors, f"{where}[{index}]") for index, each in enumerate(value)]
+        return parts if type(value) is list else {TAG: type(value).__name__, "value": parts}
+    raise CheckpointError(f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot hold. "
+                          "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them.")  # fmt: skip
+
+
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The opposite of `pack`."""
+    if isinstance(value, list):
+        return [unpack(each, tensors) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(TAG)
+    if kind is None:
+        return {key: unpack(each, tensors) for key, each in value.items()}
+    if kind == "float":
+        return float(value["value"])
+    if kind == "tensor":
+        return tensors[value["key"]]
+    if kind == "array":
+        array = tensors[value["key"]].numpy().view(np.dtype(value["dtype"]))
+        return array[()] if value["scalar"] else array
+    if kind == "dict":
+        return {unpack(key, tensors): unpack(each, tensors) for key, each in value["value"]}
+    if kind in ("tuple", "set"):
+        parts = [unpack(each, tensors) for each in value["value"]]
+        return tuple(parts) if kind == "tuple" else set(parts)
+    raise CheckpointError(f"unknown kind of value {kind!r} in a checkpoint")
+
+
+def _keep(tensor: Tensor, tensors: dict[str, Tensor], where: str) -> str:
+    for key, known in tensors.items():
+        if known is tensor or _is_same(known, tensor):
+            return key  # tied weights are stored once
+    key = where
+    while key in tensors:
+        key += "'"
+    tensors[key] = tensor
+    return key
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    if a.device.type == "meta" or a.numel() == 0 or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()

@@ -1,0 +1,74 @@
+"""Loaders: names, lengths, limits, and where in them a run is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.errors import OptionError
+
+
+@dataclass(slots=True)
+class Loader:
+    """One source of batches with its name and how much of it is used."""
+
+    name: str
+    source: Iterable[Any]
+    length: int | None
+    """Batches per pass after the limit, or None if the source cannot tell."""
+
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """One pass, shuffled anew by the epoch where the sampler knows how, from position `skip` on."""
+        for sampler in (getattr(self.source, "sampler", None), getattr(self.source, "batch_sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        batches: Iterator[Any] = iter(self.source)
+        if self.length is not None:
+            batches = itertools.islice(batches, self.length)
+        return itertools.islice(batches, skip, None) if skip else batches
+
+
+def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
+    """Named loaders from what the user passed: one, a list, or a dictionary of names."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        named = {str(name): source for name, source in given.items()}
+    elif isinstance(given, list | tuple) and given and all(_is_loader(each) for each in given):
+        named = {f"dl{index}": source for index, source in enumerate(given)} if len(given) > 1 else {kind: given[0]}
+    else:
+        named = {kind: given}
+    for name, source in named.items():
+        if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+            raise OptionError(f"The {kind} loader {name!r} is a {type(source).__name__}, which cannot be iterated over. "
+                              "Pass a DataLoader or any iterable of batches.")  # fmt: skip
+    return [Loader(name, source, limited(length_of(source), limit, kind)) for name, source in named.items()]
+
+
+def _is_loader(value: Any) -> bool:
+    """A list of loaders, not a list of batches: its members yield batches and are no tensors."""
+    from torch import Tensor
+
+    return hasattr(value, "__iter__") and not isinstance(value, list | tuple | dict | str | bytes | Tensor)
+
+
+def length_of(source: Any) -> int | None:
+    """`len`, or None where there is none."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def limited(length: int | None, limit: int | float, kind: str) -> int | None:
+    """Apply `limit_*_batches`: a whole number of batches or a fraction of them."""
+    if isinstance(limit, int):
+        return limit if length is None else min(length, limit)
+    if limit == 1.0 or (limit == math.inf):
+        return length
+    if length is None:
+        raise OptionError(f"limit_{kind}_batches={limit}: a fraction needs a loader with a length; pass a whole number.")
+    return int(length * limit)

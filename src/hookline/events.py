@@ -1,0 +1,389 @@
+"""The table: every moment of a run that can be heard, and every fact that can be asked for.
+
+One row is one event. The plan, the checks at registration, `Hook`'s documented methods, `explain` and
+`docs/lifecycle.md` are views of these rows; to add an event, add its row here and emit it in a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from hookline.errors import HookError, closest
+
+RECEIVERS: Mapping[str, str] = MappingProxyType({"D": "data module", "H": "hooks", "M": "module", "S": "strategy"})
+
+NOTHING = "nothing"  # a returned value has no meaning here
+SIGNAL = "signal"  # a returned Signal steers the loop
+REPLACE = "replace"  # a returned value replaces the row's `replaces` fact
+VALUE = "value"  # an action: its result is what the loop goes on with
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something a listener can ask for by naming a parameter after it."""
+
+    name: str
+    doc: str
+    reads: str = ""
+    """The expression that reads it from the live state `s`; by default the attribute of the same name."""
+    spellings: tuple[str, ...] = ()
+    everywhere: bool = False
+    """Known at every event, not only at those whose row names it."""
+    costly: bool = False
+    """Costs a device read, a reduction or a pass over tensors: captured only if somebody asks."""
+
+    @property
+    def expression(self) -> str:
+        """Python source that yields this fact, given the state `s`."""
+        return self.reads or f"s.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row: a moment, who hears it in which order, what it offers, what a returned value does."""
+
+    name: str
+    receivers: str
+    facts: tuple[str, ...]
+    doc: str
+    inside: str = "run"
+    """Where it stands in the lifecycle tree, see `BRANCHES`."""
+    returns: str = NOTHING
+    signals: tuple[str, ...] = ()
+    replaces: str = ""
+    action: bool = False
+    """A step or an operation: one owner instead of an audience, bound by position."""
+    live: Mapping[str, str] = field(default_factory=dict)
+    """Facts that are read differently at this event (`loss` is a live tensor before backward)."""
+    spellings: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ("fit",)
+    either: bool = False
+    """The data module hears it instead of the module, not besides it."""
+    isolated: bool = False
+    """Everyone is called whatever the others raise; the failures are collected."""
+    nested_validate: bool = False
+    """`trainer.validate()` may be called from a hook here."""
+
+
+EVERY_VERB = ("fit", "validate", "test", "predict")
+
+BRANCHES: Mapping[str, str] = MappingProxyType({
+    "run": "",
+    "sanity": "run/sanity check",
+    "epoch": "run/each epoch",
+    "batch": "run/each epoch/each batch",
+    "window": "run/each epoch/each batch/on the window's first micro-batch, once per optimizer",
+    "update": "run/each epoch/each batch/on the window's last micro-batch, once per optimizer",
+    "validation": "run/each epoch/validation, when due",
+    "validation batch": "run/each epoch/validation, when due/each batch",
+    "save": "run/each epoch/checkpoint, when asked for",
+    "test": "run/test",
+    "test batch": "run/test/each batch",
+    "predict": "run/predict",
+    "predict batch": "run/predict/each batch",
+    "end": "run/end",
+    "failure": "run/if the run fails",
+    "own": "run/declared by the user",
+})  # fmt: skip
+
+_ALL = {"everywhere": True}
+FACT_ROWS: tuple[Fact, ...] = (
+    # known at every event
+    Fact("trainer", "the trainer", **_ALL),
+    Fact("module", "the user's own module", spellings=("pl_module", "model"), **_ALL),
+    Fact("wrapped_model", "what the strategy runs: the module, or its compiled or distributed wrapper", **_ALL),
+    Fact("state", "the live state of the run, an object that also reads like a dictionary", reads="s", **_ALL),
+    Fact("config", "what was passed as `Trainer(config=...)`", **_ALL),
+    Fact("stage", "'fit', 'validate', 'test' or 'predict'", **_ALL),
+    Fact("epoch", "the current epoch, from 0", spellings=("current_epoch",), **_ALL),
+    Fact("step", "optimizer updates made so far, one per window", spellings=("global_step",), **_ALL),
+    Fact("batches_seen", "training batches finished so far, over all epochs", **_ALL),
+    Fact("samples_seen", "training samples in those batches", **_ALL),
+    Fact("tokens_seen", "training tokens in those batches, counted from when somebody asks", costly=True, **_ALL),
+    Fact("optimizers", "the list of optimizers", **_ALL),
+    Fact("schedulers", "the list of learning-rate schedulers", **_ALL),
+    Fact("device", "the device the module is on", **_ALL),
+    Fact("rank", "this process's rank", **_ALL),
+    Fact("local_rank", "this process's rank on its machine", **_ALL),
+    Fact("world_size", "the number of processes", **_ALL),
+    Fact("lr", "the learning rate of the first parameter group", **_ALL),
+    Fact("resumed", "whether this run continues from a checkpoint", **_ALL),
+    Fact("sanity_checking", "whether the validation going on is the sanity check", **_ALL),
+    Fact("hooks", "the hooks of this run", **_ALL),
+    Fact("logger", "the logger, or all of them as one", **_ALL),
+    Fact("experiment", "the same under the name TensorBoard users know", reads="s.logger", **_ALL),
+    Fact("status", "'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'", **_ALL),
+    # facts with a moment of their own
+    Fact("batch", "the batch as the loader made it, on the device once it was moved"),
+    Fact("batch_idx", "the number of the batch in this epoch, from 0"),
+    Fact("dataloader_idx", "which loader the batch came from", spellings=("loader_idx",)),
+    Fact("dataloader_name", "that loader's name", spellings=("loader_name",)),
+    Fact("loss", "the user's loss: a live tensor before backward, a float after it", costly=True),
+    Fact("outputs", "what the step returned, detached"),
+    Fact("metrics", "a mapping of names to floats, read from the device only when looked at"),
+    Fact("optimizer", "the optimizer this is about"),
+    Fact("optimizer_idx", "its number"),
+    Fact("optimizer_closure", "returns the loss; recomputes it for optimizers that need that"),
+    Fact("grad_norm", "the total gradient norm before clipping, as a float", costly=True),
+    Fact("gradient_clip_val", "the limit asked for"),
+    Fact("gradient_clip_algorithm", "'norm' or 'value'"),
+    Fact("ctx", "a StepContext: step, loss, grad_norm, lr, tokens_seen, model, optimizer and more", costly=True),
+    Fact("reason", "why: see the event"),
+    Fact("scheduler", "the scheduler this is about"),
+    Fact("metric", "the monitored value for a scheduler that wants one, else None"),
+    Fact("checkpoint", "the checkpoint's contents, a dictionary that may be edited"),
+    Fact("path", "the exact path of the checkpoint", spellings=("checkpoint_path",)),
+    Fact("exception", "what was raised"),
+)
+
+_BATCH = ("batch", "batch_idx", "dataloader_idx", "dataloader_name")
+_TRANSFER = ("batch", "dataloader_idx")
+_OPTIMIZER = ("optimizer", "optimizer_idx")
+_EVALS = ("fit", "validate")
+
+EVENT_ROWS: tuple[Event, ...] = (
+    # ---- set-up -------------------------------------------------------------------------------------------------
+    Event("configure_hooks", "M", (), "The module may return hooks to add for this run.",
+          action=True, returns=VALUE, spellings=("configure_callbacks",), verbs=EVERY_VERB),
+    Event("prepare_data", "DM", (), "Download or write data to disk; once per machine.", verbs=EVERY_VERB),
+    Event("setup", "DHM", ("stage",), "A run begins: build what needs the data or the trainer.", verbs=EVERY_VERB),
+    Event("configure_model", "M", (), "Create layers that should be made only now (large or sharded models).",
+          action=True, spellings=("configure_shared_model", "configure_sharded_model"), verbs=EVERY_VERB),
+    Event("on_load_checkpoint", "MH", ("checkpoint",),
+          "A checkpoint is being restored; its contents may be edited before they are used."),
+    Event("strategy_setup", "S", ("stage",), "The strategy moves and wraps the module.",
+          spellings=("setup",), verbs=EVERY_VERB),
+    Event("configure_optimizers", "M", (), "Return the optimizers and learning-rate schedulers.",
+          action=True, returns=VALUE),
+    Event("on_checkpoint_load", "HM", ("path",),
+          "Everything a checkpoint holds, optimizers and data position included, is in place."),
+    Event("on_fit_start", "HM", (), "Set-up is complete; nothing has been run yet."),
+    Event("train_dataloader", "DM", (), "Return the training loader.", action=True, returns=VALUE),
+    Event("val_dataloader", "DM", (), "Return the validation loader, or several.",
+          action=True, returns=VALUE, verbs=_EVALS),
+    Event("test_dataloader", "DM", (), "Return the test loader, or several.",
+          action=True, returns=VALUE, verbs=("test",)),
+    Event("predict_dataloader", "DM", (), "Return the loader to predict on, or several.",
+          action=True, returns=VALUE, verbs=("predict",)),
+    Event("on_sanity_check_start", "HMS", (), "A few validation batches run before any training.", inside="sanity"),
+    Event("on_sanity_check_end", "HMS", (), "The sanity check is over; its metrics are thrown away.", inside="sanity"),
+    # ---- training -----------------------------------------------------------------------------------------------
+    Event("on_train_start", "HMS", (), "Training begins, fresh or resumed.",
+          spellings=("on_train_begin", "on_training_start")),
+    Event("on_train_epoch_start", "HM", ("epoch",), "An epoch begins, or goes on after a resume (`resumed` is true).",
+          inside="epoch", spellings=("on_epoch_start", "on_epoch_begin")),
+    Event("on_before_batch_transfer", "HDM", _TRANSFER, "The batch is about to be moved to the device.",
+          inside="batch", returns=REPLACE, replaces="batch", either=True, verbs=EVERY_VERB),
+    Event("transfer_batch_to_device", "DM", ("batch", "device", "dataloader_idx"), "Move the batch to the device.",
+          inside="batch", action=True, returns=VALUE, verbs=EVERY_VERB),
+    Event("on_after_batch_transfer", "HDM", _TRANSFER, "The batch is on the device.",
+          inside="batch", returns=REPLACE, replaces="batch", either=True, verbs=EVERY_VERB),
+    Event("on_train_batch_start", "HMS", _BATCH,
+          "A batch is ready, before anything is done with it. SKIP_BATCH leaves it out, END_EPOCH (or -1) ends the epoch.",
+          inside="batch", returns=SIGNAL, signals=("SKIP_BATCH", "END_EPOCH"),
+          spellings=("on_batch_start", "on_batch_begin")),
+    Event("training_step", "SM", _BATCH, "Compute the loss: a tensor, a dictionary with 'loss', or None to leave it out.",
+          inside="batch", action=True, returns=VALUE),
+    Event("on_before_zero_grad", "HM", _OPTIMIZER,
+          "The gradients of the finished step are about to be cleared and are still there; the weights are the new ones.",
+          inside="window"),
+    Event("optimizer_zero_grad", "M", ("epoch", "batch_idx", "optimizer"), "Clear the gradients.",
+          inside="window", action=True),
+    Event("on_before_backward", "HM", ("loss",), "The loss is about to be differentiated; a returned loss replaces it.",
+          inside="batch", returns=REPLACE, replaces="live_loss", live={"loss": "s.live_loss"}),
+    Event("backward", "SM", ("loss",), "Differentiate the loss.",
+          inside="batch", action=True, live={"loss": "s.scaled_loss"}),
+    Event("on_after_backward", "HM", (), "Gradients have been added; every micro-batch.", inside="batch"),
+    Event("on_before_optimizer_step", "HM", _OPTIMIZER,
+          "Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, "
+          "STEP_DONE says that the hook has made it.",
+          inside="update", returns=SIGNAL, signals=("SKIP_STEP", "STEP_DONE")),
+    Event("configure_gradient_clipping", "M", ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
+          "Clip the gradients.", inside="update", action=True),
+    Event("on_gradient_clip", "HM", ("grad_norm",), "Gradients have been clipped; only if clipping is on.",
+          inside="update"),
+    Event("optimizer_step", "SM", ("epoch", "batch_idx", "optimizer", "optimizer_closure"), "Update the weights.",
+          inside="update", action=True),
+    Event("on_after_optimizer_step", "HM", _OPTIMIZER,
+          "The weights are new, the gradients still there; `step` has advanced.", inside="update"),
+    Event("on_step_skipped", "HM", ("reason",),
+          "No update was made: 'no_loss', 'nonfinite' or 'hook'.", inside="batch"),
+    Event("lr_scheduler_step", "M", ("scheduler", "metric"), "Advance a learning-rate scheduler.",
+          inside="batch", action=True),
+    Event("on_train_batch_end", "HM", ("outputs", *_BATCH, "loss", "metrics"),
+          "The batch is done; every micro-batch.", live={"metrics": "s.batch_metrics"}, inside="batch",
+          spellings=("on_batch_end",), nested_validate=True),
+    Event("on_train_metrics", "HM", ("metrics",),
+          "Metrics are about to be logged; edit them in place or return a dictionary: that is what is logged.",
+          inside="batch", returns=REPLACE, replaces="row", live={"metrics": "s.row"}, spellings=("on_tng_metrics",)),
+    Event("on_step_end", "HM", ("ctx", "loss", "grad_norm", "lr", "tokens_seen"),
+          "An optimizer update is complete and its metrics are out under the same step number; gradients can still be read.",
+          inside="batch", live={"loss": "s.window_loss", "lr": "s.used_lr"}, nested_validate=True),
+    # ---- validation ---------------------------------------------------------------------------------------------
+    Event("on_validation_model_eval", "M", (), "The module is put into eval mode; an override does it instead.",
+          inside="validation", action=True, verbs=_EVALS),
+    Event("on_validation_start", "HMS", (), "Validation begins.", inside="validation", verbs=_EVALS,
+          spellings=("on_pre_performance_check", "on_eval_start", "on_eval_begin")),
+    Event("on_validation_epoch_start", "HMS", (), "The pass over the validation data begins.",
+          inside="validation", verbs=_EVALS),
+    Event("on_validation_batch_start", "HMS", _BATCH, "A validation batch is ready.",
+          inside="validation batch", verbs=_EVALS),
+    Event("validation_step", "SM", _BATCH, "Compute what is to be measured; a returned loss becomes `val/loss`.",
+          inside="validation batch", action=True, returns=VALUE, verbs=_EVALS),
+    Event("on_validation_batch_end", "HMS", ("outputs", *_BATCH, "metrics"), "A validation batch is done.",
+          live={"metrics": "s.batch_metrics"}, inside="validation batch", verbs=_EVALS),
+    Event("on_validation_epoch_end", "HMS", ("metrics",), "The pass over the validation data is complete.",
+          inside="validation", verbs=_EVALS),
+    Event("on_validation_end", "HMS", ("metrics",), "Validation is over; `metrics` has its results.",
+          inside="validation", verbs=_EVALS, spellings=("on_post_performance_check", "on_eval_end")),
+    Event("on_validation_model_train", "M", (), "Every submodule gets its own mode back; an override does it instead.",
+          inside="validation", action=True, verbs=_EVALS),
+    # ---- saving -------------------------------------------------------------------------------------------------
+    Event("on_save_checkpoint", "HM", ("checkpoint",), "A checkpoint is being put together and may be edited.",
+          inside="save"),
+    Event("on_checkpoint_save", "HM", ("path", "step", "reason"),
+          "A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception', 'manual'.",
+          inside="save", live={"step": "s.saved_step"}),
+    # ---- endings ------------------------------------------------------------------------------------------------
+    Event("on_train_epoch_end", "HM", ("epoch", "metrics"),
+          "The epoch is over, its validation included. Monitors hear it after the module.",
+          inside="epoch", spellings=("on_epoch_end",), nested_validate=True),
+    Event("on_train_end", "HMS", ("step", "tokens_seen", "metrics", "status"),
+          "Training ended as meant: completed, stopped or preempted.", inside="end",
+          spellings=("on_training_end",)),
+    # ---- test ---------------------------------------------------------------------------------------------------
+    Event("on_test_model_eval", "M", (), "The module is put into eval mode; an override does it instead.",
+          inside="test", action=True, verbs=("test",)),
+    Event("on_test_start", "HMS", (), "Testing begins.", inside="test", verbs=("test",)),
+    Event("on_test_epoch_start", "HMS", (), "The pass over the test data begins.", inside="test", verbs=("test",)),
+    Event("on_test_batch_start", "HMS", _BATCH, "A test batch is ready.", inside="test batch", verbs=("test",)),
+    Event("test_step", "SM", _BATCH, "Compute what is to be measured; a returned loss becomes `test/loss`.",
+          inside="test batch", action=True, returns=VALUE, verbs=("test",)),
+    Event("on_test_batch_end", "HMS", ("outputs", *_BATCH, "metrics"), "A test batch is done.",
+          live={"metrics": "s.batch_metrics"}, inside="test batch", verbs=("test",)),
+    Event("on_test_epoch_end", "HMS", ("metrics",), "The pass over the test data is complete.",
+          inside="test", verbs=("test",)),
+    Event("on_test_end", "HMS", ("metrics",), "Testing is over; `metrics` has its results.",
+          inside="test", verbs=("test",)),
+    Event("on_test_model_train", "M", (), "Every submodule gets its own mode back; an override does it instead.",
+          inside="test", action=True, verbs=("test",)),
+    # ---- predict ------------------------------------------------------------------------------------------------
+    Event("on_predict_model_eval", "M", (), "The module is put into eval mode; an override does it instead.",
+          inside="predict", action=True, verbs=("predict",)),
+    Event("on_predict_start", "HMS", (), "Prediction begins.", inside="predict", verbs=("predict",)),
+    Event("on_predict_epoch_start", "HM", (), "The pass over the data begins.", inside="predict", verbs=("predict",)),
+    Event("on_predict_batch_start", "HM", _BATCH, "A batch to predict on is ready.",
+          inside="predict batch", verbs=("predict",)),
+    Event("predict_step", "SM", _BATCH, "Return the predictions for the batch.",
+          inside="predict batch", action=True, returns=VALUE, verbs=("predict",)),
+    Event("on_predict_batch_end", "HM", ("outputs", *_BATCH), "Predictions for the batch are there.",
+          inside="predict batch", verbs=("predict",)),
+    Event("on_predict_epoch_end", "HM", ("outputs",), "The pass over the data is complete; `outputs` has all predictions.",
+          inside="predict", verbs=("predict",), live={"outputs": "s.predictions"}),
+    Event("on_predict_end", "HMS", (), "Prediction is over.", inside="predict", verbs=("predict",)),
+    Event("on_predict_model_train", "M", (), "Every submodule gets its own mode back; an override does it instead.",
+          inside="predict", action=True, verbs=("predict",)),
+    # ---- the end of every run -----------------------------------------------------------------------------------
+    Event("on_exception", "HMDS", ("exception",), "The run failed; each listener is shielded from the others' failures.",
+          inside="failure", isolated=True, verbs=EVERY_VERB),
+    Event("strategy_teardown", "S", ("stage",), "The strategy lets go of what it holds.",
+          inside="end", spellings=("teardown",), isolated=True, verbs=EVERY_VERB),
+    Event("on_fit_end", "HM", (), "The run ended as meant and the strategy is down; not after a failure.", inside="end"),
+    Event("teardown", "DHM", ("stage",), "Always, once, for everyone whose set-up began, whatever happened.",
+          inside="end", isolated=True, verbs=EVERY_VERB),
+)  # fmt: skip
+
+
+class EventTable:
+    """The rows by name, with the spellings resolved, open to events that users declare."""
+
+    def __init__(self, events: tuple[Event, ...] = EVENT_ROWS, facts: tuple[Fact, ...] = FACT_ROWS) -> None:
+        self._events: dict[str, Event] = {event.name: event for event in events}
+        self._spellings: dict[str, list[Event]] = {}
+        for event in events:
+            for name in (event.name, *event.spellings):
+                self._spellings.setdefault(name, []).append(event)
+        self._facts: dict[str, Fact] = {}
+        for fact in facts:
+            for name in (fact.name, *fact.spellings):
+                self._facts[name] = fact
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._events
+
+    def __getitem__(self, name: str) -> Event:
+        """The row of this exact name; `find` also takes other spellings."""
+        return self._events[name]
+
+    def find(self, name: str, receiver: str = "H") -> Event | None:
+        """The event that a method called `name` of this receiver listens to, whatever its spelling."""
+        heard = [event for event in self._spellings.get(name, ()) if receiver in event.receivers]
+        return heard[0] if heard else None
+
+    def named(self, name: str, receiver: str = "H") -> Event:
+        """Like `find`, with or without the leading `on_`; an unknown name is an error that teaches."""
+        event = self.find(name, receiver) or self.find(f"on_{name}", receiver)
+        if event is None:
+            names = self.names(receiver)
+            short = [each.removeprefix("on_") for each in names]
+            hint = closest(name, names) or closest(name, short)
+            raise HookError(f"{name!r} is no event that {RECEIVERS[receiver]} can hear.{hint} "
+                            f"`hookline.explain()` and docs/lifecycle.md list them all.")  # fmt: skip
+        return event
+
+    def names(self, receiver: str) -> list[str]:
+        """Every accepted method name for this receiver, spellings included."""
+        return [name for name, events in self._spellings.items() if any(receiver in e.receivers for e in events)]
+
+    def fact(self, name: str, event: Event) -> Fact | None:
+        """The fact called `name`, under any spelling, if it can be asked for at this event."""
+        fact = self._facts.get(name)
+        if fact is None or not (fact.everywhere or fact.name in event.facts):
+            return None
+        return fact
+
+    def facts_at(self, event: Event) -> list[Fact]:
+        """The facts of an event: its own in positional order, then those known everywhere."""
+        own = [self._facts[name] for name in event.facts]
+        return own + [f for f in dict.fromkeys(self._facts.values()) if f.everywhere and f not in own]
+
+    def expression(self, fact: Fact, event: Event) -> str:
+        """Python source that reads the fact at this event from the state `s`."""
+        return event.live.get(fact.name, fact.expression)
+
+    def declare(self, name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
+        """Add an event of your own; emit it with `trainer.emit(name, fact=value, ...)`."""
+        if not name.startswith("on_") or not name.isidentifier():
+            raise HookError(f"An event's name is an identifier that begins with 'on_', not {name!r}.")
+        if name in self._spellings:
+            raise HookError(f"There is an event {name!r} already: {self._spellings[name][0].doc}")
+        if replaces and replaces not in facts:
+            raise HookError(f"{name}: replaces={replaces!r} is none of its facts {facts}.")
+        for fact in facts:
+            known = self._facts.get(fact)
+            if known is not None and known.everywhere:
+                raise HookError(f"{name}: {fact!r} is known at every event already; it need not be declared.")
+            self._facts.setdefault(fact, Fact(fact, f"given by whoever emits {name}"))
+        event = Event(
+            name, "HM", facts, doc, inside="own", returns=REPLACE if replaces else NOTHING,
+            replaces=replaces, live={fact: f"s.own[{fact!r}]" for fact in facts}, verbs=EVERY_VERB,
+        )  # fmt: skip
+        self._events[name] = event
+        self._spellings[name] = [event]
+        return event
+
+    def forget(self, name: str) -> None:
+        """Take back an event that `declare` added."""
+        if name in EVENTS_OF_THE_TABLE:
+            raise HookError(f"{name!r} is Hookline's own event and stays.")
+        del self._events[name], self._spellings[name]
+
+
+EVENTS_OF_THE_TABLE = frozenset(event.name for event in EVENT_ROWS)
+EVENTS = EventTable()
+"""The table of this process."""

@@ -1,0 +1,171 @@
+"""The lifecycle tree of a run, from the very plan that executes it: who listens where, to what, and why there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.errors import HookError, closest
+from hookline.events import BRANCHES, EVERY_VERB, RECEIVERS, Event
+from hookline.listener import Listener
+from hookline.plan import Plan
+
+_BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
+
+
+@dataclass(slots=True)
+class Node:
+    """A branch of the tree: its events and smaller branches, in order."""
+
+    title: str
+    children: list[Node | Moment] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Moment:
+    """An event with its listeners."""
+
+    event: Event
+    listeners: list[dict[str, Any]]
+
+
+class Explanation:
+    """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
+
+    def __init__(self, verb: str, root: Node) -> None:
+        self.verb = verb
+        self.root = root
+
+    def data(self) -> list[dict[str, Any]]:
+        """One dictionary per event, in order."""
+        return [
+            {"branch": branch, "event": moment.event.name, "doc": moment.event.doc, "action": moment.event.action,
+             "listeners": moment.listeners}
+            for branch, moment in _walk(self.root, "")
+        ]  # fmt: skip
+
+    def text(self, everything: bool = False) -> str:
+        """The tree as plain text."""
+        return "\n".join([self.root.title, *_draw(self.root, "", everything)])
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich__(self) -> Any:
+        from rich.tree import Tree
+
+        tree = Tree(f"[bold]{self.root.title}")
+        _grow(tree, self.root)
+        return tree
+
+
+def explain(plan: Plan, verb: str = "fit") -> Explanation:
+    """The tree of one verb."""
+    if verb not in EVERY_VERB:
+        raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
+    root = Node(f"trainer.{verb}()")
+    for event in plan.table:
+        if verb not in event.verbs:
+            continue
+        listeners = [_describe(each, plan) for each in plan.listeners(event.name)]
+        _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
+    return Explanation(verb, root)
+
+
+def _path(event: Event, verb: str) -> list[str]:
+    inside = _BATCH_OF.get(verb, "batch") if event.inside == "batch" else event.inside
+    path = BRANCHES[inside].split("/")[1:]
+    if verb == "validate" and path[:1] == ["each epoch"]:
+        path = ["validation", *path[2:]]
+    return [] if inside == "end" else path
+
+
+def _branch(root: Node, path: list[str]) -> Node:
+    node = root
+    for title in path:
+        found = next((each for each in node.children if isinstance(each, Node) and each.title == title), None)
+        if found is None:
+            found = Node(title)
+            node.children.append(found)
+        node = found
+    return node
+
+
+def _describe(listener: Listener, plan: Plan) -> dict[str, Any]:
+    function = getattr(listener.function, "func", listener.function)
+    return {
+        "receiver": RECEIVERS[listener.receiver],
+        "name": listener.name,
+        "function": getattr(function, "__qualname__", repr(function)),
+        "origin": listener.origin,
+        "asks": list(listener.binding.facts),
+        "when": ", ".join(each.text for each in listener.filters) or "always",
+        "on_error": listener.on_error,
+        "why": _why(listener, plan),
+    }
+
+
+def _why(listener: Listener, plan: Plan) -> str:
+    event = listener.event
+    if event.action:
+        return "does it" if listener.receiver != "S" else "stands around it"
+    order = " → ".join(RECEIVERS[each] for each in event.receivers)
+    if listener.receiver != "H":
+        return f"order of receivers: {order}"
+    if listener.after_module:
+        return "asked to run after the module" if getattr(listener.owner, "tier", "") != "monitor" else "a monitor: after the module"
+    tier = getattr(listener.owner, "tier", "user")
+    explicit = getattr(listener.owner, "order", None) is not None
+    peers = [each for each in plan.listeners(event.name) if each.receiver == "H" and each.order == listener.order]
+    place = f", number {peers.index(listener) + 1} of {len(peers)} by registration" if len(peers) > 1 else ""
+    return f"order={listener.order}{place}" if explicit else f"{tier} hook{place}"
+
+
+def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
+    for child in node.children:
+        if isinstance(child, Node):
+            yield from _walk(child, f"{branch}/{child.title}")
+        else:
+            yield branch.lstrip("/"), child
+
+
+def _heard(node: Node | Moment) -> bool:
+    return bool(node.listeners) if isinstance(node, Moment) else any(_heard(child) for child in node.children)
+
+
+def _line(listener: dict[str, Any]) -> str:
+    origin = os.path.relpath(listener["origin"]) if os.path.isabs(listener["origin"]) else listener["origin"]
+    parts = [f"{listener['receiver'].removesuffix('s')} {listener['name']}", f"{listener['function']} ({origin})"]
+    if listener["asks"]:
+        parts.append(f"asks {', '.join(listener['asks'])}")
+    if listener["when"] != "always":
+        parts.append(listener["when"])
+    return " · ".join([*parts, listener["why"]])
+
+
+def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
+    shown = [child for child in node.children if everything or _heard(child)]
+    for index, child in enumerate(shown):
+        last = index == len(shown) - 1
+        deeper = indent + ("   " if last else "│  ")
+        corner = indent + ("└─ " if last else "├─ ")
+        if isinstance(child, Node):
+            yield f"{corner}{child.title}"
+            yield from _draw(child, deeper, everything)
+        else:
+            yield f"{corner}{child.event.name}"
+            yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
+
+
+def _grow(tree: Any, node: Node) -> None:
+    for child in node.children:
+        if not _heard(child):
+            continue
+        if isinstance(child, Node):
+            _grow(tree.add(f"[italic]{child.title}"), child)
+        else:
+            branch = tree.add(f"[bold cyan]{child.event.name}")
+            for listener in child.listeners:
+                branch.add(_line(listener), highlight=False)

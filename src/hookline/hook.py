@@ -1,0 +1,93 @@
+"""`Hook`, the base class of hooks, and `on`, which turns any function into one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from hookline._methods import HookMethods
+from hookline.filters import When
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TIERS = {"user": 0, "builtin": 100, "monitor": 200}
+"""The default `order` of each tier; lower runs first."""
+
+
+class Hook(HookMethods):
+    """Listen to a run: override the events you care about, ask for facts by naming parameters after them.
+
+    >>> class Report(Hook):
+    ...     def on_train_epoch_end(self, epoch, metrics):
+    ...         print(epoch, metrics["train/loss"])
+
+    An editor completes the events with their docs; `docs/lifecycle.md` lists them all.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+
+    name: str = ""
+    """What `remove_hook`, `disable_hook`, checkpoints and `explain` call it; by default from the class name."""
+    tier: str = "user"
+    """'user', 'builtin' or 'monitor' (acts on a metric): who runs first when `order` says nothing."""
+    order: int | None = None
+    """An explicit place: lower first. User hooks are at 0, built-ins at 100, monitors at 200."""
+    after_module: bool | Iterable[str] | None = None
+    """True, or a set of events: hear them after the module. Monitors do so at on_train_epoch_end."""
+    ranks: str | Iterable[int] = "all"
+    """'all', 'zero' or a set of ranks that hear events."""
+    on_error: str = "raise"
+    """'raise', 'warn' (report and go on) or 'disable' (report once, switch the hook off, go on)."""
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of this hook; restored by `load_state_dict` under the hook's name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+
+class FunctionHook:
+    """A function, or several, registered for events by `@on` or `trainer.on`."""
+
+    def __init__(self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = "") -> None:
+        self.function = function
+        self.events = events
+        self.when = when
+        self.name = name or getattr(function, "__name__", type(function).__name__).replace("<lambda>", "function")
+
+
+def on(
+    *events: str,
+    every: int | str | None = None,
+    once: bool = False,
+    after: int | str | None = None,
+    before: int | str | None = None,
+    when: Callable[..., Any] | None = None,
+) -> Callable[[F], F]:
+    """Mark a function as a hook, or a method of any name as the listener of an event.
+
+    >>> @on("train_batch_end", every=100)
+    ... def report(step, loss):
+    ...     print(step, loss)
+
+    Pass the function in `Trainer(hooks=[report])`.
+    """
+    recipe = When(every, once, after, before, when)
+
+    def mark(function: F) -> F:
+        marked: list[str] = [*getattr(function, "__hookline_on__", ()), *events]
+        function.__hookline_on__ = marked  # type: ignore[attr-defined]
+        return recipe(function)
+
+    return mark
+
+
+def snake_case(name: str) -> str:
+    """`GradientMonitor` -> `gradient_monitor`, `LRMonitor` -> `lr_monitor`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,275 @@
+"""The hooks of a trainer by name: add, remove, switch on and off, in the middle of a run too."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from hookline.errors import HookError, closest
+from hookline.events import EventTable
+from hookline.hook import TIERS, FunctionHook, Hook, snake_case
+from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
+from hookline.plan import Plan
+
+
+@dataclass(slots=True)
+class Entry:
+    """A hook in the list: its name, its listeners, and whether it is switched on."""
+
+    name: str
+    hook: Any
+    listeners: list[Listener]
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one hook spent at one event."""
+
+    hook: str
+    event: str
+    calls: int
+    seconds: float
+    worst: float
+
+    @property
+    def mean(self) -> float:
+        """Seconds per call."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+
+class Handle:
+    """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the block."""
+
+    def __init__(self, hooks: HookList, entry: Entry) -> None:
+        self._hooks = hooks
+        self._entry = entry
+
+    @property
+    def name(self) -> str:
+        """The name the hook was given."""
+        return self._entry.name
+
+    @property
+    def hook(self) -> Any:
+        """The hook itself."""
+        return self._entry.hook
+
+    def remove(self) -> None:
+        """Take the hook out; doing it twice does nothing."""
+        self._hooks.discard(self._entry)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A function registered by a decorator can still be called."""
+        return getattr(self.hook, "function", self.hook)(*args, **kwargs)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<Handle of hook {self.name!r}>"
+
+
+class Guests(Protocol):
+    """The run that is going on, if any: it greets hooks that come late and sees off those that leave early."""
+
+    def welcome(self, entry: Entry) -> None: ...
+
+    def farewell(self, entry: Entry) -> None: ...
+
+
+class HookList:
+    """All hooks of a trainer, in the order they were registered."""
+
+    def __init__(self, plan: Plan, table: EventTable, rank: int = 0) -> None:
+        self._plan = plan
+        self._table = table
+        self._rank = rank
+        self._entries: dict[str, Entry] = {}
+        self._serial = itertools.count()
+        self.guests: Guests | None = None
+        plan.disable = lambda listener: self.disable(listener.name)
+
+    # ---- looking ------------------------------------------------------------------------------------------------
+
+    def list_hooks(self) -> list[str]:
+        """The names of the hooks that are switched on."""
+        return [entry.name for entry in self._entries.values() if entry.enabled]
+
+    def entries(self) -> list[Entry]:
+        """Every entry, switched on or not."""
+        return list(self._entries.values())
+
+    def cost(self) -> list[Cost]:
+        """Calls and time per hook and event so far, the dearest first."""
+        rows = [Cost(entry.name, each.event.name, each.account.calls, each.account.total / 1e9, each.account.worst / 1e9)
+                for entry in self._entries.values() for each in entry.listeners if each.account.calls]  # fmt: skip
+        return sorted(rows, key=lambda row: -row.seconds)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([entry.hook for entry in self._entries.values()])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, hook: Any) -> bool:
+        return hook in self._entries or any(entry.hook is hook for entry in self._entries.values())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entry(name).hook
+
+    def entry(self, name: str) -> Entry:
+        """The entry of this name; an unknown name is an error that lists the known ones."""
+        if name not in self._entries:
+            known = ", ".join(self._entries) or "none"
+            raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
+        return self._entries[name]
+
+    # ---- changing -----------------------------------------------------------------------------------------------
+
+    def add(self, hook: Any, name: str | None = None) -> Handle:
+        """Register a hook: an instance, a class, or a function marked with `@on`."""
+        if inspect.isclass(hook):
+            hook = _instance_of(hook)
+        if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
+            hook = FunctionHook(hook, hook.__hookline_on__)
+        if not isinstance(hook, FunctionHook) and any(entry.hook is hook for entry in self._entries.values()):
+            raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
+        entry = Entry(self._name(hook, name), hook, [])
+        entry.listeners = self._listeners(entry)
+        self._entries[entry.name] = entry
+        if self.guests is not None:
+            self.guests.welcome(entry)
+        self._plan.add(self._here(entry))
+        return Handle(self, entry)
+
+    def remove(self, name: str) -> Any:
+        """Take a hook out by name and return it."""
+        entry = self.entry(name)
+        self.discard(entry)
+        return entry.hook
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out, if it is still there."""
+        if self._entries.get(entry.name) is not entry:
+            return
+        del self._entries[entry.name]
+        self._plan.remove(entry.listeners)
+        if self.guests is not None:
+            self.guests.farewell(entry)
+
+    def enable(self, name: str) -> None:
+        """Let a hook hear events again, from the next event on."""
+        entry = self.entry(name)
+        if not entry.enabled:
+            entry.enabled = True
+            self._plan.add(self._here(entry))
+
+    def disable(self, name: str) -> None:
+        """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its teardown."""
+        entry = self.entry(name)
+        if entry.enabled:
+            entry.enabled = False
+            self._plan.remove([each for each in entry.listeners if each.event.name != "teardown"])
+
+    # ---- making -------------------------------------------------------------------------------------------------
+
+    def _here(self, entry: Entry) -> Iterable[Listener]:
+        """The listeners that this process's rank calls."""
+        ranks = getattr(entry.hook, "ranks", "all")
+        if ranks == "zero":
+            ranks = (0,)
+        present = {id(each) for each in self._plan_listeners(entry)}
+        if ranks != "all" and self._rank not in ranks:
+            return []
+        return [each for each in entry.listeners if id(each) not in present]
+
+    def _plan_listeners(self, entry: Entry) -> Iterable[Listener]:
+        return (each for mine in entry.listeners for each in self._plan.listeners(mine.event.name) if each is mine)
+
+    def _listeners(self, entry: Entry) -> list[Listener]:
+        hook, serial = entry.hook, next(self._serial)
+        if isinstance(hook, FunctionHook):
+            listeners = [self._function_listener(hook, event, entry.name) for event in hook.events]
+        else:
+            _check_settings(hook, entry.name, self._table)
+            listeners = find_listeners(hook, "H", entry.name, self._table, check=isinstance(hook, Hook))
+            if not listeners and not isinstance(hook, Hook):
+                raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
+                                "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
+        for listener in listeners:
+            listener.serial = serial
+            listener.order = _order(hook)
+            listener.on_error = getattr(hook, "on_error", "raise")
+            listener.after_module = _is_after_module(hook, listener.event.name, self._table)
+        return listeners
+
+    def _function_listener(self, hook: FunctionHook, name: str, owner: str) -> Listener:
+        event = self._table.named(name)
+        filters = hook.when.filters() if hook.when else []
+        return make_listener(hook.function, event, self._table, receiver="H", name=owner, owner=None, filters=filters)
+
+    def _name(self, hook: Any, asked: str | None) -> str:
+        explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
+        if explicit and not isinstance(explicit, str):
+            explicit = ""
+        if explicit and explicit in self._entries:
+            raise HookError(f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
+                            "Give this one another name, or remove the other first.")  # fmt: skip
+        if explicit:
+            return explicit
+        base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(hook).__name__)
+        numbered = (f"{base}_{n}" for n in itertools.count(2))
+        return base if base not in self._entries else next(each for each in numbered if each not in self._entries)
+
+
+def _instance_of(cls: type) -> Any:
+    try:
+        return cls()
+    except TypeError as error:
+        raise HookError(f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
+                        f"Pass an instance: {cls.__name__}(...).") from None  # fmt: skip
+
+
+def _order(hook: Any) -> int:
+    order = getattr(hook, "order", None)
+    return TIERS[getattr(hook, "tier", "user")] if order is None else order
+
+
+def _is_after_module(hook: Any, event: str, table: EventTable) -> bool:
+    asked = getattr(hook, "after_module", None)
+    if asked is None:
+        return getattr(hook, "tier", "user") == "monitor" and event == "on_train_epoch_end"
+    if isinstance(asked, bool):
+        return asked
+    return event in {table.named(each).name for each in asked}
+
+
+def _check_settings(hook: Any, name: str, table: EventTable) -> None:
+    def refuse(attribute: str, value: Any, allowed: str) -> None:
+        raise HookError(f"hook {name!r} ({type(hook).__name__}): {attribute}={value!r}, allowed: {allowed}.")
+
+    tier, order = getattr(hook, "tier", "user"), getattr(hook, "order", None)
+    on_error, ranks = getattr(hook, "on_error", "raise"), getattr(hook, "ranks", "all")
+    after_module = getattr(hook, "after_module", None)
+    if tier not in TIERS:
+        refuse("tier", tier, ", ".join(map(repr, TIERS)))
+    if order is not None and (not isinstance(order, int) or isinstance(order, bool)):
+        refuse("order", order, "a whole number, or None")
+    if on_error not in ON_ERROR:
+        refuse("on_error", on_error, ", ".join(map(repr, ON_ERROR)))
+    if isinstance(ranks, str) and ranks not in ("all", "zero"):
+        refuse("ranks", ranks, "'all', 'zero' or a set of ranks")
+    if isinstance(after_module, str):
+        refuse("after_module", after_module, "True, False or a set of event names")
+    for event in after_module if after_module is not None and not isinstance(after_module, bool) else ():
+        table.named(event)
+
+

@@ -1,0 +1,228 @@
+"""One listener: a method or function bound to one event, and how its caller is put together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
+from hookline.errors import HookError, StopTraining, closest
+from hookline.events import RECEIVERS, Event, EventTable
+from hookline.filters import Filter, _When, filters_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+ON_ERROR = ("raise", "warn", "disable")
+log = logging.getLogger("hookline")
+
+
+@dataclass(slots=True)
+class Account:
+    """What one listener has cost so far, in nanoseconds."""
+
+    calls: int = 0
+    total: int = 0
+    worst: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """Who is called at one event, with what, in which place, and what happens if it fails."""
+
+    receiver: str
+    name: str
+    owner: Any
+    event: Event
+    function: Callable[..., Any]
+    binding: Binding
+    filters: list[Filter]
+    on_error: str = "raise"
+    order: int = 0
+    after_module: bool = False
+    serial: int = 0
+    account: Account = field(default_factory=Account)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Everything it asks for, its filters' needs included."""
+        return (*self.binding.facts, *(fact for each in self.filters for fact in each.facts))
+
+    @property
+    def label(self) -> str:
+        """`hook 'name'`, `module Net`, ..."""
+        return f"hook {self.name!r}" if self.receiver == "H" else f"{RECEIVERS[self.receiver]} {self.name}"
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Sort key within an event: the row's order of receivers, then `order`, then registration."""
+        who = "M" if self.after_module and "M" in self.event.receivers else self.receiver
+        phase = 2 * self.event.receivers.index(who)
+        return (phase + (who != self.receiver), self.order, self.serial)
+
+    @property
+    def origin(self) -> str:
+        """`file.py:12`, where the function is written."""
+        code = getattr(inspect.unwrap(_plain(self.function)), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
+
+    def caller(self, accounting: bool, disable: Callable[[Listener], None]) -> Caller:
+        """Compose the call: bind, then error policy, then accounting, then filters; each only if needed."""
+        call = self.binding.call
+        if self.on_error != "raise":
+            call = _forgiving(call, self, disable)
+        if accounting and self.receiver == "H":
+            call = _counted(call, self.account)
+        if self.filters:
+            call = _filtered(call, [each.ready for each in self.filters])
+        return call
+
+
+def _forgiving(call: Caller, listener: Listener, disable: Callable[[Listener], None]) -> Caller:
+    def forgiving(s: Any) -> Any:
+        try:
+            return call(s)
+        except StopTraining:
+            raise
+        except Exception:
+            log.warning("%s failed in %s and is %s", listener.label, listener.event.name,
+                        "switched off" if listener.on_error == "disable" else "passed over", exc_info=True)  # fmt: skip
+            if listener.on_error == "disable":
+                disable(listener)
+            return None
+
+    return forgiving
+
+
+def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.perf_counter_ns) -> Caller:
+    def counted(s: Any) -> Any:
+        start = clock()
+        try:
+            return call(s)
+        finally:
+            spent = clock() - start
+            account.calls += 1
+            account.total += spent
+            if spent > account.worst:
+                account.worst = spent
+
+    return counted
+
+
+def _filtered(call: Caller, ready: list[Callable[[Any], bool]]) -> Caller:
+    if len(ready) == 1:
+        is_ready = ready[0]
+        return lambda s: call(s) if is_ready(s) else None
+    return lambda s: call(s) if all([each(s) for each in ready]) else None
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__func__", function)
+
+
+# ---- finding the listeners of an object --------------------------------------------------------------------------
+
+
+def no_event(function: F) -> F:
+    """Mark a method named `on_...` that is not meant to be a hook."""
+    function.__hookline_no_event__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def make_listener(
+    function: Callable[..., Any], event: Event, table: EventTable, *,
+    receiver: str, name: str, owner: Any, filters: list[Filter] | None = None, by_position: bool = False,
+) -> Listener:  # fmt: skip
+    """Bind one function to one event, its filters' predicates included."""
+    where = _where(owner, function)
+    bind = bind_by_position if by_position else bind_by_name
+    binding = bind(function, event, table, where)
+    filters = [*(filters or ()), *filters_of(function)]
+    for each in filters:
+        if isinstance(each, _When):
+            predicate = bind_by_name(each.predicate, event, table, f"the `when` of {where}")
+            each.bound, each.facts = predicate.call, predicate.facts
+    return Listener(receiver, name, owner, event, function, binding, filters)
+
+
+def find_listeners(owner: Any, receiver: str, name: str, table: EventTable, check: bool = True) -> list[Listener]:
+    """Every event method of an object. A misspelt one, or two spellings of one event, is an error."""
+    found: dict[str, Listener] = {}
+    spelled: dict[str, str] = {}
+    for method, events in event_methods(owner, receiver, table, check):
+        function = getattr(owner, method)
+        for event in events:
+            if event.name in found and spelled[event.name] != method:
+                raise HookError(
+                    f"{type(owner).__name__} has both {spelled[event.name]} and {method}, which are two spellings of "
+                    f"one event, {event.name}. Keep one of them."
+                )
+            spelled[event.name] = method
+            found[event.name] = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+    return list(found.values())
+
+
+def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> Iterator[tuple[str, list[Event]]]:
+    """The names of an object's overridden event methods, with the events each one listens to."""
+    known = set(table.names(receiver))
+    for method in _own_methods(owner):
+        function = inspect.getattr_static(owner, method)
+        if getattr(_plain(getattr(function, "__func__", function)), "__hookline_no_event__", False):
+            continue
+        if marked := getattr(_plain(getattr(function, "__func__", function)), "__hookline_on__", None):
+            yield method, [table.named(each, receiver) for each in marked]
+        elif method in known:
+            event = table.find(method, receiver)
+            if event is not None and not event.action:
+                yield method, [event]
+        elif check and method.startswith("on_"):
+            raise HookError(_unknown_method(owner, method, receiver, table))
+
+
+def _own_methods(owner: Any) -> Iterator[str]:
+    """Callable attributes that the user wrote: on the instance or a class that is not one of our bases."""
+    seen = set()
+    for name, value in vars(owner).items():
+        if name.startswith("on_") and callable(value):
+            seen.add(name)
+            yield name
+    for cls in type(owner).__mro__:
+        ours = "__hookline_base__" in vars(cls) or cls.__module__.partition(".")[0] in ("builtins", "torch")
+        for name, value in vars(cls).items():
+            if name in seen or name.startswith("__"):
+                continue
+            seen.add(name)
+            if not ours and (callable(value) or isinstance(value, staticmethod | classmethod)):
+                yield name
+
+
+def overrides(owner: Any, method: str) -> bool:
+    """Whether a user's class, not one of our bases, defines this method."""
+    return method in _own_methods(owner)
+
+
+def _where(owner: Any, function: Callable[..., Any]) -> str:
+    name = getattr(_plain(function), "__name__", repr(function))
+    if owner is None or inspect.isroutine(owner):
+        return f"function {name}"
+    return f"{type(owner).__name__}.{name}"
+
+
+def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -> str:
+    others = [each for each in RECEIVERS if each != receiver and table.find(method, each)]
+    if others:
+        event = table.find(method, others[0])
+        assert event is not None
+        heard = " and ".join(RECEIVERS[each] for each in event.receivers)
+        return f"{type(owner).__name__}.{method}: this event is heard by {heard}, not by the {RECEIVERS[receiver]}."
+    names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
+    return (
+        f"{type(owner).__name__}.{method} is no event.{closest(method, names)} "
+        f"Mark it with @hookline.no_event if it is a method of your own.\n"
+        f"  events that the {RECEIVERS[receiver]} can hear: {', '.join(names)}"
+    )

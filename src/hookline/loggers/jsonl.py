@@ -1,0 +1,129 @@
+"""One JSON object per line: every record whole, valid whatever the value."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from hookline.loggers.base import Logger
+
+
+class JSONLines(Logger):
+    """Writes `log.jsonl` in the run's directory. Images and figures become files beside it."""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._given = Path(path) if path is not None else None
+        self._run_dir: Callable[[], Path] = Path
+        self._file: IO[str] | None = None
+
+    def open(self, run_dir: Callable[[], Path]) -> None:
+        """The file itself is made with the first record."""
+        self._run_dir = run_dir
+
+    @property
+    def path(self) -> Path:
+        """Where the records are."""
+        return self._given or self._run_dir() / "log.jsonl"
+
+    def write(self, kind: str, **record: Any) -> None:
+        """Write one record in a single call, so that a line is there whole or not at all."""
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _end_torn_line(self.path)
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        line = json.dumps(jsonable({"type": kind, "time": round(time.time(), 3), **record}), allow_nan=False)
+        self._file.write(line + "\n")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        self.write("metrics", step=step, epoch=epoch, metrics=dict(metrics))
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        self.write("hyperparams", params=dict(params))
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
+        self.write("metrics", step=global_step, metrics={tag: float(scalar_value)})
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        data = torch.as_tensor(values).detach().float().cpu().flatten().numpy()
+        finite = data[np.isfinite(data)]
+        counts, edges = np.histogram(finite, bins=30) if finite.size else (np.array([]), np.array([]))
+        self.write("histogram", step=global_step, tag=tag, counts=counts.tolist(), edges=edges.tolist(),
+                   nonfinite=int(data.size - finite.size))  # fmt: skip
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        self.write("text", step=global_step, tag=tag, text=str(text_string))
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        path = self._media(tag, global_step)
+        path.write_bytes(png(img_tensor))
+        self.write("image", step=global_step, tag=tag, path=path.relative_to(self.path.parent))
+
+    def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
+        path = self._media(tag, global_step)
+        figure.savefig(path)
+        self.write("image", step=global_step, tag=tag, path=path.relative_to(self.path.parent))
+
+    def _media(self, tag: str, step: int | None) -> Path:
+        folder = self.path.parent / "media"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '_', tag)}-{step}.png"  # a tag cannot leave the folder
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _end_torn_line(path: Path) -> None:
+    """A run that was killed may have left half a line; the next record must not be glued to it."""
+    if path.exists() and path.stat().st_size:
+        with path.open("rb+") as file:
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def jsonable(value: Any) -> Any:
+    """The nearest thing that JSON can hold: NaN and infinity as text, tensors as numbers, the rest by its name."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(each) for each in value]
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return jsonable(value.tolist()) if not isinstance(value, torch.Tensor) or value.device.type != "meta" else str(value)
+    return str(value)
+
+
+def png(image: Any) -> bytes:
+    """An image of shape (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as a PNG file."""
+    pixels = torch.as_tensor(image).detach().cpu()
+    pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4):
+        raise ValueError(f"an image has the shape (1, 3 or 4, height, width) or (height, width), not {tuple(pixels.shape)}")
+    if pixels.is_floating_point():
+        pixels = pixels.clamp(0, 1) * 255
+    rows = pixels.to(torch.uint8).permute(1, 2, 0).numpy()
+    height, width, channels = rows.shape
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2, 4: 6}[channels], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")

@@ -1,0 +1,126 @@
+"""Who does what: each action of the table settled once per run, as a callable of the state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from hookline.binding import Caller
+from hookline.errors import OptionError
+from hookline.events import Event
+from hookline.listener import Listener, make_listener, overrides
+from hookline.loops.run import Run
+from hookline.loops.step import make_closure
+from hookline.optimizers import needs_closure
+from hookline.plan import Trace, nobody
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+def install_actions(run: Run) -> None:
+    """Give every action its doer: the data module's or module's override, else the default; the strategy around it."""
+    for event in run.plan.table:
+        if event.action:
+            _install(run, event)
+    run.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
+    clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
+    run.clips = run.options.gradient_clip_val is not None or clips_itself
+    run.clips_by_norm = run.clips and not clips_itself and run.options.gradient_clip_algorithm == "norm"
+    run.state.gradient_clip_val = run.options.gradient_clip_val
+    run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
+
+
+def settle_closures(run: Run) -> None:
+    """Once the optimizers are known: those that recompute the loss get a closure that does."""
+    recompute = any(needs_closure(optimizer) for optimizer in run.state.optimizers)
+    if recompute and run.options.accumulate_grad_batches > 1:
+        raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches > 1.")
+    if recompute and run.strategy.precision.scaler is not None:
+        raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
+    run.state.optimizer_closure = make_closure(run)
+
+
+def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
+    """Receiver, method name, and whether a user's class overrides it."""
+    for receiver, owner in (("D", run.datamodule), ("M", run.steps)):
+        if receiver in event.receivers and owner is not None:
+            for name in (event.name, *event.spellings):
+                if overrides(owner, name):
+                    return receiver, name, True
+    return "M", event.name, False
+
+
+def _install(run: Run, event: Event) -> None:
+    receiver, method, overridden = _owner(run, event)
+    owner = run.datamodule if receiver == "D" else run.steps
+    table, s, strategy = run.plan.table, run.state, run.strategy
+    default = DEFAULTS.get(event.name) if not overridden else None
+    doer = None if default is not None else make_listener(
+        getattr(owner, method), event, table, receiver=receiver, name=type(owner).__name__, owner=owner, by_position=True,
+    )  # fmt: skip
+    around = getattr(strategy, event.name) if "S" in event.receivers and overrides(strategy, event.name) else None
+    shown = [doer] if doer is not None and (overridden or event.name in STEPS) else []
+
+    def build(trace: Trace) -> Caller:
+        call = default(run) if default is not None else doer.binding.call  # type: ignore[union-attr]
+        if shown:
+            call = trace(shown[-1], call)
+        if event.name in STEPS:
+            call = strategy.precision.around(call)
+        if around is None:
+            return call
+        return trace(outer := _around(call), outer.binding.call)
+
+    def _around(call: Caller) -> Listener:
+        wrapped = functools.partial(around, functools.partial(call, s))  # type: ignore[arg-type]
+        return make_listener(wrapped, event, table, receiver="S", name=type(strategy).__name__, owner=strategy)
+
+    run.plan.act(event.name, [_around(nobody), *shown] if around is not None else shown, build)
+
+
+# ---- defaults that need no frame of their own on the hot path ----------------------------------------------------
+
+
+def _clip(run: Run) -> Caller:
+    steps = run.steps
+
+    def clip(s: Any) -> None:
+        norm = steps.clip_gradients(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm)
+        if norm is not None:
+            s.norm_tensor = norm
+
+    return clip
+
+
+def _to_eval(run: Run) -> Caller:
+    return lambda s: run.module.eval()
+
+
+DEFAULTS: dict[str, Callable[[Run], Caller]] = {
+    "backward": lambda run: lambda s: s.scaled_loss.backward(),
+    "optimizer_zero_grad": lambda run: lambda s: s.optimizer.zero_grad(),
+    "optimizer_step": lambda run: _optimizer_step,
+    "configure_gradient_clipping": _clip,
+    "on_validation_model_eval": _to_eval,
+    "on_test_model_eval": _to_eval,
+    "on_predict_model_eval": _to_eval,
+    "on_validation_model_train": lambda run: _restore_modes,
+    "on_test_model_train": lambda run: _restore_modes,
+    "on_predict_model_train": lambda run: _restore_modes,
+}
+
+
+def _optimizer_step(s: Any) -> None:
+    closure = s.optimizer_closure
+    if closure.recomputes(s.optimizer):
+        s.optimizer.step(closure)
+    else:
+        s.optimizer.step()
+
+
+def _restore_modes(s: Any) -> None:
+    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval mode)."""
+    for module, training in s.modes:
+        if module.training is not training:
+            module.training = training

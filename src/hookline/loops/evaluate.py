@@ -1,0 +1,168 @@
+"""Validation and test: the same loop under two sets of names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.binding import Caller
+from hookline.data.batch import batch_size
+from hookline.loops.run import Run
+from hookline.metrics import Accumulator, Metrics
+from hookline.plan import Plan
+from hookline.state import State, is_scalar
+
+Slot = Callable[[Plan], Caller]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The slots of one kind of evaluation, fetched at each event because hooks may come and go."""
+
+    prefix: str
+    loaders: str
+    model_eval: Slot
+    start: Slot
+    epoch_start: Slot
+    batch_start: Slot
+    step: Slot
+    batch_end: Slot
+    epoch_end: Slot
+    end: Slot
+    model_train: Slot
+
+
+VALIDATION = Names(
+    "val", "val",
+    model_eval=attrgetter("on_validation_model_eval"),
+    start=attrgetter("on_validation_start"),
+    epoch_start=attrgetter("on_validation_epoch_start"),
+    batch_start=attrgetter("on_validation_batch_start"),
+    step=attrgetter("validation_step"),
+    batch_end=attrgetter("on_validation_batch_end"),
+    epoch_end=attrgetter("on_validation_epoch_end"),
+    end=attrgetter("on_validation_end"),
+    model_train=attrgetter("on_validation_model_train"),
+)  # fmt: skip
+
+TEST = Names(
+    "test", "test",
+    model_eval=attrgetter("on_test_model_eval"),
+    start=attrgetter("on_test_start"),
+    epoch_start=attrgetter("on_test_epoch_start"),
+    batch_start=attrgetter("on_test_batch_start"),
+    step=attrgetter("test_step"),
+    batch_end=attrgetter("on_test_batch_end"),
+    epoch_end=attrgetter("on_test_epoch_end"),
+    end=attrgetter("on_test_end"),
+    model_train=attrgetter("on_test_model_train"),
+)  # fmt: skip
+
+
+def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
+    """One pass over every loader. The training it may interrupt finds everything as it left it."""
+    plan, s, log = run.plan, run.state, run.state.log
+    loaders = run.loaders[names.loaders]
+    own = OwnMetrics(names.prefix, several=len(loaders) > 1)
+    with Interlude(s):
+        s.modes = [(module, module.training) for module in run.module.modules()]
+        names.model_eval(plan)(s)
+        names.start(plan)(s)
+        names.epoch_start(plan)(s)
+        log.begin("eval")
+        with torch.no_grad():
+            for s.dataloader_idx, loader in enumerate(loaders):
+                s.dataloader_name = loader.name
+                for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+                    if s.batch_idx == limit:
+                        break
+                    evaluate_batch(run, plan, s, names, own)
+        log.mode = "now"
+        results = {**own.results(), **log.finish("eval")}
+        log.newest.raw().update(results)
+        names.epoch_end(plan)(s)
+        names.end(plan)(s)
+        names.model_train(plan)(s)
+        results.update(log.pending)
+    if not s.sanity_checking:
+        run.write_row(results, train=False)
+    return Metrics(results)
+
+
+def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics) -> None:
+    """One batch: move, measure, tell."""
+    s.cache.clear()
+    s.log.batch_values.clear()
+    plan.on_before_batch_transfer(s)
+    if run.moves:
+        s.batch = plan.transfer_batch_to_device(s)
+    plan.on_after_batch_transfer(s)
+    names.batch_start(plan)(s)
+    s.log.mode = "eval"
+    s.log.weight = batch_size(s.batch)
+    s.returned = names.step(plan)(s)
+    s.loss_tensor = own.take(s.returned, s.log.weight, s.dataloader_name)
+    names.batch_end(plan)(s)
+
+
+class OwnMetrics:
+    """What the steps return, reduced without being asked: `val/loss`, and per loader if there are several."""
+
+    def __init__(self, prefix: str, several: bool) -> None:
+        self.prefix = prefix
+        self.several = several
+        self.sums: dict[str, Accumulator] = {}
+
+    def take(self, returned: Any, weight: float, loader: str) -> Tensor | None:
+        """Add a step's numbers; the loss among them is returned."""
+        if isinstance(returned, dict):
+            values = {key: value for key, value in returned.items() if is_scalar(value)}
+        else:
+            values = {"loss": returned} if isinstance(returned, Tensor) and returned.numel() == 1 else {}
+        for key, value in values.items():
+            value = value.detach() if isinstance(value, Tensor) else value
+            self._add(f"{self.prefix}/{key}", value, weight)
+            if self.several:
+                self._add(f"{self.prefix}/dl_{loader}/{key}", value, weight)
+        loss = values.get("loss")
+        return loss.detach() if isinstance(loss, Tensor) else None
+
+    def _add(self, name: str, value: Any, weight: float) -> None:
+        if name not in self.sums:
+            self.sums[name] = Accumulator()
+        self.sums[name].add(value, weight)
+
+    def results(self) -> dict[str, Any]:
+        """The reduced values."""
+        return {name: total.compute() for name, total in self.sums.items()}
+
+
+class Interlude:
+    """Puts back the facts of the batch that an evaluation interrupts."""
+
+    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "loss_tensor", "modes", "returned")
+
+    def __init__(self, s: State) -> None:
+        self.s = s
+
+    def __enter__(self) -> None:
+        s = self.s
+        self.facts = [getattr(s, name) for name in self.FACTS]
+        self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending)
+        s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
+
+    def __exit__(self, *error: object) -> None:
+        s = self.s
+        for name, value in zip(self.FACTS, self.facts, strict=True):
+            setattr(s, name, value)
+        s.log.mode, s.log.weight, s.log.batch_values, s.log.pending = self.log
+
+
+def isolated_rng() -> Any:
+    """A block that leaves the random streams of torch as it found them."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])

@@ -1,0 +1,52 @@
+"""Notices a loss that is NaN or infinite, one step late, without making the device wait."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import NonFiniteLoss
+
+
+class FiniteWatch:
+    """Looks at the loss of the step before, when reading it costs nothing any more."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.previous: Tensor | None = None
+        self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
+        self._host: Tensor | None = None
+        self._arrived: Any = None
+
+    def _look_on_cpu(self, loss: Tensor) -> None:
+        previous, self.previous = self.previous, loss
+        if previous is not None and not math.isfinite(previous.item()):
+            self._complain(previous.item())
+
+    def _look_on_cuda(self, loss: Tensor) -> None:
+        """Copy into pinned memory without blocking; look once the copy has arrived, then send the next."""
+        self.previous = loss
+        if self._host is None:
+            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._arrived = torch.cuda.Event()
+        elif not self._arrived.query():
+            return
+        elif not math.isfinite(self._host.item()):
+            self._complain(self._host.item())
+        self._host.copy_(loss.reshape(()), non_blocking=True)
+        self._arrived.record()
+
+    def _remember(self, loss: Tensor) -> None:
+        self.previous = loss
+
+    def settle(self) -> None:
+        """Look now, before something is built on these weights: a save, or the end of the run."""
+        if self.previous is not None and self.previous.device.type != "meta" and not math.isfinite(self.previous.item()):
+            self._complain(self.previous.item())
+
+    def _complain(self, value: float) -> None:
+        self.previous = None
+        raise NonFiniteLoss(f"The loss became {value}. The run stops, and nothing made from it is saved. "
+                            "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip

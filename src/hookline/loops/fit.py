@@ -1,0 +1,176 @@
+"""Training: epochs of batches, validation when due, save points. Read it to know the lifecycle."""
+
+from __future__ import annotations
+
+import logging
+
+from hookline.data.loaders import Loader
+from hookline.errors import END_EPOCH, OptionError, StopTraining
+from hookline.loops.evaluate import VALIDATION, evaluate, isolated_rng
+from hookline.loops.loading import load
+from hookline.loops.run import Run
+from hookline.loops.saving import save_due
+from hookline.loops.schedulers import advance_epoch, advance_on_metric
+from hookline.loops.step import close_window, end_of_step, train_batch
+
+log = logging.getLogger("hookline")
+
+
+def fit(run: Run) -> None:
+    """Sanity check, then epochs until the run is finished or told to stop."""
+    plan, s = run.plan, run.state
+    if not run.position:  # in the middle of an epoch the run has been checked long ago
+        sanity_check(run)
+    loader = load(run, "train")[0]
+    load(run, "val")
+    if is_finished(run):
+        log.warning("Nothing to train: %s", why_finished(run))
+        s.status = "completed"
+        return
+    s.status = "training"
+    plan.on_train_start(s)
+    while not is_finished(run):
+        train_epoch(run, loader)
+    run.watch.settle()
+    s.status = "stopped" if s.should_stop else "completed"
+    plan.on_train_end(s)
+    save_due(run)
+
+
+def train_epoch(run: Run, loader: Loader) -> None:
+    """One epoch, from wherever a resumed run stands in it."""
+    plan, s, options = run.plan, run.state, run.options
+    s.epoch = s.epochs_seen
+    s.dataloader_idx, s.dataloader_name = 0, loader.name
+    run.epoch_advanced = False
+    s.log.begin("train")
+    plan.on_train_epoch_start(s)
+
+    s.log.mode = "train"
+    validate_every = validation_interval(run, loader)
+    first = run.position
+    exhausted = False
+    for s.batch_idx, s.batch in enumerate(loader.batches(s.epoch, first), first):
+        batches_left = None if loader.length is None else loader.length - s.batch_idx
+        try:
+            if train_batch(run, plan, s, batches_left) is END_EPOCH:
+                exhausted = True
+                break
+        except StopTraining as stop:  # from a step of the module; hooks' own are handled where they are called
+            s.request_stop(stop.reason)
+        run.position = s.batch_idx + 1
+        if validate_every and run.position % validate_every == 0:
+            validate(run)
+        if run.save_requests:
+            save_due(run)
+        if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
+            break
+    else:
+        exhausted = True
+        refuse_empty(run, loader)
+    complete = exhausted or run.position == loader.length
+
+    if complete and run.window.count and close_window(run, plan, s):  # a last window that came out short
+        end_of_step(run, plan, s)
+    if complete:
+        advance_epoch(run)
+    s.log.mode = "now"
+    if validation_closes_epoch(run, complete):
+        validate(run)
+    end_epoch(run, complete)
+
+
+def end_epoch(run: Run, complete: bool) -> None:
+    """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
+    plan, s = run.plan, run.state
+    results = s.log.finish("train")
+    if complete:
+        s.epochs_seen += 1
+    s.log.pending = {}
+    s.nested_validate = True
+    plan.on_train_epoch_end(s)
+    s.nested_validate = False
+    pending, s.log.pending = s.log.pending, {}
+    run.write_row({**results, **pending})
+    if complete:
+        advance_on_metric(run)
+        run.position = 0
+    if run.save_requests:
+        save_due(run)
+
+
+# ---- when to stop ------------------------------------------------------------------------------------------------
+
+
+def is_finished(run: Run) -> bool:
+    """Whether the limits are reached, or a request to stop may be honoured."""
+    return why_finished(run) != ""
+
+
+def why_finished(run: Run) -> str:
+    """The reason, or an empty string."""
+    s, options = run.state, run.options
+    assert options.max_epochs is not None
+    if 0 <= options.max_epochs <= s.epochs_seen:
+        return f"max_epochs={options.max_epochs} is reached"
+    if 0 <= options.max_steps <= s.step:
+        return f"max_steps={options.max_steps} is reached"
+    if run.loaders["train"][0].length == 0:
+        return "limit_train_batches=0"
+    if run.out_of_time and not s.should_stop:
+        s.request_stop(f"max_time={options.max_time:g} s is over")
+    return s.stop_reason if s.should_stop and s.epochs_seen >= options.min_epochs else ""
+
+
+def refuse_empty(run: Run, loader: Loader) -> None:
+    """A loader that yields nothing would make an endless loop of empty epochs."""
+    if run.position == 0:
+        hint = ("; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else "")  # fmt: skip
+        raise OptionError(f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}.")
+
+
+# ---- validation --------------------------------------------------------------------------------------------------
+
+
+def sanity_check(run: Run) -> None:
+    """A few validation batches before any training, so that a broken validation is not found out after an hour."""
+    plan, s, steps = run.plan, run.state, run.options.num_sanity_val_steps
+    if steps == 0 or run.options.limit_val_batches == 0 or not load(run, "val"):
+        return
+    s.sanity_checking = True
+    newest, bar = s.log.newest.copy(), dict(s.log.bar)
+    with isolated_rng():
+        plan.on_sanity_check_start(s)
+        evaluate(run, VALIDATION, limit=None if steps < 0 else steps)
+        plan.on_sanity_check_end(s)
+    s.log.newest, s.log.bar = newest, bar
+    s.sanity_checking = False
+
+
+def validate(run: Run) -> None:
+    """Validation in the course of training."""
+    evaluate(run, VALIDATION)
+    run.validated_at = run.state.batches_seen
+
+
+def validation_interval(run: Run, loader: Loader) -> int:
+    """Batches between validations in this epoch; 0 if none is due in it, or only at its end of unknown position."""
+    options = run.options
+    if not run.loaders["val"] or (run.state.epoch + 1) % options.check_val_every_n_epoch:
+        return 0
+    if isinstance(options.val_check_interval, int):
+        return options.val_check_interval
+    if loader.length is None:
+        if options.val_check_interval != 1.0:
+            raise OptionError(f"val_check_interval={options.val_check_interval} is a fraction of an epoch, but the training "
+                              "loader has no length; pass a whole number of batches.")  # fmt: skip
+        return 0
+    return max(1, int(loader.length * options.val_check_interval))
+
+
+def validation_closes_epoch(run: Run, complete: bool) -> bool:
+    """At an epoch's end: once-per-epoch validation that has not run yet, or a last look before an early stop."""
+    s, options = run.state, run.options
+    if not run.loaders["val"] or run.validated_at == s.batches_seen or (s.epoch + 1) % options.check_val_every_n_epoch:
+        return False
+    return (complete and options.val_check_interval == 1.0) or (not complete and s.should_stop)

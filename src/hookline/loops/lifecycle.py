@@ -1,0 +1,178 @@
+"""From set-up to teardown: what surrounds every verb, and what happens when something fails."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from hookline.hooklist import Entry, Handle
+from hookline.listener import Listener, find_listeners
+from hookline.loops.actions import install_actions, settle_closures
+from hookline.loops.compiling import compile_model
+from hookline.loops.manual import ManualOptimizer, manual_backward
+from hookline.loops.run import Run
+from hookline.loops.saving import restore_counters, restore_hook, restore_module, restore_progress
+from hookline.module import Module
+from hookline.optimizers import parse
+
+T = TypeVar("T")
+NOBODY_YET = (-1, 0, 0)
+
+
+def carry_out(run: Run, body: Callable[[Run], T]) -> T:
+    """Set up, do the verb, tear down. The first error wins; later ones are attached to it as notes."""
+    plan, s = run.plan, run.state
+    result: Any = None
+    error: BaseException | None = None
+    failures: list[BaseException] = []
+    guests = Guests(run)
+    strategy_is_up = False
+    plan.setup_reached = NOBODY_YET
+    try:
+        guests.arrive()
+        set_up(run)
+        strategy_is_up = True
+        place_on_strategy(run)
+        result = body(run)
+        strategy_is_up = False
+        failures += plan.strategy_teardown(s) or ()
+        if run.stage == "fit":
+            plan.on_fit_end(s)
+    except BaseException as caught:
+        error = s.exception = caught
+        s.status = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"
+        caught.add_note(f"the run ended in {run.stage} at {s.position}")
+        failures += plan.on_exception(s) or ()
+        if strategy_is_up:
+            failures += plan.strategy_teardown(s) or ()
+    failures += plan.teardown(s) or ()
+    try:
+        guests.leave()
+    except BaseException as caught:
+        failures.append(caught)
+    if error is None and failures:
+        error = failures.pop(0)
+    if error is None:
+        return result  # type: ignore[no-any-return]
+    for failure in failures:
+        where = "; ".join(getattr(failure, "__notes__", []))
+        error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure} ({where})")
+    raise error
+
+
+def set_up(run: Run) -> None:
+    """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a resume."""
+    plan, s = run.plan, run.state
+    plan.prepare_data(s)
+    plan.setup(s)
+    plan.setup_reached = None
+    plan.configure_model(s)
+    if run.resume_from is not None and not run.strategy.restore_after_setup:
+        restore_module(run)
+        restore_counters(run)
+
+
+def place_on_strategy(run: Run) -> None:
+    """The module goes to its device; then its optimizers are made, and the second half of a resume."""
+    plan, s = run.plan, run.state
+    plan.strategy_setup(s)
+    s.wrapped_model = run.strategy.place(run.module)
+    if run.resume_from is not None and run.strategy.restore_after_setup:
+        restore_module(run)
+        restore_counters(run)
+    if run.options.compile:
+        compile_model(run)
+    if run.stage != "fit":
+        return
+    s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    s.schedulers = [schedule.scheduler for schedule in run.schedules]
+    settle_closures(run)
+    run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
+    if run.resume_from is not None:
+        restore_progress(run)
+        plan.on_checkpoint_load(s)
+    plan.on_fit_start(s)
+
+
+class Guests:
+    """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if they come late."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.handles: list[Handle] = []
+        self.listeners: list[Listener] = []
+
+    def arrive(self) -> None:
+        """Bind module, data module and strategy, open the loggers, and start every hook's filters anew."""
+        run, s = self.run, self.run.state
+        hooks, table = s.hooks, run.plan.table
+        run.manual_backward = functools.partial(manual_backward, run)
+        if isinstance(run.module, Module):
+            run.module._door.run = run
+        for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
+            if owner is not None:
+                self.listeners += find_listeners(owner, receiver, type(owner).__name__, table)
+        run.plan.add(self.listeners)
+        install_actions(run)
+        s.logger.open(run.run_dir)
+        self.handles = [hooks.add(each) for each in _as_list(run.plan.configure_hooks(s))]
+        for entry in hooks.entries():
+            self._start(entry)
+        hooks.guests = self
+
+    def leave(self) -> None:
+        """Let everyone go."""
+        run, hooks = self.run, self.run.state.hooks
+        hooks.guests = None
+        for handle in self.handles:
+            handle.remove()
+        run.plan.clear_run()
+        if isinstance(run.module, Module):
+            run.module._door.run = None
+        run.state.logger.close()
+
+    def welcome(self, entry: Entry) -> None:
+        """A hook joins in the middle: it gets its set-up and its saved state at once, no start events."""
+        s = self.run.state
+        self._start(entry)
+        for listener in entry.listeners:
+            if listener.event.name == "setup":
+                listener.binding.call(s)
+        restore_hook(entry, self.run.restored)
+
+    def farewell(self, entry: Entry) -> None:
+        """A hook leaves in the middle: it gets its teardown."""
+        for listener in entry.listeners:
+            if listener.event.name == "teardown":
+                listener.binding.call(self.run.state)
+
+    def _start(self, entry: Entry) -> None:
+        for listener in entry.listeners:
+            listener.account.calls = listener.account.total = listener.account.worst = 0
+            for each in listener.filters:
+                each.begin(self.run.state)
+
+
+def _as_list(returned: Any) -> list[Any]:
+    if returned is None:
+        return []
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+class Determinism:
+    """Deterministic kernels for the length of a run, if asked for; the setting before it is put back."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+
+    def __enter__(self) -> None:
+        self.before = torch.are_deterministic_algorithms_enabled()
+        if self.wanted:
+            torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.wanted:
+            torch.use_deterministic_algorithms(self.before)

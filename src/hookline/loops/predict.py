@@ -1,0 +1,39 @@
+"""Prediction: collect what predict_step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hookline.loops.evaluate import Interlude
+from hookline.loops.run import Run
+
+
+def predict(run: Run, keep: bool = True) -> list[Any]:
+    """One pass over every loader; a list of predictions, or one such list per loader if there are several."""
+    plan, s = run.plan, run.state
+    s.predictions = [[] for _ in run.loaders["predict"]]
+    with Interlude(s):
+        s.modes = [(module, module.training) for module in run.module.modules()]
+        plan.on_predict_model_eval(s)
+        plan.on_predict_start(s)
+        plan.on_predict_epoch_start(s)
+        with torch.no_grad():
+            for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
+                s.dataloader_name = loader.name
+                for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+                    s.cache.clear()
+                    plan.on_before_batch_transfer(s)
+                    if run.moves:
+                        s.batch = plan.transfer_batch_to_device(s)
+                    plan.on_after_batch_transfer(s)
+                    plan.on_predict_batch_start(s)
+                    s.returned = plan.predict_step(s)
+                    plan.on_predict_batch_end(s)
+                    if keep:
+                        s.predictions[s.dataloader_idx].append(s.returned)
+        plan.on_predict_epoch_end(s)
+        plan.on_predict_end(s)
+        plan.on_predict_model_train(s)
+    return s.predictions[0] if len(s.predictions) == 1 else s.predictions

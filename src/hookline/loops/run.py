@@ -1,0 +1,109 @@
+"""One run of one verb: what the loops work with, and nothing that outlives it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookline.checkpoint.saves import SaveRequest
+from hookline.data.loaders import Loader
+from hookline.loops.finite import FiniteWatch
+from hookline.metrics import Metrics
+from hookline.module import Actions
+from hookline.optimizers import Schedule
+from hookline.options import Options
+from hookline.plan import Plan, nobody
+from hookline.state import State
+from hookline.strategies import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Window:
+    """The accumulation window: the batches whose gradients make one update."""
+
+    __slots__ = ("batches", "count", "held", "losses", "size")
+
+    def __init__(self) -> None:
+        self.size = 1
+        self.clear()
+
+    def clear(self) -> None:
+        """The next batch opens a new window."""
+        self.batches = 0
+        """Batches of the loader so far, skipped ones included."""
+        self.count = 0
+        """Those that have added gradients."""
+        self.losses: list[Any] = []
+        self.held: list[tuple[Any, float]] = []
+        """Losses that join the epoch's mean only if the window turns out finite."""
+
+
+class Run:
+    """Everything one call of fit, validate, test or predict needs."""
+
+    def __init__(
+        self, trainer: Any, stage: str, options: Options, plan: Plan, state: State, strategy: Strategy,
+        module: nn.Module, steps: Actions, datamodule: Any, loaders: dict[str, Any], run_dir: Callable[[], Path],
+    ) -> None:  # fmt: skip
+        self.trainer = trainer
+        self.stage = stage
+        self.options = options
+        self.plan = plan
+        self.state = state
+        self.strategy = strategy
+        self.module = module
+        self.steps = steps
+        self.datamodule = datamodule
+        self.given_loaders = loaders
+        self.run_dir = run_dir
+        self.loaders: dict[str, list[Loader]] = {}
+        self.schedules: list[Schedule] = []
+        self.window = Window()
+        self.watch = FiniteWatch(strategy.device)
+        self.epoch_advanced = False
+        self.step_before_batch = 0
+        """However many optimizers take part in a batch, `step` counts one."""
+        self.position = 0
+        """Batches of this epoch that are done: where a resumed epoch goes on."""
+        self.validated_at = -1
+        """`batches_seen` at the last validation."""
+        self.save_requests: list[SaveRequest] = []
+        self.resume_from: Path | None = None
+        self.restored: dict[str, Any] = {}
+        self.manual_optimizers: list[Any] = []
+        self.moves = False
+        self.clips = False
+        self.clips_by_norm = False
+        """Clipping computes the total norm anyway, so it need not be captured before."""
+        self.started = time.monotonic()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether `max_time` is over."""
+        limit = self.options.max_seconds
+        return limit is not None and time.monotonic() - self.started >= limit
+
+    def write_row(self, values: dict[str, Any], train: bool = True) -> None:
+        """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it."""
+        s = self.state
+        heard = train and self.plan.on_train_metrics is not nobody
+        if not values or not (s.logger or heard):
+            return
+        s.row = Metrics(values)
+        if train:
+            self.plan.on_train_metrics(s)
+        if s.logger:
+            s.logger.log_metrics(s.row.read(), s.step, s.epoch)
+        s.row = None
+
+    def write_pending(self) -> None:
+        """Send out what was logged since the last row."""
+        pending = self.state.log.pending
+        if pending:
+            self.state.log.pending = {}
+            self.write_row(pending)

@@ -1,0 +1,58 @@
+"""When learning-rate schedulers advance: by step, by epoch, or on a metric."""
+
+from __future__ import annotations
+
+import logging
+
+from hookline.errors import OptionError, closest
+from hookline.loops.run import Run
+from hookline.optimizers import Schedule
+
+log = logging.getLogger("hookline")
+
+
+def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
+    """After a batch: those that go by steps if there was an update, those that go by epochs on the last batch."""
+    if updated:
+        _advance(run, "step", run.state.step, metric=None)
+    if batches_left == 1:
+        advance_epoch(run)
+
+
+def advance_epoch(run: Run) -> None:
+    """Those that go by epochs, once per epoch; a second call in the same epoch does nothing."""
+    if run.schedules and not run.epoch_advanced:
+        run.epoch_advanced = True
+        _advance(run, "epoch", run.state.epoch + 1, metric=False)
+
+
+def advance_on_metric(run: Run) -> None:
+    """Those that watch a metric, once the epoch's metrics are known."""
+    if run.schedules:
+        _advance(run, "epoch", run.state.epochs_seen, metric=True)
+
+
+def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
+    s = run.state
+    for schedule in run.schedules:
+        if schedule.interval != interval or count % schedule.frequency or metric not in (None, schedule.needs_metric):
+            continue
+        if schedule.monitor is not None and not _find_metric(run, schedule):
+            continue
+        s.scheduler = schedule.scheduler
+        run.plan.lr_scheduler_step(s)
+        s.metric = None
+
+
+def _find_metric(run: Run, schedule: Schedule) -> bool:
+    s, name = run.state, schedule.monitor
+    if name in s.metrics:
+        s.metric = s.metrics[name]
+        return True
+    known = ", ".join(s.metrics) or "none yet"
+    text = (f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
+            f"{closest(str(name), s.metrics)} Metrics: {known}.")  # fmt: skip
+    if schedule.strict:
+        raise OptionError(text + " Pass 'strict': False to only be warned.")
+    log.warning(text)
+    return False

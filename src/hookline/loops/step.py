@@ -1,0 +1,297 @@
+"""One training batch, and one update: the hot path."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookline.data.batch import batch_size, count_tokens
+from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
+from hookline.loops.run import Run
+from hookline.loops.schedulers import advance_due
+from hookline.optimizers import needs_closure
+from hookline.plan import Plan, nobody
+from hookline.state import State, is_scalar
+
+
+def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Signal | None:
+    """One batch: move, step, backward, and the update if it completes the window. Returns END_EPOCH to end the epoch."""
+    log, window = s.log, run.window
+    s.cache.clear()
+    log.batch_values.clear()
+
+    plan.on_before_batch_transfer(s)
+    if run.moves:
+        s.batch = plan.transfer_batch_to_device(s)
+    plan.on_after_batch_transfer(s)
+
+    signal = plan.on_train_batch_start(s)
+    if signal is END_EPOCH:
+        return signal
+    if window.batches == 0:
+        planned = run.options.accumulate_grad_batches
+        window.size = planned if batches_left is None else min(planned, batches_left)
+    window.batches += 1
+    last = window.batches >= window.size
+    if signal is not None:  # SKIP_BATCH: no further events, but a window that ends here still steps on the others
+        if last and close_window(run, plan, s):
+            end_of_step(run, plan, s)
+        return None
+
+    log.weight = weight = batch_size(s.batch)
+    before = run.step_before_batch = s.step
+    s.returned = plan.training_step(s)
+    if run.steps.automatic_optimization:
+        backward_and_update(run, plan, s, weight, last)
+    else:
+        take_manual_loss(run, s, weight)
+    updated = s.step > before
+    if run.schedules:
+        advance_due(run, updated, batches_left)
+    s.batches_seen += 1
+    s.samples_seen += weight
+    if "tokens_seen" in plan.wanted or "ctx" in plan.wanted:
+        s.tokens_seen += count_tokens(s.batch)
+
+    s.nested_validate = True
+    plan.on_train_batch_end(s)
+    if updated:
+        end_of_step(run, plan, s)
+    s.nested_validate = False
+    return None
+
+
+def close_window(run: Run, plan: Plan, s: State) -> bool:
+    """A window that ends early, or on a batch that was skipped: update on what it has. True if one was applied."""
+    before = s.step
+    if run.window.count:
+        update(run, plan, s)
+    run.window.clear()
+    return bool(s.step > before)
+
+
+def backward_and_update(run: Run, plan: Plan, s: State, weight: int, last: bool) -> None:
+    """Differentiate the step's loss; update if the window is complete."""
+    window = run.window
+    loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
+    if loss is not None:
+        if not loss.requires_grad:
+            raise LossError(_cannot_train_on(loss, s))
+        s.live_loss = loss
+        if window.count == 0:
+            zero_grad(plan, s)
+        differentiate(run, plan, s)
+        window.count += 1
+        if window.size > 1:
+            window.losses.append(s.loss_tensor)
+        if run.options.nonfinite == "skip":
+            window.held.append((s.loss_tensor, weight))
+        else:
+            run.watch.look(s.loss_tensor)
+            s.log.train_loss.add(s.loss_tensor, weight)
+    else:
+        s.loss_tensor = None
+    if last:
+        update(run, plan, s)
+
+
+def take_manual_loss(run: Run, s: State, weight: int) -> None:
+    """Manual optimization: the step has done it all; its loss is only watched."""
+    run.window.clear()
+    returned = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
+    s.window_losses = None
+    s.loss_tensor = returned.detach() if isinstance(returned, Tensor) else None
+    if s.loss_tensor is not None:
+        run.watch.look(s.loss_tensor)
+        s.log.train_loss.add(s.loss_tensor, weight)
+
+
+def zero_grad(plan: Plan, s: State) -> None:
+    """The window's first micro-batch: clear the gradients of the finished step, after everyone had a look."""
+    for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        plan.on_before_zero_grad(s)
+        plan.optimizer_zero_grad(s)
+
+
+def differentiate(run: Run, plan: Plan, s: State) -> None:
+    """Backward with its events. `s.loss_tensor` is the user's loss afterwards, never divided or scaled."""
+    plan.on_before_backward(s)
+    loss = s.live_loss
+    scaled = loss if run.window.size == 1 else loss / run.window.size
+    scaler = run.strategy.precision.scaler
+    s.scaled_loss = scaled if scaler is None else scaler.scale(scaled)
+    try:
+        plan.backward(s)
+    except RuntimeError as error:
+        if loss.numel() != 1:
+            raise LossError(f"The loss must be one number, but has the shape {tuple(loss.shape)}; "
+                            "return its mean.") from error  # fmt: skip
+        raise
+    s.loss_tensor = loss.detach()
+    s.live_loss = s.scaled_loss = None  # lets go of the graph
+    plan.on_after_backward(s)
+
+
+def update(run: Run, plan: Plan, s: State) -> None:
+    """The window's last micro-batch: one update per optimizer; `step` advances if at least one was applied."""
+    window, scaler = run.window, run.strategy.precision.scaler
+    s.window_losses = window.losses if window.size > 1 else None
+    if not _is_worth_a_step(run, plan, s):
+        window.clear()
+        return
+    if window.count != window.size:
+        _rescale(s.optimizers, window.size / window.count)
+    before = s.step
+    for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        if scaler is not None and overflowed(scaler, s.optimizer):
+            s.reason = "nonfinite"
+            plan.on_step_skipped(s)
+            continue
+        if ("grad_norm" in plan.wanted or "ctx" in plan.wanted) and not run.clips_by_norm:
+            s.norm_tensor = total_norm(s.optimizer)
+        signal = plan.on_before_optimizer_step(s)
+        if signal is SKIP_STEP:
+            s.reason = "hook"
+            plan.on_step_skipped(s)
+            continue
+        if signal is not STEP_DONE:
+            if run.clips:
+                plan.configure_gradient_clipping(s)
+                if s.gradient_clip_val is not None:
+                    plan.on_gradient_clip(s)
+            s.optimizer_closure.fresh = True
+            plan.optimizer_step(s)
+        if s.optimizer_idx == 0:
+            s.used_lr = s.optimizer.param_groups[0]["lr"]
+        s.step = before + 1
+        plan.on_after_optimizer_step(s)
+    if scaler is not None:
+        scaler.update()
+    window.clear()
+
+
+def end_of_step(run: Run, plan: Plan, s: State) -> None:
+    """After an update: its metrics go out, then on_step_end, under the same step number."""
+    log = s.log
+    if s.step % run.options.log_every_n_steps == 0 and (s.logger or plan.on_train_metrics is not nobody):
+        row, log.pending = log.pending, {}
+        row.setdefault("train/loss", s.mean_of_window())
+        if s.used_lr is not None:
+            row.setdefault("lr", s.used_lr)
+        run.write_row({key: value for key, value in row.items() if value is not None})
+    if plan.on_step_end is not nobody:
+        waiting, log.pending, log.mode = log.pending, {}, "now"
+        plan.on_step_end(s)
+        log.mode = "train"
+        run.write_pending()  # what a hook logged here belongs to this very step
+        log.pending = waiting
+
+
+# ---- the loss ----------------------------------------------------------------------------------------------------
+
+
+def loss_of(run: Run, returned: Any) -> Tensor | None:
+    """The loss in whatever a training step returned; the other numbers of a dictionary become epoch metrics."""
+    if returned is None:
+        return None
+    if isinstance(returned, dict):
+        if "loss" not in returned:
+            raise LossError(f"training_step returned a dictionary without 'loss' (keys: {', '.join(map(str, returned))}).")
+        for key, value in returned.items():
+            if key != "loss" and is_scalar(value):
+                run.state.log.log("train/" + key, value, False, True, False, "mean", None)
+        returned = returned["loss"]
+    if returned is None or isinstance(returned, Tensor):
+        return returned
+    raise LossError(f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}, which cannot be trained on: "
+                    "return the loss as a tensor, a dictionary with 'loss', or None to leave the batch out.")  # fmt: skip
+
+
+def _cannot_train_on(loss: Tensor, s: State) -> str:
+    why = "gradients are switched off" if not torch.is_grad_enabled() else "it was detached, or no parameter took part in it"
+    return (f"The loss of batch {s.batch_idx} cannot be differentiated: {why}. Training would silently change nothing. "
+            "Return the tensor that the model's parameters produced, without .item(), .detach() or float().")  # fmt: skip
+
+
+# ---- the update --------------------------------------------------------------------------------------------------
+
+
+def _is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
+    """False, after on_step_skipped, if nothing in the window had a loss or the loss is not finite and told to be skipped."""
+    window = run.window
+    if window.count == 0:
+        s.reason = "no_loss"
+    elif run.options.nonfinite == "skip" and not _is_finite([loss for loss, _ in window.held]):
+        s.reason = "nonfinite"
+    else:
+        for loss, weight in window.held:
+            s.log.train_loss.add(loss, weight)
+        return True
+    plan.on_step_skipped(s)
+    return False
+
+
+def _is_finite(losses: list[Tensor]) -> bool:
+    if losses[0].device.type == "meta":
+        return True
+    return math.isfinite((losses[0] if len(losses) == 1 else torch.stack(losses).sum()).item())
+
+
+def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Unscale; whether a gradient is infinite. It is the very number that scaler.step would read."""
+    scaler.unscale_(optimizer)
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return any(bool(value.item()) for value in found.values())
+
+
+def gradients(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients an optimizer is about to use."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def total_norm(optimizer: Optimizer) -> Tensor | None:
+    """The norm over all gradients, still on its device."""
+    grads = gradients(optimizer)
+    return torch.nn.utils.get_total_norm(grads) if grads else None
+
+
+def _rescale(optimizers: list[Optimizer], factor: float) -> None:
+    """Losses were divided by the planned length of the window; make it the real one."""
+    for optimizer in optimizers:
+        if grads := gradients(optimizer):
+            torch._foreach_mul_(grads, factor)
+
+
+class Closure:
+    """What optimizers call to get the loss: the one already there; the second time, for those that ask, computed anew."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.fresh = True
+        self._recompute = {id(each) for each in run.state.optimizers if needs_closure(each)}
+
+    def recomputes(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step needs the closure."""
+        return id(optimizer) in self._recompute
+
+    def __call__(self) -> Any:
+        run, s = self.run, self.run.state
+        if self.fresh or not self.recomputes(s.optimizer):
+            self.fresh = False
+            return s.loss_tensor
+        with torch.enable_grad():
+            run.plan.optimizer_zero_grad(s)
+            s.live_loss = loss_of(run, run.plan.training_step(s))
+            if s.live_loss is None:
+                raise LossError("training_step returned None while the optimizer was recomputing the loss.")
+            differentiate(run, run.plan, s)
+        return s.loss_tensor
+
+
+def make_closure(run: Run) -> Closure:
+    """The closure of this run."""
+    return Closure(run)

@@ -1,0 +1,257 @@
+"""Values that were logged: kept on their device, folded now and then, read only when somebody looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HooklineError, closest
+
+REDUCTIONS = ("mean", "sum", "min", "max", "last")
+FOLD_AFTER = 256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
+
+
+class Metrics(MutableMapping[str, float]):
+    """A mapping of names to floats. Tensors inside are read when looked at, all in one go."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = dict(values or {})
+
+    def raw(self) -> dict[str, Any]:
+        """The values as they are, tensors unread."""
+        return self._values
+
+    def read(self) -> dict[str, float]:
+        """All values as floats, with one read per device."""
+        waiting = [(key, value) for key, value in self._values.items() if type(value) is not float]
+        tensors = [(key, value) for key, value in waiting if isinstance(value, Tensor)]
+        if len(tensors) > 1 and len({value.device for _, value in tensors}) == 1:
+            stacked = torch.stack([value.reshape(()).to(torch.float64 if value.device.type == "cpu" else torch.float32)
+                                   for _, value in tensors])  # fmt: skip
+            self._values.update(zip([key for key, _ in tensors], stacked.tolist(), strict=True))
+        for key, value in self._values.items():
+            if type(value) is not float:
+                self._values[key] = float(value)
+        return self._values
+
+    def __getitem__(self, key: str) -> float:
+        if key not in self._values:
+            known = ", ".join(self._values) or "none yet"
+            raise MissingMetric(f"There is no metric {key!r}.{closest(key, self._values)} Metrics: {known}.")
+        if type(self._values[key]) is not float:
+            self.read()
+        value: float = self._values[key]
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def copy(self) -> Metrics:
+        """A mapping of its own."""
+        return Metrics(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self.read())
+
+
+class MissingMetric(HooklineError, KeyError):
+    """A metric was asked for that nobody logged."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Accumulator:
+    """A running reduction that costs two list appends per value."""
+
+    __slots__ = ("count", "reduce", "total", "values", "weights")
+
+    def __init__(self, reduce: str = "mean") -> None:
+        self.reduce = reduce
+        self.values: list[Any] = []
+        self.weights: list[float] = []
+        self.total: Any = None
+        self.count: float = 0
+
+    def add(self, value: Any, weight: float) -> None:
+        """Take a detached scalar tensor or a number."""
+        self.values.append(value)
+        self.weights.append(weight)
+        if len(self.values) >= FOLD_AFTER:
+            self.fold()
+
+    def fold(self) -> None:
+        """Reduce what has come in since the last time, without reading it."""
+        if not self.values:
+            return
+        values, weights = self.values, self.weights
+        self.values, self.weights = [], []
+        part = _reduce(values, weights, self.reduce)
+        self.count += sum(weights)
+        if self.total is None or self.reduce == "last":
+            self.total = part
+        elif self.reduce in ("mean", "sum"):
+            self.total = self.total + part
+        else:
+            self.total = _reduce([self.total, part], [1, 1], self.reduce)
+
+    def compute(self) -> Any:
+        """The reduced value so far, a tensor still on its device or a number; None if nothing came in."""
+        self.fold()
+        if self.total is None:
+            return None
+        return self.total / self.count if self.reduce == "mean" and self.count else self.total
+
+
+def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:
+    if reduce == "last":
+        return values[-1]
+    if any(isinstance(value, Tensor) for value in values):
+        device = next(value.device for value in values if isinstance(value, Tensor))
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        if any(type(value) is not Tensor or value.ndim or value.device != device for value in values):
+            values = [torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values]
+        stacked = torch.stack(values).to(dtype)
+        if reduce == "mean":
+            even = weights.count(weights[0]) == len(weights)
+            scale = weights[0] if even else torch.tensor(weights, dtype=dtype, device=device)
+            return (stacked * scale).sum()
+        return {"sum": stacked.sum, "min": stacked.min, "max": stacked.max}[reduce]()
+    if reduce == "mean":
+        return math.fsum(value * weight for value, weight in zip(values, weights, strict=True))
+    return {"sum": math.fsum, "min": min, "max": max}[reduce](values)
+
+
+class _Key:
+    """How one name is logged, settled the first time it is."""
+
+    __slots__ = ("epoch", "epoch_name", "on_step", "prog_bar", "step_name")
+
+    def __init__(self, name: str, on_step: bool, on_epoch: bool, prog_bar: bool, reduce: str) -> None:
+        self.on_step = on_step
+        self.prog_bar = prog_bar
+        self.epoch = Accumulator(reduce) if on_epoch else None
+        self.step_name = f"{name}_step" if on_epoch and on_step else name
+        self.epoch_name = f"{name}_epoch" if on_epoch and on_step else name
+
+
+class MetricLog:
+    """Everything logged in a run: this step's values, the epoch's accumulators, and the newest results."""
+
+    def __init__(self) -> None:
+        self.newest = Metrics()
+        """The newest reduced values: what `metrics` shows at epoch, validation and end events."""
+        self.pending: dict[str, Any] = {}
+        """Logged since the last row went out."""
+        self.bar: dict[str, Any] = {}
+        """Values a progress bar shows."""
+        self.batch_values: dict[str, Any] = {}
+        """Logged during this batch."""
+        self.mode = "now"
+        """'train' or 'eval' while batches run, else 'now': a value logged between batches counts at once."""
+        self.weight: float = 1
+        """The number of samples in this batch, by which epoch means are weighted."""
+        self.train_loss = Accumulator()
+        self._keys: dict[tuple[str, str], _Key] = {}
+        self._lazy: dict[str, Any] = {}
+
+    def log(
+        self, name: str, value: Any, on_step: bool | None, on_epoch: bool | None,
+        prog_bar: bool, reduce: str, batch_size: int | None,
+    ) -> None:  # fmt: skip
+        """Take a value; tensors are detached, nothing is read."""
+        if type(value) is Tensor:
+            value = value.detach()
+        elif type(value) is not float:
+            value = self._scalar(name, value, reduce)
+            if value is None:
+                return
+        self.batch_values[name] = value
+        if self.mode == "now":
+            self.newest[name] = self.pending[name] = value
+            if prog_bar:
+                self.bar[name] = value
+            return
+        key = self._keys.get((self.mode, name))
+        if key is None:
+            key = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
+        if key.on_step:
+            self.pending[key.step_name] = value
+            self.newest[name] = value
+        if key.epoch is not None:
+            key.epoch.add(value, self.weight if batch_size is None else batch_size)
+        if key.prog_bar:
+            self.bar[name] = value
+
+    def _new_key(self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str) -> _Key:
+        if reduce not in REDUCTIONS:
+            raise HooklineError(f"log({name!r}, reduce={reduce!r}): allowed are {', '.join(REDUCTIONS)}."
+                                f"{closest(reduce, REDUCTIONS)}")  # fmt: skip
+        training = self.mode == "train"
+        step = training if on_step is None else on_step
+        epoch = not training if on_epoch is None else on_epoch
+        key = self._keys[self.mode, name] = _Key(name, step, epoch, prog_bar, reduce)
+        return key
+
+    def _scalar(self, name: str, value: Any, reduce: str) -> Any:
+        """Whatever is not a plain tensor or float: numbers, arrays of one element, torchmetrics by duck type."""
+        if isinstance(value, Tensor):
+            value = value.detach()
+        elif hasattr(value, "compute") and hasattr(value, "reset"):
+            self._lazy[name] = value
+            return None
+        elif not isinstance(value, bool | int | float):
+            try:
+                value = float(value)
+            except (TypeError, ValueError):
+                raise HooklineError(f"log({name!r}, ...) takes a number or a tensor of one element, "
+                                    f"not {type(value).__name__}.") from None  # fmt: skip
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise HooklineError(f"log({name!r}, ...) takes one number, not a tensor of shape {tuple(value.shape)}; "
+                                "log its mean, or use self.experiment.add_histogram.")  # fmt: skip
+        return value if isinstance(value, Tensor) else float(value)
+
+    def begin(self, mode: str) -> None:
+        """A pass over data begins: its accumulators start anew."""
+        for kind, name in [each for each in self._keys if each[0] == mode]:
+            del self._keys[kind, name]
+        if mode == "train":
+            self.train_loss = Accumulator()
+
+    def finish(self, mode: str) -> dict[str, Any]:
+        """The pass is over: its reduced values, which also become the newest."""
+        done: dict[str, Any] = {}
+        if mode == "train" and (loss := self.train_loss.compute()) is not None:
+            done["train/loss"] = loss
+        for (kind, name), key in self._keys.items():
+            if kind == mode and key.epoch is not None:
+                value = key.epoch.compute()
+                if value is not None:
+                    done[key.epoch_name] = value
+                    self.newest[name] = value
+                    if key.prog_bar:
+                        self.bar[name] = value
+        for name, metric in self._lazy.items():
+            done[name] = metric.compute()
+            metric.reset()
+        self._lazy.clear()
+        self.newest.raw().update(done)
+        return done

@@ -1,0 +1,233 @@
+"""`Module` and `DataModule`: what a user writes. Every action a run takes has a default here that can be overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hookline._methods import DataMethods, ModuleMethods
+from hookline.data.batch import move
+from hookline.errors import HooklineError
+
+
+class Actions:
+    """The operations of a run with their defaults. `Module` has them, and so does a plain `nn.Module` in disguise."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    automatic_optimization: bool = True
+    """False: `training_step` calls `manual_backward` and the optimizers itself."""
+
+    def configure_hooks(self) -> Any:
+        """Return hooks that come with this module, for the length of a run."""
+        return []
+
+    def configure_model(self) -> None:
+        """Create layers that should be made only when a run begins."""
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
+        raise HooklineError(f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
+                            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`.")  # fmt: skip
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch: `training_step(self, batch, batch_idx)`."""
+        raise HooklineError(f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs.")
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a validation batch; a returned loss becomes `val/loss`."""
+        raise HooklineError(f"{type(self).__name__} has no validation_step(self, batch, batch_idx).")
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a test batch; a returned loss becomes `test/loss`."""
+        raise HooklineError(f"{type(self).__name__} has no test_step(self, batch, batch_idx), which test needs.")
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the predictions for a batch; by default what the module makes of its input."""
+        batch = args[0]
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        return self(inputs)  # type: ignore[operator]
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate the loss."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients."""
+        optimizer.zero_grad()
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Update the weights."""
+        optimizer.step(optimizer_closure)  # type: ignore[arg-type]
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradients; call `self.clip_gradients` with values of your own if you override it."""
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = "norm"
+    ) -> Tensor | None:
+        """Clip by total norm or by value; the norm before clipping is returned if it had to be computed."""
+        if gradient_clip_val is None:
+            return None
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+            return None
+        return nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any = None) -> None:
+        """Advance a learning-rate scheduler."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(metric)
+        else:
+            scheduler.step()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the device."""
+        return move(batch, device)
+
+    def prepare_data(self) -> None:
+        """Download or write data to disk; once per machine."""
+
+    def train_dataloader(self) -> Any:
+        """The training loader, if none was passed to fit."""
+
+    def val_dataloader(self) -> Any:
+        """The validation loader, or several."""
+
+    def test_dataloader(self) -> Any:
+        """The test loader, or several."""
+
+    def predict_dataloader(self) -> Any:
+        """The loader to predict on, or several."""
+
+
+class _Door:
+    """A module's way to its run. Copies and pickles of the module do not take the run along."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: Any = None) -> None:
+        self.run = run
+
+    def __deepcopy__(self, memo: Any) -> _Door:
+        return _Door()
+
+    def __reduce__(self) -> tuple[type[_Door], tuple[()]]:
+        return _Door, ()
+
+
+class Module(Actions, ModuleMethods, nn.Module):
+    """A model with its training: override `training_step` and `configure_optimizers`, and any event you care about."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._door = _Door()
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    @property
+    def _run(self) -> Any:
+        run = self.__dict__["_door"].run if "_door" in self.__dict__ else None
+        if run is None:
+            raise HooklineError(f"{type(self).__name__} is not in a run: this works only while a trainer runs it.")
+        return run
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that runs this module."""
+        return self._run.trainer
+
+    @property
+    def logger(self) -> Any:
+        """The logger, or all of them as one."""
+        return self._run.state.logger
+
+    @property
+    def experiment(self) -> Any:
+        """The same: takes add_scalar, add_histogram, add_text, add_image and add_figure."""
+        return self._run.state.logger
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._run.state.epoch  # type: ignore[no-any-return]
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self._run.state.step  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    def log(
+        self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
+        prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None,
+    ) -> None:  # fmt: skip
+        """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told otherwise."""
+        self._run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several numbers with the same options as `log`."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    # ---- manual optimization ------------------------------------------------------------------------------------
+
+    def optimizers(self) -> Any:
+        """The optimizer, or the list of them; their `step` and `zero_grad` fire the events."""
+        handles = self._run.manual_optimizers
+        return handles[0] if len(handles) == 1 else handles
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, or the list of them."""
+        schedulers = self._run.state.schedulers
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def manual_backward(self, loss: Tensor) -> None:
+        """Differentiate a loss with the events around it and the strategy's scaling."""
+        self._run.manual_backward(loss)
+
+
+class DataModule(DataMethods):
+    """The data of a run: loaders, how they are prepared and how batches are moved."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def train_dataloader(self) -> Any:
+        """The training loader."""
+
+    def val_dataloader(self) -> Any:
+        """The validation loader, or several."""
+
+    def test_dataloader(self) -> Any:
+        """The test loader, or several."""
+
+    def predict_dataloader(self) -> Any:
+        """The loader to predict on, or several."""
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the device."""
+        return move(batch, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of the data module."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""

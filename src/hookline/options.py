@@ -1,0 +1,197 @@
+"""The trainer's options: names people know, checked together before anything runs."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.filters import SECONDS, parse_interval
+
+PRECISIONS = {"32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed"}
+
+
+class OptionArguments(TypedDict, total=False):
+    """`Options` as keyword arguments of `Trainer`, for type checkers and editors."""
+
+    max_epochs: int | None
+    min_epochs: int
+    max_steps: int
+    max_time: str | float | datetime.timedelta | None
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str
+    nonfinite: str
+    val_check_interval: int | float
+    check_val_every_n_epoch: int
+    num_sanity_val_steps: int
+    limit_train_batches: int | float
+    limit_val_batches: int | float
+    limit_test_batches: int | float
+    limit_predict_batches: int | float
+    overfit_batches: int | float
+    fast_dev_run: bool | int
+    log_every_n_steps: int
+    enable_progress_bar: bool
+    seed: int | None
+    deterministic: bool
+    compile: bool | dict[str, Any]
+    default_root_dir: str | Path
+    run_dir: str | Path | None
+
+
+@dataclass(slots=True)
+class Options:
+    """How long to train, when to validate, what to limit, where to write."""
+
+    # how long
+    max_epochs: int | None = None
+    """Epochs to train; without max_steps and max_time: 1000. -1: no limit."""
+    min_epochs: int = 0
+    """Requests to stop are not honoured before so many epochs."""
+    max_steps: int = -1
+    """Optimizer updates to make; -1: no limit."""
+    max_time: str | float | datetime.timedelta | None = None
+    """Seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
+    # the update
+    accumulate_grad_batches: int = 1
+    """Batches whose gradients make one update."""
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+    """'norm' or 'value'."""
+    nonfinite: str = "stop"
+    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per update)."""
+    # validation
+    val_check_interval: int | float = 1.0
+    """Validate every so many batches, or after such a fraction of an epoch."""
+    check_val_every_n_epoch: int = 1
+    num_sanity_val_steps: int = 2
+    """Validation batches before training; -1: all."""
+    # less than everything
+    limit_train_batches: int | float = 1.0
+    limit_val_batches: int | float = 1.0
+    limit_test_batches: int | float = 1.0
+    limit_predict_batches: int | float = 1.0
+    overfit_batches: int | float = 0.0
+    """Train on the same few batches again and again, without shuffling, and without validation data of their own."""
+    fast_dev_run: bool | int = False
+    """Run n batches of everything once, without logging: does it work at all?"""
+    # around it
+    log_every_n_steps: int = 50
+    enable_progress_bar: bool = True
+    seed: int | None = None
+    """Seeds Python, numpy and torch when a run begins."""
+    deterministic: bool = False
+    """Only deterministic kernels, during runs."""
+    compile: bool | dict[str, Any] = False
+    """torch.compile the model, with these arguments."""
+    default_root_dir: str | Path = "."
+    run_dir: str | Path | None = None
+    """Where everything of a run is written; by default default_root_dir/runs/NAME."""
+
+    def __post_init__(self) -> None:
+        self._whole("max_epochs", -1, none=True)
+        self._whole("min_epochs", 0)
+        self._whole("max_steps", -1)
+        self._whole("accumulate_grad_batches", 1)
+        self._whole("check_val_every_n_epoch", 1)
+        self._whole("num_sanity_val_steps", -1)
+        self._whole("log_every_n_steps", 1)
+        self._choice("gradient_clip_algorithm", ("norm", "value"))
+        self._choice("nonfinite", ("stop", "skip"))
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+            self._amount(name)
+        self._amount("overfit_batches")
+        self._amount("val_check_interval", zero=False)
+        if self.gradient_clip_val is not None and not (_is_number(self.gradient_clip_val) and self.gradient_clip_val > 0):
+            raise OptionError(f"gradient_clip_val={self.gradient_clip_val!r} must be a number above 0, or None for no clipping.")
+        if self.seed is not None:
+            self._whole("seed", 0)
+        if isinstance(self.fast_dev_run, int) and self.fast_dev_run < 0:
+            raise OptionError(f"fast_dev_run={self.fast_dev_run!r} must be True, False or a number of batches.")
+        self.max_time = parse_time(self.max_time)
+        self._combine()
+
+    def _combine(self) -> None:
+        if self.fast_dev_run:
+            batches = int(self.fast_dev_run)
+            self.max_epochs, self.max_steps, self.num_sanity_val_steps = 1, batches, 0
+            self.limit_train_batches = self.limit_val_batches = batches
+            self.limit_test_batches = self.limit_predict_batches = batches
+            self.accumulate_grad_batches, self.val_check_interval, self.check_val_every_n_epoch = 1, 1.0, 1
+        if self.overfit_batches:
+            self.limit_train_batches = self.overfit_batches
+        if self.max_epochs is None:
+            self.max_epochs = -1 if self.max_steps >= 0 or self.max_time is not None else 1000
+        if 0 <= self.max_epochs < self.min_epochs:
+            raise OptionError(f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.")
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        assert self.max_time is None or isinstance(self.max_time, float)
+        return self.max_time
+
+    def _whole(self, name: str, least: int, none: bool = False) -> None:
+        value = getattr(self, name)
+        if none and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            extra = " (-1: no limit)" if least == -1 else ""
+            raise OptionError(f"{name}={value!r} must be a whole number from {least}{extra}.")
+
+    def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise OptionError(f"{name}={value!r}, allowed: {', '.join(map(repr, allowed))}.{closest(str(value), allowed)}")
+
+    def _amount(self, name: str, zero: bool = True) -> None:
+        value = getattr(self, name)
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= (0 if zero else 1)
+        fraction = isinstance(value, float) and (0.0 if zero else 1e-12) <= value <= 1.0
+        if not (whole or fraction):
+            raise OptionError(f"{name}={value!r} must be a number of batches (a whole number) or a fraction of them "
+                              "(a float from 0.0 to 1.0).")  # fmt: skip
+
+
+def make_options(given: dict[str, Any]) -> Options:
+    """Options from keyword arguments; an unknown one is an error with the closest right name."""
+    known = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in known:
+            others = ["hooks", "callbacks", "logger", "strategy", "device", "precision", "config", "events"]
+            raise OptionError(f"Trainer has no option {name!r}.{closest(name, known + others)} Options: {', '.join(known + others)}.")
+    return Options(**given)
+
+
+def parse_precision(precision: str | int) -> str:
+    """32, 'bf16-mixed' or '16-mixed'."""
+    name = PRECISIONS.get(str(precision))
+    if name is None:
+        raise OptionError(f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{closest(str(precision), PRECISIONS)}")
+    return name
+
+
+def parse_time(given: str | float | datetime.timedelta | None) -> float | None:
+    """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
+    if given is None or isinstance(given, datetime.timedelta):
+        return given.total_seconds() if given else None
+    if _is_number(given) and float(given) > 0:
+        return float(given)
+    if isinstance(given, str) and re.fullmatch(r"\d+:\d+:\d+:\d+", given):
+        days, hours, minutes, seconds = map(int, given.split(":"))
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    try:
+        number, unit = parse_interval(given, "max_time") if isinstance(given, str) else (0.0, "")
+    except HookError:
+        unit = ""
+    if unit not in SECONDS:
+        raise OptionError(f"max_time={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta.")
+    return number * SECONDS[unit]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

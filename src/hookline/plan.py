@@ -1,0 +1,241 @@
+"""Listeners in order, composed once into plain callables: the loops call `plan.on_x(state)` and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hookline.binding import Caller
+from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest
+from hookline.events import REPLACE, SIGNAL, Event, EventTable
+from hookline.listener import Listener
+
+Trace = Callable[[Listener, Caller], Caller]
+"""Wraps the caller of a listener, to record or time it."""
+
+
+def nobody(s: Any) -> None:
+    """The slot of an event that nobody listens to."""
+
+
+def untraced(listener: Listener, call: Caller) -> Caller:
+    """The trace that is not there."""
+    return call
+
+
+class Plan:
+    """One slot per event. A change of hooks reassigns the slots it touches, between two events."""
+
+    def __init__(self, table: EventTable, *, accounting: bool = True) -> None:
+        self.table = table
+        self.accounting = accounting
+        self.wanted: frozenset[str] = frozenset()
+        """Facts that somebody asks for; the loops capture costly ones only if they are in here."""
+        self.trace: Trace | None = None
+        self.setup_reached: tuple[int, int, int] | None = None
+        """The place of the listener whose `setup` runs now; None once all have had theirs."""
+        self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
+        self._heard: dict[str, list[Listener]] = {}
+        self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
+        for event in table:
+            setattr(self, event.name, nobody)
+
+    def __getattr__(self, name: str) -> Caller:
+        """Only reached for a name that has no slot: an event declared since, or a mistake."""
+        if name.startswith("_") or name not in self.table:
+            raise AttributeError(f"{name!r} is no event.{closest(name, [event.name for event in self.table])}")
+        return nobody
+
+    def listeners(self, event: str) -> Sequence[Listener]:
+        """Who is called at this event, in order."""
+        acting = self._acts.get(event)
+        return acting[0] if acting else self._heard.get(event, [])
+
+    def add(self, listeners: Iterable[Listener]) -> None:
+        """Give each listener its place."""
+        self._change(listeners, lambda heard, listener: heard.append(listener))
+
+    def remove(self, listeners: Iterable[Listener]) -> None:
+        """Take listeners out; whoever is being called right now is not disturbed."""
+        self._change(listeners, lambda heard, listener: heard.remove(listener) if listener in heard else None)
+
+    def act(self, event: str, listeners: Sequence[Listener], build: Callable[[Trace], Caller]) -> None:
+        """Let an action be done by what `build` makes; it puts the trace it is given around each listener's call."""
+        self._acts[event] = (listeners, build)
+        self._compose(event)
+        self._count_wants()
+
+    def retrace(self, trace: Trace | None) -> None:
+        """Put a trace around every call, or take it away again: off means absent."""
+        self.trace = trace
+        for event in {*self._heard, *self._acts}:
+            self._compose(event)
+
+    def clear_run(self) -> None:
+        """Forget everyone but the hooks: module, strategy and data module belong to one run."""
+        self._acts.clear()
+        self.remove([each for heard in self._heard.values() for each in heard if each.receiver != "H"])
+        for event in self.table:
+            if event.action:
+                setattr(self, event.name, nobody)
+
+    # ---- composing ----------------------------------------------------------------------------------------------
+
+    def _change(self, listeners: Iterable[Listener], apply: Callable[[list[Listener], Listener], None]) -> None:
+        touched = set()
+        for listener in listeners:
+            # a new list each time: a delivery that is going on keeps the one it began with
+            heard = list(self._heard.get(listener.event.name, []))
+            apply(heard, listener)
+            self._heard[listener.event.name] = sorted(heard, key=lambda each: each.place)
+            touched.add(listener.event.name)
+        for event in touched:
+            self._compose(event)
+        self._count_wants()
+
+    def _count_wants(self) -> None:
+        acting = [listener for listeners, _ in self._acts.values() for listener in listeners]
+        heard = [listener for listeners in self._heard.values() for listener in listeners]
+        self.wanted = frozenset(fact for listener in (*acting, *heard) for fact in listener.facts)
+
+    def _compose(self, name: str) -> None:
+        event = self.table[name]
+        if event.action:
+            _, build = self._acts[name]
+            setattr(self, name, build(self.trace or untraced))
+            return
+        listeners = self._heard.get(name, [])
+        if event.either and any(each.receiver == "D" for each in listeners):
+            listeners = [each for each in listeners if each.receiver != "M"]
+        calls = [listener.caller(self.accounting, self.disable) for listener in listeners]
+        if self.trace is not None:
+            calls = [self.trace(listener, call) for listener, call in zip(listeners, calls, strict=True)]
+        setattr(self, name, self._slot(event, list(zip(calls, listeners, strict=True))))
+
+    def _slot(self, event: Event, pairs: list[tuple[Caller, Listener]]) -> Caller:
+        if not pairs:
+            return nobody
+        if event.name == "setup":
+            return _setup_slot(pairs, self)
+        if event.isolated:
+            return _isolated_slot(pairs, self if event.name == "teardown" else None)
+        if event.returns == SIGNAL:
+            return _signal_slot(pairs, event)
+        if event.returns == REPLACE:
+            return _replace_slot(pairs, event)
+        return _notify_slot(pairs)
+
+
+# ---- the kinds of slots. `try` costs nothing until something is raised, so blame is found out only then ----------
+
+
+def _notify_slot(pairs: list[tuple[Caller, Listener]]) -> Caller:
+    def notify(s: Any) -> None:
+        for call, listener in pairs:
+            try:
+                if (value := call(s)) is not None:
+                    _no_signal_here(value, listener)
+            except StopTraining as stop:
+                s.request_stop(stop.reason)
+            except BaseException as error:
+                blame(error, listener, s)
+                raise
+
+    return notify
+
+
+def _signal_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
+    def steer(s: Any) -> Signal | None:
+        strongest: Signal | None = None
+        for call, listener in pairs:
+            try:
+                if (value := call(s)) is not None:
+                    signal = _read_signal(value, event, listener)
+                    if strongest is None or signal.strength > strongest.strength:
+                        strongest = signal
+            except StopTraining as stop:
+                s.request_stop(stop.reason)
+            except BaseException as error:
+                blame(error, listener, s)
+                raise
+        return strongest
+
+    return steer
+
+
+def _replace_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
+    target = event.replaces
+    own = event.live.get(target, "").startswith("s.own[")
+
+    def replace(s: Any) -> Any:
+        for call, listener in pairs:
+            try:
+                if (value := call(s)) is not None:
+                    if isinstance(value, Signal):
+                        _no_signal_here(value, listener)
+                    if own:
+                        s.own[target] = value
+                    else:
+                        s.replace(target, value)
+            except StopTraining as stop:
+                s.request_stop(stop.reason)
+            except BaseException as error:
+                blame(error, listener, s)
+                raise
+
+    return replace
+
+
+def _setup_slot(pairs: list[tuple[Caller, Listener]], plan: Plan) -> Caller:
+    """Remembers how far it got, so that teardown reaches just those whose set-up began."""
+
+    def setup(s: Any) -> None:
+        for call, listener in pairs:
+            plan.setup_reached = listener.place
+            try:
+                call(s)
+            except StopTraining as stop:
+                s.request_stop(stop.reason)
+            except BaseException as error:
+                blame(error, listener, s)
+                raise
+
+    return setup
+
+
+def _isolated_slot(pairs: list[tuple[Caller, Listener]], reached_by: Plan | None) -> Caller:
+    def isolated(s: Any) -> list[BaseException]:
+        failures: list[BaseException] = []
+        for call, listener in pairs:
+            reached = reached_by.setup_reached if reached_by else None
+            if reached is not None and listener.place > reached:
+                continue
+            try:
+                call(s)
+            except BaseException as error:
+                if not isinstance(error, StopTraining):
+                    blame(error, listener, s)
+                    failures.append(error)
+        return failures
+
+    return isolated
+
+
+def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:
+    if value is not True and isinstance(value, int) and value == -1 and "END_EPOCH" in event.signals:
+        return END_EPOCH
+    if isinstance(value, Signal) and value.name in event.signals:
+        return value
+    allowed = ", ".join(event.signals)
+    raise HookError(f"{listener.label} returned {value!r} from {event.name}; it may return None, {allowed}.")
+
+
+def _no_signal_here(value: Any, listener: Listener) -> None:
+    """Values returned from a plain event have no meaning, but a signal that would be lost is a mistake."""
+    if isinstance(value, Signal):
+        raise HookError(f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect.")
+
+
+def blame(error: BaseException, listener: Listener, s: Any) -> None:
+    """Say on the exception itself which hook failed, where, and at which position of the run."""
+    error.add_note(f"raised by {listener.label} in {listener.event.name} ({listener.origin}) at {s.position}")

@@ -1,0 +1,73 @@
+"""Plain PyTorch without a subclass: any `nn.Module` with a loss function or a step function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from hookline.errors import OptionError
+from hookline.module import Actions
+
+
+class PlainSteps(Actions):
+    """Gives a plain module the steps of a run. The module itself is never a listener."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __init__(
+        self, net: nn.Module, loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any
+    ) -> None:
+        if loss is not None and step is not None:
+            raise OptionError("Pass either loss= (called with outputs and targets) or step= (called with model and batch).")
+        self.net = net
+        self._loss = loss
+        self._optimizer = optimizer
+        self._step = step
+        self._step_takes = len(inspect.signature(step).parameters) if step is not None else 0
+
+    def _measure(self, batch: Any, batch_idx: int) -> Any:
+        if self._step is not None:
+            return self._step(self.net, batch, batch_idx) if self._step_takes > 2 else self._step(self.net, batch)
+        if self._loss is None:
+            raise OptionError(
+                f"{type(self.net).__name__} is a plain nn.Module: pass loss=torch.nn.functional.cross_entropy (or another "
+                "function of outputs and targets), or step=lambda model, batch: ..., or derive it from hookline.Module."
+            )
+        inputs, targets = _pair(batch)
+        return self._loss(self.net(inputs), targets)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The step function, or the loss of the model's outputs."""
+        return self._measure(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The same, without training."""
+        return self._measure(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """The same, without training."""
+        return self._measure(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """What the model makes of the batch's input."""
+        return self.net(batch[0] if isinstance(batch, list | tuple) else batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer passed to fit: one, several, or a function of the parameters."""
+        if self._optimizer is None:
+            raise OptionError(f"{type(self.net).__name__} is a plain nn.Module: pass "
+                              "optimizer=torch.optim.AdamW(model.parameters()) to fit.")  # fmt: skip
+        if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
+            return self._optimizer(self.net.parameters())
+        return self._optimizer
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise OptionError(f"loss= needs batches of (inputs, targets), but the loader yields {type(batch).__name__}"
+                      f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
+                      "Pass step=lambda model, batch: ... instead.")  # fmt: skip

@@ -1,0 +1,44 @@
+"""One process, one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.errors import OptionError, closest
+from hookline.options import parse_precision
+from hookline.strategies.base import Strategy
+
+STRATEGIES = ("auto", "single")
+
+
+class SingleDevice(Strategy):
+    """The module on one device: the CPU, a GPU, or `meta`."""
+
+    def place(self, module: nn.Module) -> nn.Module:
+        """Move the parameters once; modules that are there already are left alone."""
+        module.to(self.device)
+        return module
+
+
+def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
+    """A strategy from its name, or the user's own object."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy not in STRATEGIES:
+        raise OptionError(f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
+                          f"{closest(str(strategy), STRATEGIES)}")  # fmt: skip
+    return SingleDevice(pick_device(device), parse_precision(precision))
+
+
+def pick_device(device: Any) -> torch.device:
+    """The device asked for; 'auto' takes an accelerator if there is one."""
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator if accelerator is not None else torch.device("cpu")
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise OptionError(f"device={device!r} is no device: {error}") from None

@@ -1,0 +1,374 @@
+"""The facade: options, fit, validate, test, predict, and the hooks of a run."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+import torch
+from torch import nn
+
+from hookline.checkpoint.saves import REASONS, SaveRequest
+from hookline.errors import HooklineError, OptionError, closest
+from hookline.events import EVENTS
+from hookline.explain import Explanation, explain
+from hookline.filters import When
+from hookline.hook import FunctionHook
+from hookline.hooklist import Handle, HookList
+from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
+from hookline.loops.evaluate import TEST, VALIDATION, evaluate, isolated_rng
+from hookline.loops.fit import fit
+from hookline.loops.lifecycle import Determinism, Guests, carry_out
+from hookline.loops.loading import estimated_steps, load
+from hookline.loops.predict import predict
+from hookline.loops.run import Run
+from hookline.loops.saving import save
+from hookline.metrics import Metrics
+from hookline.module import DataModule, Module
+from hookline.options import OptionArguments, make_options
+from hookline.plan import Plan
+from hookline.registry import builtin_hook
+from hookline.seeding import seed_everything
+from hookline.state import State
+from hookline.steps import PlainSteps
+from hookline.strategies import Strategy, make_strategy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Trainer:
+    """Trains a module, with every moment of it open to hooks.
+
+    >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
+    >>> trainer.fit(module, train_loader, val_loader)
+    """
+
+    def __init__(
+        self,
+        *,
+        hooks: Iterable[Any] = (),
+        callbacks: Iterable[Any] = (),
+        logger: bool | Logger | Iterable[Logger] = True,
+        strategy: str | Strategy = "auto",
+        device: str | torch.device = "auto",
+        precision: str | int = 32,
+        config: Any = None,
+        accounting: bool = True,
+        **options: Unpack[OptionArguments],
+    ) -> None:
+        """`hooks` (also `callbacks`) are instances, classes, or functions marked with `@on`. See `Options` for the rest."""
+        self.options = make_options(dict(options))
+        self.config = config
+        self.strategy = make_strategy(strategy, device, precision)
+        self.loggers: Loggers = make_loggers(logger and not self.options.fast_dev_run and logger, JSONLines)
+        self.plan = Plan(EVENTS, accounting=accounting)
+        self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
+        for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
+            self.hooks.add(hook)
+        if self.options.enable_progress_bar:
+            self.hooks.add(builtin_hook("progress_bar")())
+        self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
+        self._run: Run | None = None
+        self._last: Run | None = None
+        self._new_run_dir: Path | None = None
+
+    # ---- the verbs ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        module: nn.Module,
+        train: Any = None,
+        val: Any = None,
+        *,
+        datamodule: DataModule | None = None,
+        loss: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        resume: str | Path | None = None,
+    ) -> Metrics:
+        """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model, batch)`."""
+        if isinstance(train, DataModule):
+            train, datamodule = None, train
+        run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
+        run.resume_from = Path(resume) if resume is not None else None
+        with Determinism(self.options.deterministic):
+            self._finish(run, fit)
+        return self.metrics
+
+    def validate(
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run."""
+        if self._run is not None:
+            return self._validate_in_run(self._run)
+        run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
+        return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
+
+    def test(
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Measure on the test data."""
+        run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
+        return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
+
+    def predict(
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        return_predictions: bool = True,
+    ) -> list[Any]:  # fmt: skip
+        """Collect what `predict_step` returns: a list, or one list per loader."""
+        run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
+        return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
+
+    def _start(
+        self, stage: str, module: nn.Module | None, datamodule: DataModule | None, loaders: dict[str, Any],
+        loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any,
+    ) -> Run:  # fmt: skip
+        if self._run is not None:
+            raise HooklineError(f"{stage}() was called inside a run ({self._run.stage}); only validate() can be.")
+        if module is None:
+            if self._last is None:
+                raise OptionError(f"{stage}() needs a module: nothing was run before.")
+            module, datamodule = self._last.module, datamodule or self._last.datamodule
+        if not isinstance(module, nn.Module):
+            raise OptionError(f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}.")
+        if datamodule is not None and not isinstance(datamodule, DataModule):
+            raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
+        steps: Any = module if isinstance(module, Module) else self._plain(module, loss, step, optimizer)
+        if isinstance(module, Module) and (loss is not None or step is not None or optimizer is not None):
+            raise OptionError("loss=, step= and optimizer= are for plain nn.Modules; "
+                              f"{type(module).__name__} has training_step and configure_optimizers.")  # fmt: skip
+        if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
+            raise OptionError("Manual optimization accumulates by itself: leave accumulate_grad_batches at 1.")
+        self.state = State(
+            trainer=self, hooks=self.hooks, logger=self.loggers, config=self.config, device=self.strategy.device,
+            module=module, wrapped_model=module, stage=stage, status="training" if stage == "fit" else stage,
+            rank=self.strategy.rank, local_rank=self.strategy.local_rank, world_size=self.strategy.world_size,
+        )  # fmt: skip
+        if stage == "fit":
+            self._new_run_dir = None
+        return Run(self, stage, self.options, self.plan, self.state, self.strategy, module, steps, datamodule, loaders, self._make_run_dir)
+
+    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
+        if loss is None and step is None and self._last is not None and self._last.module is module:
+            return self._last.steps  # type: ignore[return-value]
+        return PlainSteps(module, loss, step, optimizer)
+
+    def _finish(self, run: Run, body: Callable[[Run], Any]) -> Any:
+        if self.options.seed is not None:
+            seed_everything(self.options.seed)
+        self._run = self._last = run
+        try:
+            return carry_out(run, body)
+        finally:
+            self._run = None
+
+    def _validate_in_run(self, run: Run) -> Metrics:
+        s = run.state
+        if not s.nested_validate:
+            raise HooklineError("validate() can be called from a hook at the end of a batch, step or training epoch "
+                                "(on_train_batch_end, on_step_end, on_train_epoch_end), not here: elsewhere it would "
+                                "change what the run is in the middle of.")  # fmt: skip
+        if not load(run, "val"):
+            _no_loader("validate")
+        s.nested_validate = False
+        try:
+            with isolated_rng():
+                return evaluate(run, VALIDATION)
+        finally:
+            s.nested_validate = True
+
+    # ---- hooks --------------------------------------------------------------------------------------------------
+
+    def add_hook(self, hook: Any, name: str | None = None) -> Handle:
+        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next event."""
+        return self.hooks.add(hook, name)
+
+    def remove_hook(self, name: str) -> Any:
+        """Take a hook out by name and return it; during a run it gets its teardown."""
+        return self.hooks.remove(name)
+
+    def enable_hook(self, name: str) -> None:
+        """Switch a hook on again."""
+        self.hooks.enable(name)
+
+    def disable_hook(self, name: str) -> None:
+        """Switch a hook off; it keeps its place and its state."""
+        self.hooks.disable(name)
+
+    def on(
+        self, *events: str, every: int | str | None = None, once: bool = False, after: int | str | None = None,
+        before: int | str | None = None, when: Callable[..., Any] | None = None, name: str = "",
+    ) -> FunctionRegistration:  # fmt: skip
+        """Register a function: `@trainer.on("train_batch_end", every=100)`, or `trainer.on("step_end")(function)`."""
+        return FunctionRegistration(self.hooks, list(events), When(every, once, after, before, when), name)
+
+    def emit(self, event: str, **facts: Any) -> Any:
+        """Fire an event that `hookline.declare_event` declared; returns the replaced fact, if the event has one."""
+        row = EVENTS.named(event)
+        if row.inside != "own":
+            raise HooklineError(f"{row.name} is fired by the loops; only events you declared can be emitted.")
+        for name in (*facts, *row.facts):
+            if (name in facts) != (name in row.facts):
+                known = ", ".join(row.facts) or "none"
+                raise HooklineError(f"{row.name} has the facts {known}; got {', '.join(facts) or 'none'}.{closest(name, row.facts)}")
+        before, self.state.own = self.state.own, dict(facts)
+        try:
+            getattr(self.plan, row.name)(self.state)
+            return self.state.own.get(row.replaces)
+        finally:
+            self.state.own = before
+
+    def explain(self, module: nn.Module | None = None, *, datamodule: DataModule | None = None, verb: str = "fit") -> Explanation:
+        """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`."""
+        if module is None or self._run is not None:
+            return explain(self.plan, verb)
+        run = self._start(verb, module, datamodule, {}, None, None, None)
+        guests = Guests(run)
+        try:
+            guests.arrive()
+            return explain(self.plan, verb)
+        finally:
+            guests.leave()
+
+    # ---- in a run -----------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True, in any hook, to end the run at the next batch boundary."""
+        return self.state.should_stop  # type: ignore[no-any-return]
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            self.stop("trainer.should_stop was set")
+        else:
+            self.state.should_stop, self.state.stop_reason = False, ""
+
+    def stop(self, reason: str = "trainer.stop() was called") -> None:
+        """End the run at the next batch boundary."""
+        self.state.request_stop(reason)
+
+    def save_checkpoint(self, path: str | Path | None = None, reason: str = "manual") -> None:
+        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
+        if reason not in REASONS:
+            raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
+        request = SaveRequest(Path(path) if path is not None else None, reason)
+        if self._run is not None:
+            self._run.save_requests.append(request)
+        elif self._last is not None:
+            save(self._last, request)
+        else:
+            raise HooklineError("There is nothing to save: no run has begun.")
+
+    def log(self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
+            prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None) -> None:  # fmt: skip
+        """Log a number from a hook; as `Module.log`."""
+        self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several numbers from a hook."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The newest values, read as floats."""
+        return self.state.log.newest
+
+    @property
+    def model(self) -> Any:
+        """The user's module."""
+        return self.state.module
+
+    module = model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self.state.optimizers
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self.state.step
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.state.epoch
+
+    @property
+    def status(self) -> str:
+        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
+        return self.state.status
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return self.strategy.device
+
+    @property
+    def logger(self) -> Loggers:
+        """All loggers as one."""
+        return self.loggers
+
+    @property
+    def num_training_batches(self) -> int | None:
+        """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
+        loaders = self._last.loaders.get("train") if self._last is not None else None
+        return loaders[0].length if loaders else None
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be told."""
+        if self._run is None:
+            raise HooklineError("estimated_stepping_batches is known during a run, from configure_optimizers on.")
+        return estimated_steps(self._run)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run writes."""
+        return self._make_run_dir()
+
+    def _make_run_dir(self) -> Path:
+        if self.options.run_dir is not None:
+            path = Path(self.options.run_dir)
+        elif self._new_run_dir is not None:
+            path = self._new_run_dir
+        else:
+            base = Path(self.options.default_root_dir) / "runs"
+            name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+            candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
+            path = self._new_run_dir = next(base / each for each in candidates if not (base / each).exists())
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+class FunctionRegistration:
+    """What `trainer.on(...)` returns: call it with a function to register it, which gives a handle."""
+
+    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
+        if not events:
+            raise HooklineError("trainer.on() needs an event: trainer.on('train_batch_end').")
+        for event in events:
+            EVENTS.named(event)
+        self._hooks, self._events, self._when, self._name = hooks, events, when, name
+
+    def __call__(self, function: Callable[..., Any]) -> Handle:
+        """Register the function."""
+        return self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
+
+
+def _listed(what: str, hooks: Any) -> list[Any]:
+    if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
+        raise OptionError(f"{what}= takes a list of hooks, not {type(hooks).__name__}.")
+    return list(hooks)
+
+
+def _no_loader(verb: str) -> Any:
+    raise OptionError(f"{verb}() needs a loader: pass one, or return it from the module or a DataModule.")

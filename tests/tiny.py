@@ -1,0 +1,46 @@
+"""The smallest model, data and trainer that show a behaviour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookline import Module, Trainer
+
+
+class Net(Module):
+    """A linear regression."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.lr = lr
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self.layer(batch[0]), batch[1])
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self.layer(batch[0]), batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def batches(n: int = 4, size: int = 3) -> list[tuple[Tensor, Tensor]]:
+    """`n` batches of (inputs, targets), the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
+
+
+def quiet(**options: Any) -> Trainer:
+    """A trainer that writes and shows nothing unless told to."""
+    return Trainer(**{"logger": False, "enable_progress_bar": False, "max_epochs": 1, "num_sanity_val_steps": 0, **options})

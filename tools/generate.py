@@ -1,0 +1,119 @@
+"""Writes what is derived from the table of events: the typed base classes and docs/lifecycle.md.
+
+`python tools/generate.py` writes, `python tools/generate.py --check` fails if something is out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, RECEIVERS, Event
+
+ROOT = Path(__file__).resolve().parent.parent
+BASES = {
+    "HookMethods": ("H", "Every event a hook can hear. Override with any subset of an event's facts as parameters."),
+    "ModuleMethods": ("M", "Every event the user's module can hear."),
+    "DataMethods": ("D", "Every event a data module can hear."),
+    "StrategyMethods": ("S", "Every event a strategy can hear."),
+}
+
+
+def returned(event: Event) -> str:
+    """What a returned value does, in a few words."""
+    if event.signals:
+        return f"may return {' or '.join(event.signals)}"
+    if event.replaces:
+        return "a returned value replaces the " + {"live_loss": "loss", "row": "metrics"}.get(event.replaces, event.replaces)
+    return "what it returns is used" if event.returns == "value" else ""
+
+
+def rows() -> list[Event]:
+    return [event for event in EVENTS if event.name in EVENTS_OF_THE_TABLE]
+
+
+def methods() -> str:
+    """The source of `hookline/_methods.py`."""
+    out = [
+        '"""Generated from the table in events.py by tools/generate.py; edit the rows there, not this file."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from typing import Any, ClassVar",
+    ]
+    for base, (receiver, doc) in BASES.items():
+        out += ["", "", f"class {base}:", f'    """{doc}"""', "", "    __hookline_base__: ClassVar[bool] = True"]
+        for event in rows():
+            if receiver in event.receivers and not event.action:
+                name = event.name
+                if receiver == "S":
+                    name = {"strategy_setup": "setup", "strategy_teardown": "teardown"}.get(name, name)
+                facts = f"Facts: {', '.join(event.facts)}." if event.facts else ""
+                value = returned(event)
+                text = " ".join(filter(None, [event.doc, facts, value and f"{value[0].upper()}{value[1:]}."]))
+                lines = textwrap.wrap(text, 108)
+                out += ["", f"    def {name}(self, *args: Any, **kwargs: Any) -> Any:"]
+                if len(lines) == 1:
+                    out += [f'        """{lines[0]}"""']
+                else:
+                    out += [f'        """{lines[0]}', *(f"        {line}" for line in lines[1:]), '        """']
+    return "\n".join(out) + "\n"
+
+
+def lifecycle() -> str:
+    """The text of docs/lifecycle.md."""
+    out = [
+        "# The lifecycle",
+        "",
+        "<!-- Generated from src/hookline/events.py by tools/generate.py. -->",
+        "",
+        "Every moment of a run, in order. An event reaches its receivers from left to right; hooks run in the order",
+        "they were registered, then built-ins, then monitors. A listener asks for facts by naming its parameters",
+        "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner and get",
+        "their facts by position. `hookline.explain()` shows this tree for a run of yours, with its listeners.",
+        "",
+        "Receivers: " + " · ".join(f"**{letter}** {name}" for letter, name in RECEIVERS.items()),
+    ]
+    for branch, path in BRANCHES.items():
+        events = [event for event in rows() if event.inside == branch]
+        if not events:
+            continue
+        title = " → ".join(path.split("/")[1:]) or "the run"
+        out += ["", f"## {title[0].upper()}{title[1:]}", "", "| event | receivers | facts | what happens |", "|---|---|---|---|"]
+        for event in events:
+            names = f"`{event.name}`" + "".join(f", `{each}`" for each in event.spellings)
+            kind = " (action)" if event.action else ""
+            facts = ", ".join(event.facts) or "–"
+            text = event.doc + (f" *{returned(event)}*" if returned(event) and not event.signals else "")
+            out.append(f"| {names}{kind} | {' '.join(event.receivers)} | {facts} | {text} |")
+    out += ["", "## Facts", "", "| fact | also | what it is | where |", "|---|---|---|---|"]
+    for fact in EVENTS.facts_at(Event("", "H", tuple(f.name for f in _own_facts()), "")):
+        where = "everywhere" if fact.everywhere else "events that list it"
+        doc = fact.doc + (" (computed only if somebody asks)" if fact.costly else "")
+        out.append(f"| `{fact.name}` | {', '.join(f'`{s}`' for s in fact.spellings)} | {doc} | {where} |")
+    return "\n".join(out) + "\n"
+
+
+def _own_facts():  # type: ignore[no-untyped-def]
+    from hookline.events import FACT_ROWS
+
+    return [fact for fact in FACT_ROWS if not fact.everywhere]
+
+
+def main() -> int:
+    targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle()}
+    stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is out of date: run `python3 dev.py generate`")
+        return bool(stale)
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(targets[path])
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
