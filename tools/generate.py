@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, RECEIVERS, Event
+from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
 
 ROOT = Path(__file__).resolve().parent.parent
 BASES = {
@@ -30,6 +30,7 @@ def returned(event: Event) -> str:
 
 
 def rows() -> list[Event]:
+    """The rows of the table, without what a user has declared."""
     return [event for event in EVENTS if event.name in EVENTS_OF_THE_TABLE]
 
 
@@ -88,20 +89,15 @@ def lifecycle() -> str:
             text = event.doc + (f" *{returned(event)}*" if returned(event) and not event.signals else "")
             out.append(f"| {names}{kind} | {' '.join(event.receivers)} | {facts} | {text} |")
     out += ["", "## Facts", "", "| fact | also | what it is | where |", "|---|---|---|---|"]
-    for fact in EVENTS.facts_at(Event("", "H", tuple(f.name for f in _own_facts()), "")):
+    for fact in FACT_ROWS:
         where = "everywhere" if fact.everywhere else "events that list it"
         doc = fact.doc + (" (computed only if somebody asks)" if fact.costly else "")
         out.append(f"| `{fact.name}` | {', '.join(f'`{s}`' for s in fact.spellings)} | {doc} | {where} |")
     return "\n".join(out) + "\n"
 
 
-def _own_facts():  # type: ignore[no-untyped-def]
-    from hookline.events import FACT_ROWS
-
-    return [fact for fact in FACT_ROWS if not fact.everywhere]
-
-
 def main() -> int:
+    """Write or check."""
     targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle()}
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:

@@ -8,7 +8,45 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from hookline.context import StepContext
+    from hookline.errors import (
+        END_EPOCH,
+        SKIP_BATCH,
+        SKIP_STEP,
+        STEP_DONE,
+        CheckpointError,
+        HookError,
+        HooklineError,
+        LossError,
+        NonFiniteLoss,
+        OptionError,
+        StopTraining,
+    )
+    from hookline.events import EVENTS, declare_event
+    from hookline.explain import explain
+    from hookline.filters import after, before, every, once, when
+    from hookline.hook import Hook, on
+    from hookline.listener import no_event
+    from hookline.loggers.base import Logger
+    from hookline.loggers.jsonl import JSONLines
+    from hookline.metrics import Metrics
+    from hookline.module import DataModule, Module
+    from hookline.seeding import seed_everything
+    from hookline.state import State
+    from hookline.strategies.base import Strategy
+    from hookline.strategies.single import SingleDevice
+    from hookline.trace import Recorder
+    from hookline.trainer import Trainer
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "Hook", "HookError",
+    "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Module", "NonFiniteLoss", "OptionError", "Recorder",
+    "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
+    "every", "explain", "no_event", "on", "once", "seed_everything", "when",
+]  # fmt: skip
 
 _HOME = {
     "Trainer": "trainer", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
@@ -17,12 +55,14 @@ _HOME = {
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",
-    "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base", "JSONLines": "loggers.jsonl",
-    "EVENTS": "events",
+    "SingleDevice": "strategies.single", "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base",
+    "JSONLines": "loggers.jsonl", "EVENTS": "events", "declare_event": "events",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    if name == "explain":  # the module of that name can be called, so that `hookline.explain(trainer)` works
+        return importlib.import_module("hookline.explain")
     if name not in _HOME:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"hookline.{_HOME[name]}"), name)
@@ -31,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *__all__])

@@ -31,7 +31,7 @@ class CheckpointError(HooklineError):
     """A checkpoint that cannot be written or read."""
 
 
-class StopTraining(Exception):  # noqa: N818 - a request, not an error
+class StopTraining(Exception):
     """Raise it in any hook or step to end the run at the next batch boundary."""
 
     def __init__(self, reason: str = "StopTraining was raised") -> None:

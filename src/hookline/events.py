@@ -6,7 +6,7 @@ One row is one event. The plan, the checks at registration, `Hook`'s documented 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -33,6 +33,8 @@ class Fact:
     """Known at every event, not only at those whose row names it."""
     costly: bool = False
     """Costs a device read, a reduction or a pass over tensors: captured only if somebody asks."""
+    needs: tuple[str, ...] = ()
+    """Other facts that must be captured for this one."""
 
     @property
     def expression(self) -> str:
@@ -88,33 +90,38 @@ BRANCHES: Mapping[str, str] = MappingProxyType({
     "own": "run/declared by the user",
 })  # fmt: skip
 
-_ALL = {"everywhere": True}
+
+def _known(name: str, doc: str, *, reads: str = "", spellings: tuple[str, ...] = (), costly: bool = False) -> Fact:
+    """A fact that can be asked for at every event."""
+    return Fact(name, doc, reads, spellings, everywhere=True, costly=costly)
+
+
 FACT_ROWS: tuple[Fact, ...] = (
     # known at every event
-    Fact("trainer", "the trainer", **_ALL),
-    Fact("module", "the user's own module", spellings=("pl_module", "model"), **_ALL),
-    Fact("wrapped_model", "what the strategy runs: the module, or its compiled or distributed wrapper", **_ALL),
-    Fact("state", "the live state of the run, an object that also reads like a dictionary", reads="s", **_ALL),
-    Fact("config", "what was passed as `Trainer(config=...)`", **_ALL),
-    Fact("stage", "'fit', 'validate', 'test' or 'predict'", **_ALL),
-    Fact("epoch", "the current epoch, from 0", spellings=("current_epoch",), **_ALL),
-    Fact("step", "optimizer updates made so far, one per window", spellings=("global_step",), **_ALL),
-    Fact("batches_seen", "training batches finished so far, over all epochs", **_ALL),
-    Fact("samples_seen", "training samples in those batches", **_ALL),
-    Fact("tokens_seen", "training tokens in those batches, counted from when somebody asks", costly=True, **_ALL),
-    Fact("optimizers", "the list of optimizers", **_ALL),
-    Fact("schedulers", "the list of learning-rate schedulers", **_ALL),
-    Fact("device", "the device the module is on", **_ALL),
-    Fact("rank", "this process's rank", **_ALL),
-    Fact("local_rank", "this process's rank on its machine", **_ALL),
-    Fact("world_size", "the number of processes", **_ALL),
-    Fact("lr", "the learning rate of the first parameter group", **_ALL),
-    Fact("resumed", "whether this run continues from a checkpoint", **_ALL),
-    Fact("sanity_checking", "whether the validation going on is the sanity check", **_ALL),
-    Fact("hooks", "the hooks of this run", **_ALL),
-    Fact("logger", "the logger, or all of them as one", **_ALL),
-    Fact("experiment", "the same under the name TensorBoard users know", reads="s.logger", **_ALL),
-    Fact("status", "'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'", **_ALL),
+    _known("trainer", "the trainer"),
+    _known("module", "the user's own module", spellings=("pl_module", "model")),
+    _known("wrapped_model", "what the strategy runs: the module, or its compiled or distributed wrapper"),
+    _known("state", "the live state of the run, an object that also reads like a dictionary", reads="s"),
+    _known("config", "what was passed as `Trainer(config=...)`"),
+    _known("stage", "'fit', 'validate', 'test' or 'predict'"),
+    _known("epoch", "the current epoch, from 0", spellings=("current_epoch",)),
+    _known("step", "optimizer updates made so far, one per window", spellings=("global_step",)),
+    _known("batches_seen", "training batches finished so far, over all epochs"),
+    _known("samples_seen", "training samples in those batches"),
+    _known("tokens_seen", "training tokens in those batches, counted from when somebody asks", costly=True),
+    _known("optimizers", "the list of optimizers"),
+    _known("schedulers", "the list of learning-rate schedulers"),
+    _known("device", "the device the module is on"),
+    _known("rank", "this process's rank"),
+    _known("local_rank", "this process's rank on its machine"),
+    _known("world_size", "the number of processes"),
+    _known("lr", "the learning rate of the first parameter group"),
+    _known("resumed", "whether this run continues from a checkpoint"),
+    _known("sanity_checking", "whether the validation going on is the sanity check"),
+    _known("hooks", "the hooks of this run"),
+    _known("logger", "the logger, or all of them as one"),
+    _known("experiment", "the same under the name TensorBoard users know", reads="s.logger"),
+    _known("status", "'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'"),
     # facts with a moment of their own
     Fact("batch", "the batch as the loader made it, on the device once it was moved"),
     Fact("batch_idx", "the number of the batch in this epoch, from 0"),
@@ -129,7 +136,8 @@ FACT_ROWS: tuple[Fact, ...] = (
     Fact("grad_norm", "the total gradient norm before clipping, as a float", costly=True),
     Fact("gradient_clip_val", "the limit asked for"),
     Fact("gradient_clip_algorithm", "'norm' or 'value'"),
-    Fact("ctx", "a StepContext: step, loss, grad_norm, lr, tokens_seen, model, optimizer and more", costly=True),
+    Fact("ctx", "a StepContext: step, loss, grad_norm, lr, tokens_seen, model, optimizer and more", costly=True,
+         needs=("grad_norm", "tokens_seen")),
     Fact("reason", "why: see the event"),
     Fact("scheduler", "the scheduler this is about"),
     Fact("metric", "the monitored value for a scheduler that wants one, else None"),
@@ -347,6 +355,13 @@ class EventTable:
             return None
         return fact
 
+    def with_needs(self, names: Iterable[str]) -> frozenset[str]:
+        """These facts and those that must be captured for them."""
+        wanted = set(names)
+        for name in names:
+            wanted.update(self._facts[name].needs if name in self._facts else ())
+        return frozenset(wanted)
+
     def facts_at(self, event: Event) -> list[Fact]:
         """The facts of an event: its own in positional order, then those known everywhere."""
         own = [self._facts[name] for name in event.facts]
@@ -387,3 +402,11 @@ class EventTable:
 EVENTS_OF_THE_TABLE = frozenset(event.name for event in EVENT_ROWS)
 EVENTS = EventTable()
 """The table of this process."""
+
+
+def declare_event(name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
+    """Declare an event of your own: hooks may listen to it from now on, `trainer.emit(name, fact=value)` fires it.
+
+    With `replaces`, a value that a listener returns replaces that fact, and `emit` returns the last one.
+    """
+    return EVENTS.declare(name, facts, doc, replaces=replaces)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.errors import HookError, closest
-from hookline.events import BRANCHES, EVERY_VERB, RECEIVERS, Event
+from hookline.events import BRANCHES, EVENTS, EVERY_VERB, RECEIVERS, Event
 from hookline.listener import Listener
 from hookline.plan import Plan
 
@@ -51,7 +53,7 @@ class Explanation:
         return "\n".join([self.root.title, *_draw(self.root, "", everything)])
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text(everything=not _heard(self.root))
 
     def __rich__(self) -> Any:
         from rich.tree import Tree
@@ -61,7 +63,15 @@ class Explanation:
         return tree
 
 
-def explain(plan: Plan, verb: str = "fit") -> Explanation:
+def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **options: Any) -> Explanation:
+    """The lifecycle of a run of this trainer; without one, the lifecycle as such. `print` it."""
+    if trainer is None:
+        return explain_plan(Plan(EVENTS), verb)
+    explanation: Explanation = trainer.explain(module, verb=verb, **options)
+    return explanation
+
+
+def explain_plan(plan: Plan, verb: str = "fit") -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
@@ -115,7 +125,8 @@ def _why(listener: Listener, plan: Plan) -> str:
     if listener.receiver != "H":
         return f"order of receivers: {order}"
     if listener.after_module:
-        return "asked to run after the module" if getattr(listener.owner, "tier", "") != "monitor" else "a monitor: after the module"
+        is_monitor = getattr(listener.owner, "tier", "") == "monitor"
+        return "a monitor: after the module" if is_monitor else "asked to run after the module"
     tier = getattr(listener.owner, "tier", "user")
     explicit = getattr(listener.owner, "order", None) is not None
     peers = [each for each in plan.listeners(event.name) if each.receiver == "H" and each.order == listener.order]
@@ -169,3 +180,13 @@ def _grow(tree: Any, node: Node) -> None:
             branch = tree.add(f"[bold cyan]{child.event.name}")
             for listener in child.listeners:
                 branch.add(_line(listener), highlight=False)
+
+
+class _CallableModule(types.ModuleType):
+    """`hookline.explain` is this module and the function in one."""
+
+    def __call__(self, trainer: Any = None, module: Any = None, **options: Any) -> Explanation:
+        return explain(trainer, module, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -27,15 +27,21 @@ class Filter(Protocol):
     text: str
     facts: tuple[str, ...]
 
-    def ready(self, s: Any) -> bool: ...
+    def ready(self, s: Any) -> bool:
+        """Whether to call the listener now."""
+        ...
 
     def begin(self, s: Any) -> None:
         """A run starts, or goes on after a resume."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """How far it has counted."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from there."""
+        ...
 
 
 def parse_interval(interval: int | str, what: str) -> tuple[float, str]:
@@ -80,7 +86,7 @@ class _Every:
     def __init__(self, interval: int | str) -> None:
         number, unit = parse_interval(interval, "every")
         self.n = int(number)
-        self.facts = (UNITS[unit],) if unit in UNITS else ()
+        self.facts: tuple[str, ...] = (UNITS[unit],) if unit in UNITS else ()
         self.count = attrgetter(UNITS[unit]) if unit in UNITS else None
         self.text = f"every {interval}" if isinstance(interval, str) else f"every {interval} calls"
         self.passed: int | None = None if self.count else 0
@@ -164,7 +170,7 @@ class _Bound:
         self.count = attrgetter(UNITS[self.unit]) if self.unit in UNITS else None
         self.after = after
         self.text = f"{word} {limit}" if isinstance(limit, str) else f"{word} {limit} calls"
-        self.facts = (UNITS[self.unit],) if self.unit in UNITS else ()
+        self.facts: tuple[str, ...] = (UNITS[self.unit],) if self.unit in UNITS else ()
         self.calls = 0
         self.started = time.monotonic()
 

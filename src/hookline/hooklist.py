@@ -80,9 +80,13 @@ class Handle:
 class Guests(Protocol):
     """The run that is going on, if any: it greets hooks that come late and sees off those that leave early."""
 
-    def welcome(self, entry: Entry) -> None: ...
+    def welcome(self, entry: Entry) -> None:
+        """A hook was added."""
+        ...
 
-    def farewell(self, entry: Entry) -> None: ...
+    def farewell(self, entry: Entry) -> None:
+        """A hook was removed."""
+        ...
 
 
 class HookList:
@@ -183,7 +187,7 @@ class HookList:
 
     def _here(self, entry: Entry) -> Iterable[Listener]:
         """The listeners that this process's rank calls."""
-        ranks = getattr(entry.hook, "ranks", "all")
+        ranks: Any = getattr(entry.hook, "ranks", "all")
         if ranks == "zero":
             ranks = (0,)
         present = {id(each) for each in self._plan_listeners(entry)}

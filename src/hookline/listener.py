@@ -116,7 +116,8 @@ def _filtered(call: Caller, ready: list[Callable[[Any], bool]]) -> Caller:
     if len(ready) == 1:
         is_ready = ready[0]
         return lambda s: call(s) if is_ready(s) else None
-    return lambda s: call(s) if all([each(s) for each in ready]) else None
+    # a list, so that every filter counts every call
+    return lambda s: call(s) if all([each(s) for each in ready]) else None  # noqa: C419
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:

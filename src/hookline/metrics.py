@@ -127,17 +127,18 @@ def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:
     if any(isinstance(value, Tensor) for value in values):
         device = next(value.device for value in values if isinstance(value, Tensor))
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        if any(type(value) is not Tensor or value.ndim or value.device != device for value in values):
-            values = [torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values]
-        stacked = torch.stack(values).to(dtype)
+        try:
+            stacked = torch.stack(values).to(dtype).reshape(len(values))
+        except (TypeError, RuntimeError):  # numbers, devices or shapes are mixed
+            stacked = torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
         if reduce == "mean":
             even = weights.count(weights[0]) == len(weights)
             scale = weights[0] if even else torch.tensor(weights, dtype=dtype, device=device)
             return (stacked * scale).sum()
-        return {"sum": stacked.sum, "min": stacked.min, "max": stacked.max}[reduce]()
+        return stacked.sum() if reduce == "sum" else stacked.min() if reduce == "min" else stacked.max()
     if reduce == "mean":
         return math.fsum(value * weight for value, weight in zip(values, weights, strict=True))
-    return {"sum": math.fsum, "min": min, "max": max}[reduce](values)
+    return math.fsum(values) if reduce == "sum" else min(values) if reduce == "min" else max(values)
 
 
 class _Key:

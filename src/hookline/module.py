@@ -65,7 +65,7 @@ class Actions:
         self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Update the weights."""
-        optimizer.step(optimizer_closure)  # type: ignore[arg-type]
+        optimizer.step(optimizer_closure)
 
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

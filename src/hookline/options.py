@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from dataclasses import dataclass, fields
@@ -11,7 +12,9 @@ from typing import Any, TypedDict
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import SECONDS, parse_interval
 
-PRECISIONS = {"32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed"}
+PRECISIONS = {
+    "32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
+}  # fmt: skip
 
 
 class OptionArguments(TypedDict, total=False):
@@ -162,8 +165,8 @@ def make_options(given: dict[str, Any]) -> Options:
     known = [field.name for field in fields(Options)]
     for name in given:
         if name not in known:
-            others = ["hooks", "callbacks", "logger", "strategy", "device", "precision", "config", "events"]
-            raise OptionError(f"Trainer has no option {name!r}.{closest(name, known + others)} Options: {', '.join(known + others)}.")
+            names = [*known, "hooks", "callbacks", "logger", "strategy", "device", "precision", "config", "accounting"]
+            raise OptionError(f"Trainer has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.")
     return Options(**given)
 
 
@@ -184,10 +187,9 @@ def parse_time(given: str | float | datetime.timedelta | None) -> float | None:
     if isinstance(given, str) and re.fullmatch(r"\d+:\d+:\d+:\d+", given):
         days, hours, minutes, seconds = map(int, given.split(":"))
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    try:
+    number, unit = 0.0, ""
+    with contextlib.suppress(HookError):
         number, unit = parse_interval(given, "max_time") if isinstance(given, str) else (0.0, "")
-    except HookError:
-        unit = ""
     if unit not in SECONDS:
         raise OptionError(f"max_time={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta.")
     return number * SECONDS[unit]

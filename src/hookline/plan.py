@@ -96,7 +96,7 @@ class Plan:
     def _count_wants(self) -> None:
         acting = [listener for listeners, _ in self._acts.values() for listener in listeners]
         heard = [listener for listeners in self._heard.values() for listener in listeners]
-        self.wanted = frozenset(fact for listener in (*acting, *heard) for fact in listener.facts)
+        self.wanted = self.table.with_needs({fact for listener in (*acting, *heard) for fact in listener.facts})
 
     def _compose(self, name: str) -> None:
         event = self.table[name]

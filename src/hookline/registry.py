@@ -15,6 +15,7 @@ BUILTIN_HOOKS: dict[str, str] = {
 def builtin_hook(name: str) -> Any:
     """The class of a built-in hook."""
     if name not in BUILTIN_HOOKS:
-        raise HookError(f"There is no built-in hook {name!r}.{closest(name, BUILTIN_HOOKS)} There are: {', '.join(BUILTIN_HOOKS)}.")
+        names = ", ".join(BUILTIN_HOOKS)
+        raise HookError(f"There is no built-in hook {name!r}.{closest(name, BUILTIN_HOOKS)} There are: {names}.")
     module, _, attribute = BUILTIN_HOOKS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

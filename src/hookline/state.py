@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,8 @@ from hookline.context import StepContext
 from hookline.errors import closest
 from hookline.metrics import MetricLog, Metrics
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class State(MutableMapping[str, Any]):
     """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
 
@@ -23,43 +22,74 @@ class State(MutableMapping[str, Any]):
     model_params, status and every fact; keys of your own may be added.
     """
 
-    __slots__ = (
-        # who takes part
-        "config", "device", "hooks", "local_rank", "logger", "module", "optimizers", "rank", "schedulers", "stage",
-        "trainer", "world_size", "wrapped_model",
-        # how far the run is; counts are of finished things
-        "batches_seen", "epoch", "epochs_seen", "resumed", "samples_seen", "sanity_checking", "should_stop", "status",
-        "step", "stop_reason", "tokens_seen",
-        # the batch, the loss, the optimizer of this moment
-        "batch", "batch_idx", "dataloader_idx", "dataloader_name", "gradient_clip_algorithm", "gradient_clip_val",
-        "live_loss", "loss_tensor", "norm_tensor", "optimizer", "optimizer_closure", "optimizer_idx", "predictions",
-        "modes", "returned", "scaled_loss", "used_lr", "window_losses",
-        # what one event is about
-        "checkpoint", "exception", "metric", "own", "path", "reason", "row", "saved_step", "scheduler",
-        "cache", "log", "nested_validate", "_extras",
-    )  # fmt: skip
-
-    def __init__(self, **facts: Any) -> None:
-        for name in self.__slots__:
-            setattr(self, name, None)
-        self.stage = ""
-        self.batches_seen = self.epoch = self.epochs_seen = self.samples_seen = self.step = self.tokens_seen = 0
-        self.rank = self.local_rank = self.batch_idx = self.dataloader_idx = self.optimizer_idx = self.saved_step = 0
-        self.world_size = 1
-        self.resumed = self.sanity_checking = self.should_stop = self.nested_validate = False
-        self.status = "created"
-        self.stop_reason = ""
-        self.dataloader_name = ""
-        self.optimizers: list[Any] = []
-        self.schedulers: list[Any] = []
-        self.predictions: list[Any] = []
-        self.own: dict[str, Any] = {}
-        self.log: MetricLog = MetricLog()
-        self.cache: dict[str, tuple[Any, Any]] = {}
-        """What was worked out for this batch; the loops empty it when the next one comes."""
-        self._extras: dict[str, Any] = {}
-        for name, value in facts.items():
-            setattr(self, name, value)
+    # who takes part
+    trainer: Any = None
+    module: Any = None
+    wrapped_model: Any = None
+    hooks: Any = None
+    logger: Any = None
+    config: Any = None
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    device: Any = None
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    stage: str = ""
+    # how far the run is; counts are of finished things
+    epoch: int = 0
+    epochs_seen: int = 0
+    step: int = 0
+    batches_seen: int = 0
+    samples_seen: int = 0
+    tokens_seen: int = 0
+    resumed: bool = False
+    sanity_checking: bool = False
+    should_stop: bool = False
+    stop_reason: str = ""
+    status: str = "created"
+    # the batch, the loss, the optimizer of this moment
+    batch: Any = None
+    batch_idx: int = 0
+    dataloader_idx: int = 0
+    dataloader_name: str = ""
+    returned: Any = None
+    """What the step returned, as it is."""
+    live_loss: Any = None
+    """The user's loss, until backward."""
+    scaled_loss: Any = None
+    """What is differentiated: the loss divided by the window's length and scaled."""
+    loss_tensor: Tensor | None = None
+    """The user's loss, detached."""
+    window_losses: list[Tensor] | None = None
+    """All losses of the window, if it has more than one batch."""
+    norm_tensor: Any = None
+    used_lr: float | None = None
+    """The learning rate that the newest update used."""
+    optimizer: Any = None
+    optimizer_idx: int = 0
+    optimizer_closure: Any = None
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+    predictions: list[Any] = field(default_factory=list)
+    modes: list[Any] = field(default_factory=list)
+    """Every submodule's train or eval flag before an evaluation."""
+    # what one event is about
+    checkpoint: Any = None
+    path: Any = None
+    saved_step: int = 0
+    exception: BaseException | None = None
+    reason: str = ""
+    scheduler: Any = None
+    metric: Any = None
+    row: Any = None
+    own: dict[str, Any] = field(default_factory=dict)
+    nested_validate: bool = False
+    log: MetricLog = field(default_factory=MetricLog)
+    cache: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """What was worked out for this batch; the loops empty it when the next one comes."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Keys of the user's own."""
 
     # ---- facts that are worked out when somebody asks, once per moment ------------------------------------------
 
@@ -84,7 +114,7 @@ class State(MutableMapping[str, Any]):
     def mean_of_window(self) -> Tensor | None:
         """The same, still on its device."""
         if self.window_losses is None:  # a window of one batch
-            return self.loss_tensor  # type: ignore[no-any-return]
+            return self.loss_tensor
         return self._once("mean_of_window", self.window_losses, lambda losses: torch.stack(losses).mean())  # type: ignore[no-any-return]
 
     @property
@@ -105,7 +135,8 @@ class State(MutableMapping[str, Any]):
     @property
     def batch_metrics(self) -> Metrics:
         """This batch's values under plain keys, `loss` among them."""
-        return self._once("batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned)))
+        made: Metrics = self._once("batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned)))
+        return made
 
     def _batch_values(self, returned: Any) -> dict[str, Any]:
         values: dict[str, Any] = {k: v for k, v in returned.items() if is_scalar(v)} if isinstance(returned, dict) else {}
@@ -122,9 +153,11 @@ class State(MutableMapping[str, Any]):
     @property
     def ctx(self) -> StepContext:
         """This update as one object."""
+        nan = float("nan")
         return StepContext(
-            self.step, self.mean_of_window(), self.norm_tensor if self.norm_tensor is not None else float("nan"),
-            self.used_lr, self.tokens_seen, self.module, self.optimizers[0] if self.optimizers else None,
+            self.step, self.mean_of_window(), nan if self.norm_tensor is None else self.norm_tensor,
+            nan if self.used_lr is None else self.used_lr, self.tokens_seen, self.module,
+            self.optimizers[0] if self.optimizers else None,
             epoch=self.epoch, rank=self.rank, world_size=self.world_size, metrics=self.batch_metrics,
         )  # fmt: skip
 
@@ -149,8 +182,8 @@ class State(MutableMapping[str, Any]):
     # ---- as a dictionary ----------------------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
-        if key in self._extras:
-            return self._extras[key]
+        if key in self.extras:
+            return self.extras[key]
         if key in _KEYS:
             return _KEYS[key](self)
         if key in _PLAIN_FACTS:
@@ -160,16 +193,16 @@ class State(MutableMapping[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if key in _KEYS or key in _PLAIN_FACTS:
             raise TypeError(f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own.")
-        self._extras[key] = value
+        self.extras[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._extras[key]
+        del self.extras[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*_KEYS, *_PLAIN_FACTS, *self._extras])
+        return iter([*_KEYS, *_PLAIN_FACTS, *self.extras])
 
     def __len__(self) -> int:
-        return len(_KEYS) + len(_PLAIN_FACTS) + len(self._extras)
+        return len(_KEYS) + len(_PLAIN_FACTS) + len(self.extras)
 
     def __repr__(self) -> str:
         return f"<State: {self.stage or 'idle'}, {self.position}, {self.status}>"

@@ -14,7 +14,7 @@ from torch import nn
 from hookline.checkpoint.saves import REASONS, SaveRequest
 from hookline.errors import HooklineError, OptionError, closest
 from hookline.events import EVENTS
-from hookline.explain import Explanation, explain
+from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
 from hookline.hook import FunctionHook
 from hookline.hooklist import Handle, HookList
@@ -36,7 +36,7 @@ from hookline.state import State
 from hookline.steps import PlainSteps
 from hookline.strategies import Strategy, make_strategy
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class Trainer:
@@ -151,14 +151,17 @@ class Trainer:
         )  # fmt: skip
         if stage == "fit":
             self._new_run_dir = None
-        return Run(self, stage, self.options, self.plan, self.state, self.strategy, module, steps, datamodule, loaders, self._make_run_dir)
+        return Run(
+            self, stage, self.options, self.plan, self.state, self.strategy,
+            module, steps, datamodule, loaders, self._make_run_dir,
+        )  # fmt: skip
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
             return self._last.steps  # type: ignore[return-value]
         return PlainSteps(module, loss, step, optimizer)
 
-    def _finish(self, run: Run, body: Callable[[Run], Any]) -> Any:
+    def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
         if self.options.seed is not None:
             seed_everything(self.options.seed)
         self._run = self._last = run
@@ -214,8 +217,8 @@ class Trainer:
             raise HooklineError(f"{row.name} is fired by the loops; only events you declared can be emitted.")
         for name in (*facts, *row.facts):
             if (name in facts) != (name in row.facts):
-                known = ", ".join(row.facts) or "none"
-                raise HooklineError(f"{row.name} has the facts {known}; got {', '.join(facts) or 'none'}.{closest(name, row.facts)}")
+                known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
+                raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
         before, self.state.own = self.state.own, dict(facts)
         try:
             getattr(self.plan, row.name)(self.state)
@@ -226,12 +229,12 @@ class Trainer:
     def explain(self, module: nn.Module | None = None, *, datamodule: DataModule | None = None, verb: str = "fit") -> Explanation:
         """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`."""
         if module is None or self._run is not None:
-            return explain(self.plan, verb)
+            return explain_plan(self.plan, verb)
         run = self._start(verb, module, datamodule, {}, None, None, None)
         guests = Guests(run)
         try:
             guests.arrive()
-            return explain(self.plan, verb)
+            return explain_plan(self.plan, verb)
         finally:
             guests.leave()
 
@@ -240,7 +243,7 @@ class Trainer:
     @property
     def should_stop(self) -> bool:
         """Set it to True, in any hook, to end the run at the next batch boundary."""
-        return self.state.should_stop  # type: ignore[no-any-return]
+        return self.state.should_stop
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:

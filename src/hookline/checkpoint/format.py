@@ -18,9 +18,10 @@ def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the value in errors."""
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, int) and type(value) is int:
+    kind: Any = type(value)  # exactly: a subclass would come back as something else
+    if kind is int:
         return value
-    if type(value) is float:
+    if kind is float:
         return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
     if isinstance(value, Tensor):
         return {TAG: "tensor", "key": _keep(value.detach(), tensors, where), "grad": value.requires_grad}
@@ -31,16 +32,20 @@ def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         signed = array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" and array.itemsize > 1 else array
         return {TAG: "array", "key": _keep(torch.from_numpy(np.array(signed)), tensors, where), "dtype": array.dtype.str,
                 "scalar": isinstance(value, np.generic)}  # fmt: skip
-    if type(value) is dict or type(value).__name__ in ("OrderedDict", "defaultdict"):
+    if kind is dict or kind.__name__ in ("OrderedDict", "defaultdict"):
         if all(isinstance(key, str) and key != TAG for key in value):
             return {key: pack(each, tensors, f"{where}.{key}") for key, each in value.items()}
-        pairs = [[pack(key, tensors, f"a key of {where}"), pack(each, tensors, f"{where}[{key!r}]")] for key, each in value.items()]
+        pairs = [
+            [pack(key, tensors, f"a key of {where}"), pack(each, tensors, f"{where}[{key!r}]")] for key, each in value.items()
+        ]
         return {TAG: "dict", "value": pairs}
-    if type(value) in (list, tuple, set):
+    if kind in (list, tuple, set):
         parts = [pack(each, tensors, f"{where}[{index}]") for index, each in enumerate(value)]
-        return parts if type(value) is list else {TAG: type(value).__name__, "value": parts}
-    raise CheckpointError(f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot hold. "
-                          "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them.")  # fmt: skip
+        return parts if kind is list else {TAG: kind.__name__, "value": parts}
+    raise CheckpointError(
+        f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. "
+        "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
+    )
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -27,7 +27,7 @@ def rng_state() -> dict[str, Any]:
     streams: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     streams["numpy"] = (str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         streams["cuda"] = torch.cuda.get_rng_state_all()
     return streams
 

@@ -50,7 +50,7 @@ def first_tensor(batch: Any) -> Tensor | None:
     """The first tensor in a nested structure."""
     if isinstance(batch, Tensor):
         return batch
-    values = batch.values() if hasattr(batch, "values") and callable(batch.values) else batch
+    values: Any = batch.values() if hasattr(batch, "values") and callable(batch.values) else batch
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         return None
     for value in values:

@@ -23,7 +23,7 @@ class Loader:
     def batches(self, epoch: int, skip: int = 0) -> Iterator[Any]:
         """One pass, shuffled anew by the epoch where the sampler knows how, from position `skip` on."""
         for sampler in (getattr(self.source, "sampler", None), getattr(self.source, "batch_sampler", None)):
-            if hasattr(sampler, "set_epoch"):
+            if sampler is not None and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         batches: Iterator[Any] = iter(self.source)
         if self.length is not None:
@@ -37,8 +37,10 @@ def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
         return []
     if isinstance(given, Mapping):
         named = {str(name): source for name, source in given.items()}
+    elif isinstance(given, list | tuple) and len(given) == 1 and _is_loader(given[0]):
+        named = {kind: given[0]}
     elif isinstance(given, list | tuple) and given and all(_is_loader(each) for each in given):
-        named = {f"dl{index}": source for index, source in enumerate(given)} if len(given) > 1 else {kind: given[0]}
+        named = {f"dl{index}": source for index, source in enumerate(given)}
     else:
         named = {kind: given}
     for name, source in named.items():

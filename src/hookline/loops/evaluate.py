@@ -165,4 +165,4 @@ class Interlude:
 
 def isolated_rng() -> Any:
     """A block that leaves the random streams of torch as it found them."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))

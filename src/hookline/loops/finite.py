@@ -30,7 +30,7 @@ class FiniteWatch:
         self.previous = loss
         if self._host is None:
             self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         elif not self._arrived.query():
             return
         elif not math.isfinite(self._host.item()):

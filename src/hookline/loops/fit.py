@@ -11,7 +11,7 @@ from hookline.loops.loading import load
 from hookline.loops.run import Run
 from hookline.loops.saving import save_due
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
-from hookline.loops.step import close_window, end_of_step, train_batch
+from hookline.loops.step import close_window, train_batch
 
 log = logging.getLogger("hookline")
 
@@ -70,9 +70,8 @@ def train_epoch(run: Run, loader: Loader) -> None:
         refuse_empty(run, loader)
     complete = exhausted or run.position == loader.length
 
-    if complete and run.window.count and close_window(run, plan, s):  # a last window that came out short
-        end_of_step(run, plan, s)
     if complete:
+        close_window(run, plan, s)  # a last window that came out short
         advance_epoch(run)
     s.log.mode = "now"
     if validation_closes_epoch(run, complete):
@@ -125,7 +124,7 @@ def why_finished(run: Run) -> str:
 def refuse_empty(run: Run, loader: Loader) -> None:
     """A loader that yields nothing would make an endless loop of empty epochs."""
     if run.position == 0:
-        hint = ("; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else "")  # fmt: skip
+        hint = "; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else ""
         raise OptionError(f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}.")
 
 
@@ -154,7 +153,7 @@ def validate(run: Run) -> None:
 
 
 def validation_interval(run: Run, loader: Loader) -> int:
-    """Batches between validations in this epoch; 0 if none is due in it, or only at its end of unknown position."""
+    """Batches between validations in this epoch; 0 if none is due in it, or only at its end."""
     options = run.options
     if not run.loaders["val"] or (run.state.epoch + 1) % options.check_val_every_n_epoch:
         return 0
@@ -162,8 +161,8 @@ def validation_interval(run: Run, loader: Loader) -> int:
         return options.val_check_interval
     if loader.length is None:
         if options.val_check_interval != 1.0:
-            raise OptionError(f"val_check_interval={options.val_check_interval} is a fraction of an epoch, but the training "
-                              "loader has no length; pass a whole number of batches.")  # fmt: skip
+            raise OptionError(f"val_check_interval={options.val_check_interval} is a fraction of an epoch, but the "
+                              "training loader has no length; pass a whole number of batches.")  # fmt: skip
         return 0
     return max(1, int(loader.length * options.val_check_interval))
 

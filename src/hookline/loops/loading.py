@@ -62,7 +62,8 @@ def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
         raise OptionError(f"fit needs one training loader, and got {len(loaders)}: pass it to fit, or return it from "
                           f"{name}.train_dataloader or a DataModule.")  # fmt: skip
     if kind in ("test", "predict") and not loaders:
-        raise OptionError(f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader or a DataModule.")
+        raise OptionError(f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
+                          "or a DataModule.")  # fmt: skip
     if kind == "train" and run.options.limit_train_batches != 0 and loaders[0].length == 0:
         raise OptionError(f"The training loader {loaders[0].name!r} is empty.")
     step = STEP_OF[kind]

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE
 from hookline.loops.run import Run
-from hookline.loops.step import overflowed, differentiate, total_norm
+from hookline.loops.step import differentiate, overflowed, total_norm
 
 
 class ManualOptimizer:
@@ -32,13 +32,13 @@ class ManualOptimizer:
     def step(self, closure: Any = None) -> None:
         """Update the weights; the first update of a batch advances `step`."""
         run, s = self._run, self._focus()
-        plan, scaler = run.plan, run.strategy.precision.scaler
+        plan, scaler = run.plan, run.scaler
         if scaler is not None and overflowed(scaler, self.optimizer):
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
             scaler.update()
             return
-        if "grad_norm" in plan.wanted or "ctx" in plan.wanted:
+        if "grad_norm" in plan.wanted:
             s.norm_tensor = total_norm(self.optimizer)
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:

@@ -30,10 +30,6 @@ class Window:
 
     def __init__(self) -> None:
         self.size = 1
-        self.clear()
-
-    def clear(self) -> None:
-        """The next batch opens a new window."""
         self.batches = 0
         """Batches of the loader so far, skipped ones included."""
         self.count = 0
@@ -41,6 +37,14 @@ class Window:
         self.losses: list[Any] = []
         self.held: list[tuple[Any, float]] = []
         """Losses that join the epoch's mean only if the window turns out finite."""
+
+    def clear(self) -> None:
+        """The next batch opens a new window."""
+        self.batches = self.count = 0
+        if self.losses:
+            self.losses = []
+        if self.held:
+            self.held = []
 
 
 class Run:
@@ -64,6 +68,11 @@ class Run:
         self.loaders: dict[str, list[Loader]] = {}
         self.schedules: list[Schedule] = []
         self.window = Window()
+        # what the batch body asks for every time, settled once
+        self.accumulate = options.accumulate_grad_batches
+        self.skips_nonfinite = options.nonfinite == "skip"
+        self.log_every = options.log_every_n_steps
+        self.scaler = strategy.precision.scaler
         self.watch = FiniteWatch(strategy.device)
         self.epoch_advanced = False
         self.step_before_batch = 0
@@ -76,6 +85,9 @@ class Run:
         self.resume_from: Path | None = None
         self.restored: dict[str, Any] = {}
         self.manual_optimizers: list[Any] = []
+        self.manual_backward: Callable[[Any], None] = lambda loss: None
+        self.recomputes = False
+        """Whether an optimizer calls the closure to compute the loss anew."""
         self.moves = False
         self.clips = False
         self.clips_by_norm = False

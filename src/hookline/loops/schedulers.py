@@ -45,13 +45,13 @@ def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
 
 
 def _find_metric(run: Run, schedule: Schedule) -> bool:
-    s, name = run.state, schedule.monitor
+    s, name = run.state, schedule.monitor or ""
     if name in s.metrics:
         s.metric = s.metrics[name]
         return True
     known = ", ".join(s.metrics) or "none yet"
     text = (f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
-            f"{closest(str(name), s.metrics)} Metrics: {known}.")  # fmt: skip
+            f"{closest(name, s.metrics)} Metrics: {known}.")  # fmt: skip
     if schedule.strict:
         raise OptionError(text + " Pass 'strict': False to only be warned.")
     log.warning(text)

@@ -32,29 +32,34 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     signal = plan.on_train_batch_start(s)
     if signal is END_EPOCH:
         return signal
-    if window.batches == 0:
-        planned = run.options.accumulate_grad_batches
-        window.size = planned if batches_left is None else min(planned, batches_left)
+    if window.batches == 0 and run.accumulate > 1:
+        window.size = run.accumulate if batches_left is None else min(run.accumulate, batches_left)
     window.batches += 1
     last = window.batches >= window.size
     if signal is not None:  # SKIP_BATCH: no further events, but a window that ends here still steps on the others
-        if last and close_window(run, plan, s):
-            end_of_step(run, plan, s)
+        if last:
+            close_window(run, plan, s)
         return None
 
     log.weight = weight = batch_size(s.batch)
     before = run.step_before_batch = s.step
     s.returned = plan.training_step(s)
-    if run.steps.automatic_optimization:
-        backward_and_update(run, plan, s, weight, last)
-    else:
+    if not run.steps.automatic_optimization:
         take_manual_loss(run, s, weight)
+    else:
+        loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
+        if loss is None:
+            s.loss_tensor = None
+        else:
+            learn_from(run, plan, s, loss, weight)
+        if last:
+            update(run, plan, s)
     updated = s.step > before
     if run.schedules:
         advance_due(run, updated, batches_left)
     s.batches_seen += 1
     s.samples_seen += weight
-    if "tokens_seen" in plan.wanted or "ctx" in plan.wanted:
+    if "tokens_seen" in plan.wanted:
         s.tokens_seen += count_tokens(s.batch)
 
     s.nested_validate = True
@@ -65,49 +70,43 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     return None
 
 
-def close_window(run: Run, plan: Plan, s: State) -> bool:
-    """A window that ends early, or on a batch that was skipped: update on what it has. True if one was applied."""
-    before = s.step
-    if run.window.count:
-        update(run, plan, s)
-    run.window.clear()
-    return bool(s.step > before)
-
-
-def backward_and_update(run: Run, plan: Plan, s: State, weight: int, last: bool) -> None:
-    """Differentiate the step's loss; update if the window is complete."""
+def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> None:
+    """Differentiate a loss into the window's gradients, and note it."""
     window = run.window
-    loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
-    if loss is not None:
-        if not loss.requires_grad:
-            raise LossError(_cannot_train_on(loss, s))
-        s.live_loss = loss
-        if window.count == 0:
-            zero_grad(plan, s)
-        differentiate(run, plan, s)
-        window.count += 1
-        if window.size > 1:
-            window.losses.append(s.loss_tensor)
-        if run.options.nonfinite == "skip":
-            window.held.append((s.loss_tensor, weight))
-        else:
-            run.watch.look(s.loss_tensor)
-            s.log.train_loss.add(s.loss_tensor, weight)
+    if not loss.requires_grad:
+        raise LossError(_cannot_train_on(s))
+    s.live_loss = loss
+    if window.count == 0:
+        zero_grad(plan, s)
+    loss = differentiate(run, plan, s)
+    window.count += 1
+    if run.accumulate > 1:
+        window.losses.append(loss)
+    if run.skips_nonfinite:
+        window.held.append((loss, weight))
     else:
-        s.loss_tensor = None
-    if last:
-        update(run, plan, s)
+        run.watch.look(loss)
+        s.log.train_loss.add(loss, weight)
 
 
 def take_manual_loss(run: Run, s: State, weight: int) -> None:
     """Manual optimization: the step has done it all; its loss is only watched."""
     run.window.clear()
-    returned = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
-    s.window_losses = None
-    s.loss_tensor = returned.detach() if isinstance(returned, Tensor) else None
+    loss = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
+    s.loss_tensor = loss.detach() if isinstance(loss, Tensor) else None
     if s.loss_tensor is not None:
         run.watch.look(s.loss_tensor)
         s.log.train_loss.add(s.loss_tensor, weight)
+
+
+def close_window(run: Run, plan: Plan, s: State) -> None:
+    """A window that ends early, or on a batch that was skipped, updates on what it has."""
+    before = s.step
+    if run.window.count:
+        update(run, plan, s)
+    run.window.clear()
+    if s.step > before:
+        end_of_step(run, plan, s)
 
 
 def zero_grad(plan: Plan, s: State) -> None:
@@ -117,13 +116,12 @@ def zero_grad(plan: Plan, s: State) -> None:
         plan.optimizer_zero_grad(s)
 
 
-def differentiate(run: Run, plan: Plan, s: State) -> None:
-    """Backward with its events. `s.loss_tensor` is the user's loss afterwards, never divided or scaled."""
+def differentiate(run: Run, plan: Plan, s: State) -> Tensor:
+    """Backward with its events. Returns the user's loss, detached, never divided or scaled."""
     plan.on_before_backward(s)
     loss = s.live_loss
     scaled = loss if run.window.size == 1 else loss / run.window.size
-    scaler = run.strategy.precision.scaler
-    s.scaled_loss = scaled if scaler is None else scaler.scale(scaled)
+    s.scaled_loss = scaled if run.scaler is None else run.scaler.scale(scaled)
     try:
         plan.backward(s)
     except RuntimeError as error:
@@ -131,27 +129,29 @@ def differentiate(run: Run, plan: Plan, s: State) -> None:
             raise LossError(f"The loss must be one number, but has the shape {tuple(loss.shape)}; "
                             "return its mean.") from error  # fmt: skip
         raise
-    s.loss_tensor = loss.detach()
     s.live_loss = s.scaled_loss = None  # lets go of the graph
+    s.loss_tensor = loss = loss.detach()
     plan.on_after_backward(s)
+    return loss  # type: ignore[no-any-return]
 
 
 def update(run: Run, plan: Plan, s: State) -> None:
     """The window's last micro-batch: one update per optimizer; `step` advances if at least one was applied."""
-    window, scaler = run.window, run.strategy.precision.scaler
-    s.window_losses = window.losses if window.size > 1 else None
-    if not _is_worth_a_step(run, plan, s):
+    window, scaler = run.window, run.scaler
+    if run.accumulate > 1:
+        s.window_losses = window.losses
+    if (window.count == 0 or run.skips_nonfinite) and not is_worth_a_step(run, plan, s):
         window.clear()
         return
     if window.count != window.size:
-        _rescale(s.optimizers, window.size / window.count)
+        rescale(s.optimizers, window.size / window.count)
     before = s.step
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
         if scaler is not None and overflowed(scaler, s.optimizer):
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
             continue
-        if ("grad_norm" in plan.wanted or "ctx" in plan.wanted) and not run.clips_by_norm:
+        if "grad_norm" in plan.wanted and not run.clips_by_norm:
             s.norm_tensor = total_norm(s.optimizer)
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:
@@ -177,7 +177,7 @@ def update(run: Run, plan: Plan, s: State) -> None:
 def end_of_step(run: Run, plan: Plan, s: State) -> None:
     """After an update: its metrics go out, then on_step_end, under the same step number."""
     log = s.log
-    if s.step % run.options.log_every_n_steps == 0 and (s.logger or plan.on_train_metrics is not nobody):
+    if s.step % run.log_every == 0 and (s.logger or plan.on_train_metrics is not nobody):
         row, log.pending = log.pending, {}
         row.setdefault("train/loss", s.mean_of_window())
         if s.used_lr is not None:
@@ -211,7 +211,7 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
                     "return the loss as a tensor, a dictionary with 'loss', or None to leave the batch out.")  # fmt: skip
 
 
-def _cannot_train_on(loss: Tensor, s: State) -> str:
+def _cannot_train_on(s: State) -> str:
     why = "gradients are switched off" if not torch.is_grad_enabled() else "it was detached, or no parameter took part in it"
     return (f"The loss of batch {s.batch_idx} cannot be differentiated: {why}. Training would silently change nothing. "
             "Return the tensor that the model's parameters produced, without .item(), .detach() or float().")  # fmt: skip
@@ -220,12 +220,12 @@ def _cannot_train_on(loss: Tensor, s: State) -> str:
 # ---- the update --------------------------------------------------------------------------------------------------
 
 
-def _is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
+def is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
     """False, after on_step_skipped, if nothing in the window had a loss or the loss is not finite and told to be skipped."""
     window = run.window
     if window.count == 0:
         s.reason = "no_loss"
-    elif run.options.nonfinite == "skip" and not _is_finite([loss for loss, _ in window.held]):
+    elif not _is_finite([loss for loss, _ in window.held]):
         s.reason = "nonfinite"
     else:
         for loss, weight in window.held:
@@ -259,11 +259,11 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
     return torch.nn.utils.get_total_norm(grads) if grads else None
 
 
-def _rescale(optimizers: list[Optimizer], factor: float) -> None:
+def rescale(optimizers: list[Optimizer], factor: float) -> None:
     """Losses were divided by the planned length of the window; make it the real one."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_(grads, factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Closure:
@@ -279,6 +279,7 @@ class Closure:
         return id(optimizer) in self._recompute
 
     def __call__(self) -> Any:
+        """The loss."""
         run, s = self.run, self.run.state
         if self.fresh or not self.recomputes(s.optimizer):
             self.fresh = False
@@ -290,8 +291,3 @@ class Closure:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             differentiate(run, run.plan, s)
         return s.loss_tensor
-
-
-def make_closure(run: Run) -> Closure:
-    """The closure of this run."""
-    return Closure(run)
