@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hookline._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hookline.context import StepContext
     from hookline.errors import (
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from hookline.strategies.single import SingleDevice
     from hookline.trace import Recorder
     from hookline.trainer import Trainer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "Hook", "HookError",

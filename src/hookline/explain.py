@@ -147,8 +147,15 @@ def _heard(node: Node | Moment) -> bool:
 
 
 def _line(listener: dict[str, Any]) -> str:
-    origin = os.path.relpath(listener["origin"]) if os.path.isabs(listener["origin"]) else listener["origin"]
-    parts = [f"{listener['receiver'].removesuffix('s')} {listener['name']}", f"{listener['function']} ({origin})"]
+    inside = os.path.commonpath([os.getcwd(), os.path.abspath(listener["origin"])]) == os.getcwd()
+    origin = os.path.relpath(listener["origin"]) if inside else os.path.basename(listener["origin"])
+    who = listener["receiver"].removesuffix("s")
+    function = listener["function"].rpartition("<locals>.")[2]
+    if who == "hook":
+        method = function if function != listener["name"] else ""
+        parts = [f"hook {listener['name']}{': ' if method else ''}{method} ({origin})"]
+    else:
+        parts = [f"{who} {function} ({origin})"]
     if listener["asks"]:
         parts.append(f"asks {', '.join(listener['asks'])}")
     if listener["when"] != "always":

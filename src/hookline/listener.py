@@ -193,7 +193,7 @@ def _own_methods(owner: Any) -> Iterator[str]:
             seen.add(name)
             yield name
     for cls in type(owner).__mro__:
-        ours = "__hookline_base__" in vars(cls) or cls.__module__.partition(".")[0] in ("builtins", "torch")
+        ours = "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
         for name, value in vars(cls).items():
             if name in seen or name.startswith("__"):
                 continue

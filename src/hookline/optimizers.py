@@ -6,6 +6,8 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -69,6 +71,17 @@ def needs_closure(optimizer: Optimizer) -> bool:
     parameters = inspect.signature(type(optimizer).step).parameters
     closure = parameters.get("closure")
     return closure is not None and closure.default is closure.empty
+
+
+def gradients(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients an optimizer is about to use."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def total_norm(optimizer: Optimizer) -> Tensor | None:
+    """The norm over all gradients, still on its device."""
+    grads = gradients(optimizer)
+    return torch.nn.utils.get_total_norm(grads) if grads else None
 
 
 def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer], list[Schedule]]:

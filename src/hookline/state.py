@@ -12,6 +12,7 @@ from torch import Tensor
 from hookline.context import StepContext
 from hookline.errors import closest
 from hookline.metrics import MetricLog, Metrics
+from hookline.optimizers import total_norm
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -63,7 +64,7 @@ class State(MutableMapping[str, Any]):
     """The user's loss, detached."""
     window_losses: list[Tensor] | None = None
     """All losses of the window, if it has more than one batch."""
-    norm_tensor: Any = None
+    norm_tensor: Tensor | None = None
     used_lr: float | None = None
     """The learning rate that the newest update used."""
     optimizer: Any = None
@@ -120,7 +121,14 @@ class State(MutableMapping[str, Any]):
     @property
     def grad_norm(self) -> float | None:
         """The total gradient norm before clipping as a float: reads the device."""
-        return None if self.norm_tensor is None else self._once("grad_norm", self.norm_tensor, float)
+        norm = self.norm_on_device()
+        return None if norm is None else self._once("grad_norm", norm, float)
+
+    def norm_on_device(self) -> Tensor | None:
+        """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be measured."""
+        if self.norm_tensor is None and self.optimizer is not None:
+            self.norm_tensor = total_norm(self.optimizer)
+        return self.norm_tensor
 
     @property
     def outputs(self) -> Any:
@@ -155,7 +163,7 @@ class State(MutableMapping[str, Any]):
         """This update as one object."""
         nan = float("nan")
         return StepContext(
-            self.step, self.mean_of_window(), nan if self.norm_tensor is None else self.norm_tensor,
+            self.step, self.mean_of_window(), nan if (norm := self.norm_on_device()) is None else norm,
             nan if self.used_lr is None else self.used_lr, self.tokens_seen, self.module,
             self.optimizers[0] if self.optimizers else None,
             epoch=self.epoch, rank=self.rank, world_size=self.world_size, metrics=self.batch_metrics,

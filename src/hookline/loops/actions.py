@@ -28,7 +28,7 @@ def install_actions(run: Run) -> None:
     run.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
     clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.clips = run.options.gradient_clip_val is not None or clips_itself
-    run.clips_by_norm = run.clips and not clips_itself and run.options.gradient_clip_algorithm == "norm"
+    run.clips_otherwise = run.clips and (clips_itself or run.options.gradient_clip_algorithm == "value")
     run.state.gradient_clip_val = run.options.gradient_clip_val
     run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
 

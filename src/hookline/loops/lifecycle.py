@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
+from hookline._version import __version__
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
@@ -118,6 +120,8 @@ class Guests:
         run.plan.add(self.listeners)
         install_actions(run)
         s.logger.open(run.run_dir)
+        if s.logger and run.stage == "fit":
+            s.logger.log_hyperparams(describe(run))
         self.handles = [hooks.add(each) for each in _as_list(run.plan.configure_hooks(s))]
         for entry in hooks.entries():
             self._start(entry)
@@ -154,6 +158,15 @@ class Guests:
             listener.account.calls = listener.account.total = listener.account.worst = 0
             for each in listener.filters:
                 each.begin(self.run.state)
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What a run was started with, for its log."""
+    return {
+        "options": dataclasses.asdict(run.options), "module": type(run.module).__name__, "device": run.strategy.device,
+        "precision": run.strategy.precision.name, "strategy": type(run.strategy).__name__,
+        "hooks": run.state.hooks.list_hooks(), "torch": torch.__version__, "hookline": __version__,
+    }  # fmt: skip
 
 
 def _as_list(returned: Any) -> list[Any]:

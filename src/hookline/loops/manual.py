@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE
 from hookline.loops.run import Run
-from hookline.loops.step import differentiate, overflowed, total_norm
+from hookline.loops.step import differentiate, overflowed
 
 
 class ManualOptimizer:
@@ -38,8 +38,7 @@ class ManualOptimizer:
             plan.on_step_skipped(s)
             scaler.update()
             return
-        if "grad_norm" in plan.wanted:
-            s.norm_tensor = total_norm(self.optimizer)
+        s.norm_tensor = None
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:
             s.reason = "hook"

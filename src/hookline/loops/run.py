@@ -90,8 +90,8 @@ class Run:
         """Whether an optimizer calls the closure to compute the loss anew."""
         self.moves = False
         self.clips = False
-        self.clips_by_norm = False
-        """Clipping computes the total norm anyway, so it need not be captured before."""
+        self.clips_otherwise = False
+        """Clipping changes the gradients without telling their norm, so it is captured before if somebody asks."""
         self.started = time.monotonic()
 
     @property

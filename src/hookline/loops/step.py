@@ -13,7 +13,7 @@ from hookline.data.batch import batch_size, count_tokens
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
-from hookline.optimizers import needs_closure
+from hookline.optimizers import gradients, needs_closure, total_norm
 from hookline.plan import Plan, nobody
 from hookline.state import State, is_scalar
 
@@ -151,8 +151,7 @@ def update(run: Run, plan: Plan, s: State) -> None:
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
             continue
-        if "grad_norm" in plan.wanted and not run.clips_by_norm:
-            s.norm_tensor = total_norm(s.optimizer)
+        s.norm_tensor = total_norm(s.optimizer) if run.clips_otherwise and "grad_norm" in plan.wanted else None
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:
             s.reason = "hook"
@@ -246,17 +245,6 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
     scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     return any(bool(value.item()) for value in found.values())
-
-
-def gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients an optimizer is about to use."""
-    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-
-def total_norm(optimizer: Optimizer) -> Tensor | None:
-    """The norm over all gradients, still on its device."""
-    grads = gradients(optimizer)
-    return torch.nn.utils.get_total_norm(grads) if grads else None
 
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:

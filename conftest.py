@@ -1,0 +1,50 @@
+"""Runs every code block of the README and the docs; a `text` block must be what the `python` block before it printed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from typing import Any
+
+from sybil import Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
+
+run_python = PythonEvaluator()
+
+
+def python_block(example: Any) -> None:
+    """Run a block and keep what it printed."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        run_python(example)
+    example.namespace["printed_by_block"] = output.getvalue()
+
+
+def text_block(example: Any) -> None:
+    """Compare with what the block before it printed, trailing spaces aside."""
+    printed = [line.rstrip() for line in example.namespace["printed_by_block"].strip().splitlines()]
+    expected = [line.rstrip() for line in example.parsed.strip().splitlines()]
+    assert printed == expected, "\n".join(["the block printed:", *printed])
+
+
+def enter(namespace: dict[str, Any]) -> None:
+    """Each document runs in a directory of its own."""
+    namespace["home"], namespace["scratch"] = os.getcwd(), tempfile.TemporaryDirectory()
+    os.chdir(namespace["scratch"].name)
+
+
+def leave(namespace: dict[str, Any]) -> None:
+    """Back to where the tests were started."""
+    os.chdir(namespace["home"])
+    namespace["scratch"].cleanup()
+
+
+pytest_collect_file = Sybil(
+    parsers=[CodeBlockParser("python", python_block), CodeBlockParser("text", text_block)],
+    patterns=["README.md", "docs/*.md"],
+    setup=enter,
+    teardown=leave,
+).pytest()
