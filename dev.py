@@ -19,7 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-class Trouble(Exception):  # noqa: N818
+class Trouble(Exception):
     """Something the user has to do something about."""
 
 
@@ -38,7 +38,7 @@ def run(*command: str | Path, quiet: bool = False) -> None:
 
 def prepare(*extras: str) -> None:
     """Make `.venv` and install the project with these extras, unless that is done already."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is what people start with the wrong Python
         raise Trouble(f"Hookline needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     source = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     stamp = hashlib.sha256(source + sys.version.encode() + str(ROOT).encode()).hexdigest()

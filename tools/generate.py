@@ -48,8 +48,8 @@ def methods() -> str:
         for event in rows():
             if receiver in event.receivers and not event.action:
                 name = event.name
-                if receiver == "S":
-                    name = {"strategy_setup": "setup", "strategy_teardown": "teardown"}.get(name, name)
+                if not name.startswith("on_") and event.spellings:  # one receiver's share of a method they all have
+                    name = event.spellings[0]
                 facts = f"Facts: {', '.join(event.facts)}." if event.facts else ""
                 value = returned(event)
                 text = " ".join(filter(None, [event.doc, facts, value and f"{value[0].upper()}{value[1:]}."]))

@@ -14,7 +14,9 @@ class HookMethods:
         """A run begins: build what needs the data or the trainer. Facts: stage."""
 
     def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being restored; its contents may be edited before they are used. Facts: checkpoint."""
+        """Module and data module are restored, the hooks are next; the contents may be edited before they are used.
+        Facts: checkpoint.
+        """
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
         """Everything a checkpoint holds, optimizers and data position included, is in place. Facts: path."""
@@ -179,7 +181,9 @@ class ModuleMethods:
         """A run begins: build what needs the data or the trainer. Facts: stage."""
 
     def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being restored; its contents may be edited before they are used. Facts: checkpoint."""
+        """A checkpoint is about to be restored into the module; its contents may be edited before they are used.
+        Facts: checkpoint.
+        """
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
         """Everything a checkpoint holds, optimizers and data position included, is in place. Facts: path."""

@@ -25,7 +25,7 @@ class Binding:
 
 def bind_by_name(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
     """Bind a listener whose parameters are the names of facts, in any order, any subset."""
-    arguments = _Arguments(event, table)
+    arguments = _Arguments(event, table, function)
     for parameter in _parameters(function, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -38,7 +38,7 @@ def bind_by_name(function: Callable[..., Any], event: Event, table: EventTable, 
             raise HookError(_no_such_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
-    return arguments.binding(function)
+    return arguments.binding()
 
 
 def bind_by_position(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
@@ -46,7 +46,7 @@ def bind_by_position(function: Callable[..., Any], event: Event, table: EventTab
 
     Parameters beyond those, and keyword-only ones, are asked for by name.
     """
-    arguments = _Arguments(event, table)
+    arguments = _Arguments(event, table, function)
     waiting = [table.fact(name, event) for name in event.facts]
     for parameter in _parameters(function, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -63,28 +63,32 @@ def bind_by_position(function: Callable[..., Any], event: Event, table: EventTab
             raise HookError(_no_such_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
-    return arguments.binding(function)
+    return arguments.binding()
 
 
 class _Arguments:
     """Collects the source of the arguments of one call."""
 
-    def __init__(self, event: Event, table: EventTable) -> None:
+    def __init__(self, event: Event, table: EventTable, function: Callable[..., Any]) -> None:
         self.event = event
         self.table = table
+        self.function = function
         self.source: list[str] = []
         self.facts: list[str] = []
-        self.by_keyword = False
+        self.left_out: list[Any] = []
+        """Defaults of positional parameters that nothing is passed for."""
 
     def ask(self, fact: Fact, parameter: inspect.Parameter) -> None:
         expression = self.table.expression(fact, self.event)
-        keyword = self.by_keyword or parameter.kind is parameter.KEYWORD_ONLY
+        keyword = parameter.kind is parameter.KEYWORD_ONLY
         self.source.append(f"{parameter.name}={expression}" if keyword else expression)
         self.facts.append(fact.name)
 
     def leave_out(self, parameter: inspect.Parameter) -> None:
-        """The parameter keeps its default, so those after it must be passed by keyword."""
-        self.by_keyword = self.by_keyword or parameter.kind is not parameter.KEYWORD_ONLY
+        """The parameter keeps its default, which is passed along so that those after it keep their places."""
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            self.source.append(f"d[{len(self.left_out)}]")
+            self.left_out.append(parameter.default)
 
     def positional_rest(self) -> None:
         for name in self.event.facts:
@@ -94,20 +98,21 @@ class _Arguments:
                 self.facts.append(fact.name)
 
     def keyword_rest(self) -> None:
+        bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
         for fact in self.table.facts_at(self.event):
-            if fact.name not in self.facts and not fact.costly:
+            if fact.name not in self.facts and fact.name not in bound and not fact.costly:
                 self.source.append(f"{fact.name}={self.table.expression(fact, self.event)}")
                 self.facts.append(fact.name)
 
-    def binding(self, function: Callable[..., Any]) -> Binding:
-        return Binding(_caller_factory(tuple(self.source))(function), tuple(self.facts))
+    def binding(self) -> Binding:
+        return Binding(_caller_factory(tuple(self.source))(self.function, self.left_out), tuple(self.facts))
 
 
 @functools.cache
-def _caller_factory(arguments: tuple[str, ...]) -> Callable[[Callable[..., Any]], Caller]:
-    """`lambda f: lambda s: f(s.trainer, s.batch)`, compiled from attribute names of the table's rows only."""
-    source = f"lambda f: lambda s: f({', '.join(arguments)})"
-    factory: Callable[[Callable[..., Any]], Caller] = eval(compile(source, "<hookline binding>", "eval"))
+def _caller_factory(arguments: tuple[str, ...]) -> Callable[[Callable[..., Any], list[Any]], Caller]:
+    """`lambda f, d: lambda s: f(s.trainer, s.batch)`, compiled from expressions of the table's rows only."""
+    source = f"lambda f, d: lambda s: f({', '.join(arguments)})"
+    factory: Callable[[Callable[..., Any], list[Any]], Caller] = eval(compile(source, "<hookline binding>", "eval"))
     return factory
 
 

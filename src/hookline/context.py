@@ -5,6 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 
+class OnceFloat:
+    """A number on a device that is read at most once, however many look at it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __float__(self) -> float:
+        if type(self._value) is not float:
+            self._value = float(self._value)
+        return self._value
+
+
 class StepContext:
     """What an update did. `loss` (the mean over the window) and `grad_norm` are read from the device when looked at.
 

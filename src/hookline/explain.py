@@ -56,10 +56,11 @@ class Explanation:
         return self.text(everything=not _heard(self.root))
 
     def __rich__(self) -> Any:
+        from rich.text import Text
         from rich.tree import Tree
 
-        tree = Tree(f"[bold]{self.root.title}")
-        _grow(tree, self.root)
+        tree = Tree(Text(self.root.title, "bold"))
+        _grow(tree, self.root, Text)
         return tree
 
 
@@ -177,16 +178,16 @@ def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
             yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
 
 
-def _grow(tree: Any, node: Node) -> None:
+def _grow(tree: Any, node: Node, text: Any) -> None:
     for child in node.children:
         if not _heard(child):
             continue
         if isinstance(child, Node):
-            _grow(tree.add(f"[italic]{child.title}"), child)
+            _grow(tree.add(text(child.title, "italic")), child, text)
         else:
-            branch = tree.add(f"[bold cyan]{child.event.name}")
+            branch = tree.add(text(child.event.name, "bold cyan"))
             for listener in child.listeners:
-                branch.add(_line(listener), highlight=False)
+                branch.add(text(_line(listener)))
 
 
 class _CallableModule(types.ModuleType):

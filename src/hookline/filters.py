@@ -26,6 +26,8 @@ class Filter(Protocol):
 
     text: str
     facts: tuple[str, ...]
+    counts: bool
+    """Whether it must be asked at every moment to keep its count."""
 
     def ready(self, s: Any) -> bool:
         """Whether to call the listener now."""
@@ -51,12 +53,12 @@ def parse_interval(interval: int | str, what: str) -> tuple[float, str]:
     if isinstance(interval, int):
         number, unit = float(interval), "call"
     else:
-        match = re.fullmatch(r"\s*([\d_.]+)\s*([kKmMbB]?)\s*([a-zA-Z]+)\s*", interval)
+        match = re.fullmatch(r"\s*([\d_.]+)(?:([kKmMbB])\s+|\s*)([a-zA-Z]+)\s*", interval)
         if match is None or not re.fullmatch(r"[\d_]*\.?\d+|\d[\d_]*", match[1]):
             raise HookError(f"{what}={interval!r} is not a number and a unit, such as '500 steps' or '1M tokens'.")
         word = match[3].lower()
         unit = _SHORT.get(word, word.removesuffix("s"))
-        number = float(match[1].replace("_", "")) * _FACTORS[match[2].lower()]
+        number = float(match[1].replace("_", "")) * _FACTORS[(match[2] or "").lower()]
         allowed = [*UNITS, *SECONDS, "call"]
         if unit not in allowed:
             raise HookError(f"{what}={interval!r}: unknown unit {match[3]!r}.{closest(unit, allowed)} "
@@ -69,6 +71,7 @@ def parse_interval(interval: int | str, what: str) -> tuple[float, str]:
 
 class _Stateless:
     facts: tuple[str, ...] = ()
+    counts = False
 
     def begin(self, s: Any) -> None:
         pass
@@ -82,6 +85,8 @@ class _Stateless:
 
 class _Every:
     """Fires on the edge: once when the count gets to a multiple, not again while it stays there."""
+
+    counts = True
 
     def __init__(self, interval: int | str) -> None:
         number, unit = parse_interval(interval, "every")
@@ -140,6 +145,7 @@ class _Once:
 
     text = "once"
     facts: tuple[str, ...] = ()
+    counts = False
 
     def __init__(self) -> None:
         self.done = False
@@ -162,6 +168,8 @@ class _Once:
 
 class _Bound:
     """Only after, or only before, a count or a time since the run began."""
+
+    counts = True
 
     def __init__(self, limit: int | str, after: bool) -> None:
         word = "after" if after else "before"

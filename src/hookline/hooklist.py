@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from hookline.errors import HookError, closest
-from hookline.events import EventTable
+from hookline.events import Event, EventTable
 from hookline.hook import TIERS, FunctionHook, Hook, snake_case
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
@@ -47,21 +47,21 @@ class Handle:
 
     def __init__(self, hooks: HookList, entry: Entry) -> None:
         self._hooks = hooks
-        self._entry = entry
+        self.entry = entry
 
     @property
     def name(self) -> str:
         """The name the hook was given."""
-        return self._entry.name
+        return self.entry.name
 
     @property
     def hook(self) -> Any:
         """The hook itself."""
-        return self._entry.hook
+        return self.entry.hook
 
     def remove(self) -> None:
         """Take the hook out; doing it twice does nothing."""
-        self._hooks.discard(self._entry)
+        self._hooks.discard(self.entry)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A function registered by a decorator can still be called."""
@@ -99,7 +99,7 @@ class HookList:
         self._entries: dict[str, Entry] = {}
         self._serial = itertools.count()
         self.guests: Guests | None = None
-        plan.disable = lambda listener: self.disable(listener.name)
+        plan.disable = lambda listener: self.disable(listener.name) if listener.name in self._entries else None
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
@@ -149,10 +149,21 @@ class HookList:
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
         self._entries[entry.name] = entry
-        if self.guests is not None:
-            self.guests.welcome(entry)
-        self._plan.add(self._here(entry))
+        self._join(entry)
         return Handle(self, entry)
+
+    def _join(self, entry: Entry) -> None:
+        """Let an entry hear events; in the middle of a run it is set up first."""
+        here = self._here(entry)
+        if here and self.guests is not None:
+            try:
+                self.guests.welcome(entry)
+            except BaseException:
+                del self._entries[entry.name]
+                self.guests.farewell(entry)
+                raise
+        if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
+            self._plan.add(here)
 
     def remove(self, name: str) -> Any:
         """Take a hook out by name and return it."""
@@ -174,34 +185,32 @@ class HookList:
         entry = self.entry(name)
         if not entry.enabled:
             entry.enabled = True
-            self._plan.add(self._here(entry))
+            self._join(entry)
 
     def disable(self, name: str) -> None:
         """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its teardown."""
         entry = self.entry(name)
         if entry.enabled:
             entry.enabled = False
-            self._plan.remove([each for each in entry.listeners if each.event.name != "teardown"])
+            is_up = ("H", entry.name) in self._plan.up
+            self._plan.remove([each for each in entry.listeners if each.event.name != "teardown" or not is_up])
 
     # ---- making -------------------------------------------------------------------------------------------------
 
-    def _here(self, entry: Entry) -> Iterable[Listener]:
-        """The listeners that this process's rank calls."""
+    def _here(self, entry: Entry) -> list[Listener]:
+        """The listeners that this process's rank calls, less those that are in the plan already."""
         ranks: Any = getattr(entry.hook, "ranks", "all")
         if ranks == "zero":
             ranks = (0,)
-        present = {id(each) for each in self._plan_listeners(entry)}
         if ranks != "all" and self._rank not in ranks:
             return []
-        return [each for each in entry.listeners if id(each) not in present]
-
-    def _plan_listeners(self, entry: Entry) -> Iterable[Listener]:
-        return (each for mine in entry.listeners for each in self._plan.listeners(mine.event.name) if each is mine)
+        return [each for each in entry.listeners if each not in self._plan.listeners(each.event.name)]
 
     def _listeners(self, entry: Entry) -> list[Listener]:
         hook, serial = entry.hook, next(self._serial)
         if isinstance(hook, FunctionHook):
-            listeners = [self._function_listener(hook, event, entry.name) for event in hook.events]
+            events = list(dict.fromkeys(self._table.named(event) for event in hook.events))
+            listeners = [self._function_listener(hook, event, entry.name) for event in events]
         else:
             _check_settings(hook, entry.name, self._table)
             listeners = find_listeners(hook, "H", entry.name, self._table, check=isinstance(hook, Hook))
@@ -215,8 +224,7 @@ class HookList:
             listener.after_module = _is_after_module(hook, listener.event.name, self._table)
         return listeners
 
-    def _function_listener(self, hook: FunctionHook, name: str, owner: str) -> Listener:
-        event = self._table.named(name)
+    def _function_listener(self, hook: FunctionHook, event: Event, owner: str) -> Listener:
         filters = hook.when.filters() if hook.when else []
         return make_listener(hook.function, event, self._table, receiver="H", name=owner, owner=None, filters=filters)
 
@@ -269,7 +277,7 @@ def _check_settings(hook: Any, name: str, table: EventTable) -> None:
         refuse("order", order, "a whole number, or None")
     if on_error not in ON_ERROR:
         refuse("on_error", on_error, ", ".join(map(repr, ON_ERROR)))
-    if isinstance(ranks, str) and ranks not in ("all", "zero"):
+    if ranks not in ("all", "zero") if isinstance(ranks, str) else not isinstance(ranks, Iterable):
         refuse("ranks", ranks, "'all', 'zero' or a set of ranks")
     if isinstance(after_module, str):
         refuse("after_module", after_module, "True, False or a set of event names")

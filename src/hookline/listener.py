@@ -57,10 +57,19 @@ class Listener:
         return f"hook {self.name!r}" if self.receiver == "H" else f"{RECEIVERS[self.receiver]} {self.name}"
 
     @property
+    def key(self) -> tuple[str, str]:
+        """Who it belongs to."""
+        return self.receiver, self.name
+
+    @property
     def place(self) -> tuple[int, int, int]:
-        """Sort key within an event: the row's order of receivers, then `order`, then registration."""
-        who = "M" if self.after_module and "M" in self.event.receivers else self.receiver
-        phase = 2 * self.event.receivers.index(who)
+        """Sort key within its event."""
+        return self.place_at(self.event)
+
+    def place_at(self, event: Event) -> tuple[int, int, int]:
+        """The row's order of receivers, then `order`, then registration."""
+        who = "M" if self.after_module and "M" in event.receivers else self.receiver
+        phase = 2 * event.receivers.index(who)
         return (phase + (who != self.receiver), self.order, self.serial)
 
     @property
@@ -69,15 +78,17 @@ class Listener:
         code = getattr(inspect.unwrap(_plain(self.function)), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
-    def caller(self, accounting: bool, disable: Callable[[Listener], None]) -> Caller:
-        """Compose the call: bind, then error policy, then accounting, then filters; each only if needed."""
-        call = self.binding.call
-        if self.on_error != "raise":
-            call = _forgiving(call, self, disable)
+    def caller(
+        self, accounting: bool, disable: Callable[[Listener], None], trace: Callable[[Listener, Caller], Caller]
+    ) -> Caller:
+        """Compose the call: bind, then trace, accounting, filters and error policy; each only if needed."""
+        call = trace(self, self.binding.call)
         if accounting and self.receiver == "H":
             call = _counted(call, self.account)
         if self.filters:
-            call = _filtered(call, [each.ready for each in self.filters])
+            call = _filtered(call, self.filters)
+        if self.on_error != "raise":
+            call = _forgiving(call, self, disable)
         return call
 
 
@@ -112,12 +123,20 @@ def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.per
     return counted
 
 
-def _filtered(call: Caller, ready: list[Callable[[Any], bool]]) -> Caller:
-    if len(ready) == 1:
-        is_ready = ready[0]
+def _filtered(call: Caller, filters: list[Filter]) -> Caller:
+    if len(filters) == 1:
+        is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
-    # a list, so that every filter counts every call
-    return lambda s: call(s) if all([each(s) for each in ready]) else None  # noqa: C419
+    # those that count must see every moment; a predicate, and `once` last of all, only what the others let through
+    counting = [each.ready for each in filters if each.counts]
+    choosing = [each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts]
+
+    def filtered(s: Any) -> Any:
+        if all([each(s) for each in counting]) and all(each(s) for each in choosing):  # noqa: C419
+            return call(s)
+        return None
+
+    return filtered
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,7 +195,7 @@ def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> 
         if getattr(_plain(getattr(function, "__func__", function)), "__hookline_no_event__", False):
             continue
         if marked := getattr(_plain(getattr(function, "__func__", function)), "__hookline_on__", None):
-            yield method, [table.named(each, receiver) for each in marked]
+            yield method, list(dict.fromkeys(table.named(each, receiver) for each in marked))
         elif method in known:
             event = table.find(method, receiver)
             if event is not None and not event.action:
@@ -188,7 +207,7 @@ def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> 
 def _own_methods(owner: Any) -> Iterator[str]:
     """Callable attributes that the user wrote: on the instance or a class that is not one of our bases."""
     seen = set()
-    for name, value in vars(owner).items():
+    for name, value in getattr(owner, "__dict__", {}).items():
         if name.startswith("on_") and callable(value):
             seen.add(name)
             yield name

@@ -113,6 +113,18 @@ class Accumulator:
         else:
             self.total = _reduce([self.total, part], [1, 1], self.reduce)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What has come in so far, folded."""
+        self.fold()
+        return {"reduce": self.reduce, "total": self.total, "count": self.count}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Accumulator:
+        """Go on from there."""
+        made = cls(state["reduce"])
+        made.total, made.count = state["total"], state["count"]
+        return made
+
     def compute(self) -> Any:
         """The reduced value so far, a tensor still on its device or a number; None if nothing came in."""
         self.fold()
@@ -171,15 +183,17 @@ class MetricLog:
         self.weight: float = 1
         """The number of samples in this batch, by which epoch means are weighted."""
         self.train_loss = Accumulator()
+        self._means: dict[str, Accumulator] = {}
         self._keys: dict[tuple[str, str], _Key] = {}
-        self._lazy: dict[str, Any] = {}
+        self._objects: dict[tuple[str, str], Any] = {}
+        """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
 
     def log(
         self, name: str, value: Any, on_step: bool | None, on_epoch: bool | None,
         prog_bar: bool, reduce: str, batch_size: int | None,
     ) -> None:  # fmt: skip
         """Take a value; tensors are detached, nothing is read."""
-        if type(value) is Tensor:
+        if type(value) is Tensor and not value.ndim:
             value = value.detach()
         elif type(value) is not float:
             value = self._scalar(name, value, reduce)
@@ -187,6 +201,8 @@ class MetricLog:
                 return
         self.batch_values[name] = value
         if self.mode == "now":
+            if reduce != "mean":
+                _check_reduction(name, reduce)
             self.newest[name] = self.pending[name] = value
             if prog_bar:
                 self.bar[name] = value
@@ -202,10 +218,14 @@ class MetricLog:
         if key.prog_bar:
             self.bar[name] = value
 
+    def mean(self, name: str, value: Any) -> None:
+        """A number that a training step returned: its mean over the epoch, without being asked for."""
+        if name not in self._means:
+            self._means[name] = Accumulator()
+        self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
+
     def _new_key(self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str) -> _Key:
-        if reduce not in REDUCTIONS:
-            raise HooklineError(f"log({name!r}, reduce={reduce!r}): allowed are {', '.join(REDUCTIONS)}."
-                                f"{closest(reduce, REDUCTIONS)}")  # fmt: skip
+        _check_reduction(name, reduce)
         training = self.mode == "train"
         step = training if on_step is None else on_step
         epoch = not training if on_epoch is None else on_epoch
@@ -217,11 +237,13 @@ class MetricLog:
         if isinstance(value, Tensor):
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
-            self._lazy[name] = value
-            return None
+            if self.mode != "now":
+                self._objects[self.mode, name] = value
+                return None
+            value = _computed(value)
         elif not isinstance(value, bool | int | float):
             try:
-                value = float(value)
+                value = float("" if isinstance(value, str | bytes) else value)
             except (TypeError, ValueError):
                 raise HooklineError(f"log({name!r}, ...) takes a number or a tensor of one element, "
                                     f"not {type(value).__name__}.") from None  # fmt: skip
@@ -230,18 +252,41 @@ class MetricLog:
                                 "log its mean, or use self.experiment.add_histogram.")  # fmt: skip
         return value if isinstance(value, Tensor) else float(value)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The training epoch's accumulators, for a checkpoint in the middle of it."""
+        keys = {name: key for (mode, name), key in self._keys.items() if mode == "train"}
+        return {
+            "train_loss": self.train_loss.state_dict(),
+            "means": {name: each.state_dict() for name, each in self._means.items()},
+            "keys": {
+                name: [key.on_step, key.prog_bar, key.epoch.state_dict() if key.epoch else None] for name, key in keys.items()
+            },
+            "pending": dict(self.pending),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self.train_loss = Accumulator.from_state(state["train_loss"])
+        self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        self.pending = dict(state["pending"])
+        for name, (on_step, prog_bar, epoch) in state["keys"].items():
+            key = self._keys["train", name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
+            key.epoch = Accumulator.from_state(epoch) if epoch else None
+
     def begin(self, mode: str) -> None:
         """A pass over data begins: its accumulators start anew."""
         for kind, name in [each for each in self._keys if each[0] == mode]:
             del self._keys[kind, name]
         if mode == "train":
             self.train_loss = Accumulator()
+            self._means = {}
 
     def finish(self, mode: str) -> dict[str, Any]:
         """The pass is over: its reduced values, which also become the newest."""
         done: dict[str, Any] = {}
-        if mode == "train" and (loss := self.train_loss.compute()) is not None:
-            done["train/loss"] = loss
+        if mode == "train":
+            means = {"train/loss": self.train_loss, **self._means}
+            done = {name: value for name, each in means.items() if (value := each.compute()) is not None}
         for (kind, name), key in self._keys.items():
             if kind == mode and key.epoch is not None:
                 value = key.epoch.compute()
@@ -250,9 +295,19 @@ class MetricLog:
                     self.newest[name] = value
                     if key.prog_bar:
                         self.bar[name] = value
-        for name, metric in self._lazy.items():
-            done[name] = metric.compute()
-            metric.reset()
-        self._lazy.clear()
+        for kind, name in [each for each in self._objects if each[0] == mode]:
+            done[name] = _computed(self._objects.pop((kind, name)))
         self.newest.raw().update(done)
         return done
+
+
+def _check_reduction(name: str, reduce: str) -> None:
+    if reduce not in REDUCTIONS:
+        allowed = ", ".join(REDUCTIONS)
+        raise HooklineError(f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}")
+
+
+def _computed(metric: Any) -> Any:
+    value = metric.compute()
+    metric.reset()
+    return value.detach() if isinstance(value, Tensor) else value

@@ -78,9 +78,9 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def total_norm(optimizer: Optimizer) -> Tensor | None:
+def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
     """The norm over all gradients, still on its device."""
-    grads = gradients(optimizer)
+    grads = [grad for optimizer in optimizers for grad in gradients(optimizer)]
     return torch.nn.utils.get_total_norm(grads) if grads else None
 
 

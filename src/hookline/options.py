@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
+import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -113,8 +115,15 @@ class Options:
             raise OptionError(f"gradient_clip_val={self.gradient_clip_val!r} must be a number above 0, or None for no clipping.")
         if self.seed is not None:
             self._whole("seed", 0)
-        if isinstance(self.fast_dev_run, int) and self.fast_dev_run < 0:
+        if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
             raise OptionError(f"fast_dev_run={self.fast_dev_run!r} must be True, False or a number of batches.")
+        for name in ("enable_progress_bar", "deterministic"):
+            check_bool(name, getattr(self, name))
+        if not isinstance(self.compile, bool | dict):
+            raise OptionError(f"compile={self.compile!r} must be True, False or a dictionary of arguments for torch.compile.")
+        for name in ("default_root_dir", "run_dir"):
+            if not isinstance(getattr(self, name), str | os.PathLike) and not (name == "run_dir" and self.run_dir is None):
+                raise OptionError(f"{name}={getattr(self, name)!r} must be a path.")
         self.max_time = parse_time(self.max_time)
         self._combine()
 
@@ -160,6 +169,12 @@ class Options:
                               "(a float from 0.0 to 1.0).")  # fmt: skip
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Only True and False: the text 'false' would count as true."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be True or False.")
+
+
 def make_options(given: dict[str, Any]) -> Options:
     """Options from keyword arguments; an unknown one is an error with the closest right name."""
     known = [field.name for field in fields(Options)]
@@ -180,19 +195,23 @@ def parse_precision(precision: str | int) -> str:
 
 def parse_time(given: str | float | datetime.timedelta | None) -> float | None:
     """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
-    if given is None or isinstance(given, datetime.timedelta):
-        return given.total_seconds() if given else None
-    if _is_number(given) and float(given) > 0:
-        return float(given)
-    if isinstance(given, str) and re.fullmatch(r"\d+:\d+:\d+:\d+", given):
-        days, hours, minutes, seconds = map(int, given.split(":"))
-        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    number, unit = 0.0, ""
-    with contextlib.suppress(HookError):
-        number, unit = parse_interval(given, "max_time") if isinstance(given, str) else (0.0, "")
-    if unit not in SECONDS:
-        raise OptionError(f"max_time={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta.")
-    return number * SECONDS[unit]
+    if given is None:
+        return None
+    seconds = 0.0
+    if isinstance(given, datetime.timedelta):
+        seconds = given.total_seconds()
+    elif _is_number(given):
+        seconds = float(given)
+    elif isinstance(given, str) and re.fullmatch(r"\d+:\d+:\d+:\d+", given):
+        days, hours, minutes, rest = map(int, given.split(":"))
+        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    elif isinstance(given, str):
+        with contextlib.suppress(HookError):
+            number, unit = parse_interval(given, "max_time")
+            seconds = number * SECONDS.get(unit, 0.0)
+    if not 0 < seconds < math.inf:
+        raise OptionError(f"max_time={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0.")
+    return seconds
 
 
 def _is_number(value: Any) -> bool:

@@ -32,8 +32,8 @@ class Plan:
         self.wanted: frozenset[str] = frozenset()
         """Facts that somebody asks for; the loops capture costly ones only if they are in here."""
         self.trace: Trace | None = None
-        self.setup_reached: tuple[int, int, int] | None = None
-        """The place of the listener whose `setup` runs now; None once all have had theirs."""
+        self.up: set[tuple[str, str]] = set()
+        """Whose set-up has begun in this run: they are the ones who get a teardown."""
         self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
         self._heard: dict[str, list[Listener]] = {}
         self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
@@ -89,6 +89,8 @@ class Plan:
             apply(heard, listener)
             self._heard[listener.event.name] = sorted(heard, key=lambda each: each.place)
             touched.add(listener.event.name)
+        if "teardown" in touched:
+            touched.add("setup")  # its slot also marks those who have only a teardown
         for event in touched:
             self._compose(event)
         self._count_wants()
@@ -99,6 +101,8 @@ class Plan:
         self.wanted = self.table.with_needs({fact for listener in (*acting, *heard) for fact in listener.facts})
 
     def _compose(self, name: str) -> None:
+        if name not in self.table:  # an event that was declared once and has been forgotten
+            return
         event = self.table[name]
         if event.action:
             _, build = self._acts[name]
@@ -107,23 +111,47 @@ class Plan:
         listeners = self._heard.get(name, [])
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
-        calls = [listener.caller(self.accounting, self.disable) for listener in listeners]
-        if self.trace is not None:
-            calls = [self.trace(listener, call) for listener, call in zip(listeners, calls, strict=True)]
-        setattr(self, name, self._slot(event, list(zip(calls, listeners, strict=True))))
+        pairs = [(self.caller(listener), listener) for listener in listeners]
+        setattr(self, name, self._setup_slot(pairs) if name == "setup" else self._slot(event, pairs))
+
+    def caller(self, listener: Listener) -> Caller:
+        """A listener's call with everything around it."""
+        return listener.caller(self.accounting, self.disable, self.trace or untraced)
 
     def _slot(self, event: Event, pairs: list[tuple[Caller, Listener]]) -> Caller:
         if not pairs:
             return nobody
-        if event.name == "setup":
-            return _setup_slot(pairs, self)
         if event.isolated:
-            return _isolated_slot(pairs, self if event.name == "teardown" else None)
+            return _isolated_slot(pairs, self.up if event.name == "teardown" else None)
         if event.returns == SIGNAL:
             return _signal_slot(pairs, event)
         if event.returns == REPLACE:
             return _replace_slot(pairs, event)
         return _notify_slot(pairs)
+
+
+    def _setup_slot(self, pairs: list[tuple[Caller, Listener]]) -> Caller:
+        """Marks everyone in their turn, so that teardown reaches just those whose set-up began."""
+        has_setup = {listener.key for _, listener in pairs}
+        setup = self.table["setup"]
+        only_teardown = [(nobody, each) for each in self._heard.get("teardown", []) if each.key not in has_setup]
+        turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
+
+        def set_up(s: Any) -> None:
+            for call, listener in turns:
+                if listener not in self._heard.get(listener.event.name, []):
+                    continue  # somebody's set-up has removed it before its turn
+                self.up.add(listener.key)
+                try:
+                    if (value := call(s)) is not None:
+                        _no_signal_here(value, listener)
+                except StopTraining as stop:
+                    s.request_stop(stop.reason)
+                except BaseException as error:
+                    blame(error, listener, s)
+                    raise
+
+        return set_up if turns else nobody
 
 
 # ---- the kinds of slots. `try` costs nothing until something is raised, so blame is found out only then ----------
@@ -186,30 +214,16 @@ def _replace_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
     return replace
 
 
-def _setup_slot(pairs: list[tuple[Caller, Listener]], plan: Plan) -> Caller:
-    """Remembers how far it got, so that teardown reaches just those whose set-up began."""
+def _isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str]] | None) -> Caller:
+    """Everyone is called whatever the others raise; with `only`, those in it, who leave it by that."""
 
-    def setup(s: Any) -> None:
-        for call, listener in pairs:
-            plan.setup_reached = listener.place
-            try:
-                call(s)
-            except StopTraining as stop:
-                s.request_stop(stop.reason)
-            except BaseException as error:
-                blame(error, listener, s)
-                raise
-
-    return setup
-
-
-def _isolated_slot(pairs: list[tuple[Caller, Listener]], reached_by: Plan | None) -> Caller:
     def isolated(s: Any) -> list[BaseException]:
         failures: list[BaseException] = []
         for call, listener in pairs:
-            reached = reached_by.setup_reached if reached_by else None
-            if reached is not None and listener.place > reached:
-                continue
+            if only is not None:
+                if listener.key not in only:
+                    continue
+                only.discard(listener.key)
             try:
                 call(s)
             except BaseException as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.context import StepContext
+from hookline.context import OnceFloat, StepContext
 from hookline.errors import closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
@@ -104,13 +104,17 @@ class State(MutableMapping[str, Any]):
     @property
     def loss(self) -> float | None:
         """This batch's loss as a float: reads the device."""
-        return None if self.loss_tensor is None else self._once("loss", self.loss_tensor, float)
+        return None if self.loss_tensor is None else float(self._reader(self.loss_tensor))
 
     @property
     def window_loss(self) -> float | None:
         """The mean loss over the accumulation window as a float: reads the device."""
         mean = self.mean_of_window()
-        return None if mean is None else self._once("window_loss", mean, float)
+        return None if mean is None else float(self._reader(mean))
+
+    def _reader(self, loss: Tensor) -> OnceFloat:
+        made: OnceFloat = self._once("read loss" if loss is self.loss_tensor else "read mean", loss, OnceFloat)
+        return made
 
     def mean_of_window(self) -> Tensor | None:
         """The same, still on its device."""
@@ -122,13 +126,19 @@ class State(MutableMapping[str, Any]):
     def grad_norm(self) -> float | None:
         """The total gradient norm before clipping as a float: reads the device."""
         norm = self.norm_on_device()
-        return None if norm is None else self._once("grad_norm", norm, float)
+        return None if norm is None else float(self._once("read norm", norm, OnceFloat))
 
     def norm_on_device(self) -> Tensor | None:
         """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be measured."""
-        if self.norm_tensor is None and self.optimizer is not None:
-            self.norm_tensor = total_norm(self.optimizer)
+        if self.norm_tensor is None:
+            self.norm_tensor = total_norm(self.optimizers)
         return self.norm_tensor
+
+    def add_norm(self, norm: Tensor | None) -> None:
+        """One optimizer's share of the total norm."""
+        if norm is not None:
+            known = self.norm_tensor
+            self.norm_tensor = norm if known is None else torch.linalg.vector_norm(torch.stack([known, norm]))
 
     @property
     def outputs(self) -> Any:
@@ -161,9 +171,16 @@ class State(MutableMapping[str, Any]):
     @property
     def ctx(self) -> StepContext:
         """This update as one object."""
+        made: StepContext = self._once("ctx", self.loss_tensor, lambda loss: self._make_ctx())
+        return made
+
+    def _make_ctx(self) -> StepContext:
         nan = float("nan")
+        loss, norm = self.mean_of_window(), self.norm_on_device()
         return StepContext(
-            self.step, self.mean_of_window(), nan if (norm := self.norm_on_device()) is None else norm,
+            self.step,
+            nan if loss is None else self._reader(loss),
+            nan if norm is None else self._once("read norm", norm, OnceFloat),
             nan if self.used_lr is None else self.used_lr, self.tokens_seen, self.module,
             self.optimizers[0] if self.optimizers else None,
             epoch=self.epoch, rank=self.rank, world_size=self.world_size, metrics=self.batch_metrics,
@@ -223,6 +240,7 @@ def _average_loss(s: State) -> float | None:
 
 _KEYS: dict[str, Callable[[State], Any]] = {
     "model": lambda s: s.module,
+    "experiment": lambda s: s.logger,
     "optimizer": lambda s: s.optimizers[0] if s.optimizers else None,
     "current_epoch": lambda s: s.epoch,
     "current_batch_idx": lambda s: s.batch_idx,
@@ -231,7 +249,8 @@ _KEYS: dict[str, Callable[[State], Any]] = {
     "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
 }  # fmt: skip
 _PLAIN_FACTS = (
-    "device", "status", "trainer", "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
+    "module", "wrapped_model", "device", "status", "trainer",
+    "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
     "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
     "logger", "metrics", "stop_reason",
 )  # fmt: skip

@@ -26,11 +26,15 @@ class PlainSteps(Actions):
         self._loss = loss
         self._optimizer = optimizer
         self._step = step
-        self._step_takes = len(inspect.signature(step).parameters) if step is not None else 0
+        self._wants_index = step is not None and _wants_index(step)
+
+    def again(self, optimizer: Any) -> PlainSteps:
+        """The same steps for another run, with another optimizer if one is given."""
+        return PlainSteps(self.net, self._loss, self._step, self._optimizer if optimizer is None else optimizer)
 
     def _measure(self, batch: Any, batch_idx: int) -> Any:
         if self._step is not None:
-            return self._step(self.net, batch, batch_idx) if self._step_takes > 2 else self._step(self.net, batch)
+            return self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
         if self._loss is None:
             raise OptionError(
                 f"{type(self.net).__name__} is a plain nn.Module: pass loss=torch.nn.functional.cross_entropy (or another "
@@ -63,6 +67,12 @@ class PlainSteps(Actions):
         if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
             return self._optimizer(self.net.parameters())
         return self._optimizer
+
+
+def _wants_index(step: Callable[..., Any]) -> bool:
+    """Whether a step function takes a third argument, the batch's number; a default of its own is left alone."""
+    third = list(inspect.signature(step).parameters.values())[2:3]
+    return any(each.name == "batch_idx" or each.default is each.empty for each in third)
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

@@ -30,6 +30,13 @@ class Call:
         return f"{who}: {self.event}"
 
 
+def _name(event: str, plan: Plan) -> str:
+    """An event or action, under any spelling, of any receiver."""
+    found = (plan.table.find(spelling, receiver) for spelling in (event, f"on_{event}") for receiver in RECEIVERS)
+    row = next((each for each in found if each is not None), None)
+    return row.name if row is not None else plan.table.named(event).name
+
+
 class Recorder:
     """Records every call of a listener, in order.
 
@@ -41,7 +48,7 @@ class Recorder:
 
     def __init__(self, trainer: Any, events: Iterable[str] | None = None) -> None:
         self._plan: Plan = trainer.plan
-        self._only = {self._plan.table.named(each).name for each in events} if events is not None else None
+        self._only = {_name(each, self._plan) for each in events} if events is not None else None
         self.calls: list[Call] = []
 
     def __enter__(self) -> Recorder:
@@ -58,6 +65,7 @@ class Recorder:
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
     def _wrap(self, listener: Listener, call: Caller) -> Caller:
+        call = self._before(listener, call) if self._before is not None else call  # an outer recorder goes on
         if self._only is not None and listener.event.name not in self._only:
             return call
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import nn
 
-from hookline.checkpoint.saves import REASONS, SaveRequest
+from hookline.checkpoint.saves import COUNTERS, REASONS, SaveRequest
 from hookline.errors import HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.explain import Explanation, explain_plan
@@ -19,7 +19,7 @@ from hookline.filters import When
 from hookline.hook import FunctionHook
 from hookline.hooklist import Handle, HookList
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
-from hookline.loops.evaluate import TEST, VALIDATION, evaluate, isolated_rng
+from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import estimated_steps, load
@@ -28,10 +28,10 @@ from hookline.loops.run import Run
 from hookline.loops.saving import save
 from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
-from hookline.options import OptionArguments, make_options
+from hookline.options import OptionArguments, check_bool, make_options
 from hookline.plan import Plan
 from hookline.registry import builtin_hook
-from hookline.seeding import seed_everything
+from hookline.seeding import isolated_rng, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
 from hookline.strategies import Strategy, make_strategy
@@ -61,6 +61,7 @@ class Trainer:
     ) -> None:
         """`hooks` (also `callbacks`) are instances, classes, or functions marked with `@on`. See `Options` for the rest."""
         self.options = make_options(dict(options))
+        check_bool("accounting", accounting)
         self.config = config
         self.strategy = make_strategy(strategy, device, precision)
         self.loggers: Loggers = make_loggers(logger and not self.options.fast_dev_run and logger, JSONLines)
@@ -73,6 +74,7 @@ class Trainer:
         self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
         self._run: Run | None = None
         self._last: Run | None = None
+        self._fitted: Run | None = None
         self._new_run_dir: Path | None = None
 
     # ---- the verbs ----------------------------------------------------------------------------------------------
@@ -104,6 +106,8 @@ class Trainer:
     ) -> Metrics:  # fmt: skip
         """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run."""
         if self._run is not None:
+            if module is not None or loaders is not None or datamodule is not None:
+                raise OptionError("validate() inside a run validates that run's own module and loaders; call it without any.")
             return self._validate_in_run(self._run)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
@@ -144,27 +148,34 @@ class Trainer:
                               f"{type(module).__name__} has training_step and configure_optimizers.")  # fmt: skip
         if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
             raise OptionError("Manual optimization accumulates by itself: leave accumulate_grad_batches at 1.")
-        self.state = State(
+        if not steps.automatic_optimization and self.options.gradient_clip_val is not None:
+            raise OptionError("Manual optimization clips by itself: leave gradient_clip_val at None and call "
+                              "self.clip_gradients(optimizer, value) in training_step.")  # fmt: skip
+        state = State(
             trainer=self, hooks=self.hooks, logger=self.loggers, config=self.config, device=self.strategy.device,
-            module=module, wrapped_model=module, stage=stage, status="training" if stage == "fit" else stage,
+            module=module, wrapped_model=module, stage=stage, status="training" if stage == "fit" else "running",
             rank=self.strategy.rank, local_rank=self.strategy.local_rank, world_size=self.strategy.world_size,
         )  # fmt: skip
-        if stage == "fit":
-            self._new_run_dir = None
+        if stage != "fit" and self._fitted is not None and self._fitted.module is module:
+            for name in COUNTERS:  # results of a trained module belong to the step it was trained to
+                setattr(state, name, getattr(self._fitted.state, name))
         return Run(
-            self, stage, self.options, self.plan, self.state, self.strategy,
+            self, stage, self.options, self.plan, state, self.strategy,
             module, steps, datamodule, loaders, self._make_run_dir,
         )  # fmt: skip
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
-            return self._last.steps  # type: ignore[return-value]
+            return self._last.steps.again(optimizer)  # type: ignore[attr-defined,no-any-return]
         return PlainSteps(module, loss, step, optimizer)
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
         if self.options.seed is not None:
             seed_everything(self.options.seed)
         self._run = self._last = run
+        self.state = run.state
+        if run.stage == "fit":
+            self._new_run_dir, self._fitted = None, run
         try:
             return carry_out(run, body)
         finally:
@@ -263,8 +274,13 @@ class Trainer:
         request = SaveRequest(Path(path) if path is not None else None, reason)
         if self._run is not None:
             self._run.save_requests.append(request)
-        elif self._last is not None:
-            save(self._last, request)
+        elif (last := self._fitted or self._last) is not None:
+            guests = Guests(last)
+            guests.bind()
+            try:
+                save(last, request)
+            finally:
+                guests.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")
 

@@ -16,19 +16,21 @@ TAG = "$"
 
 def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the value in errors."""
-    if value is None or isinstance(value, bool | str):
-        return value
     kind: Any = type(value)  # exactly: a subclass would come back as something else
-    if kind is int:
+    if value is None or kind in (bool, str, int):
         return value
     if kind is float:
         return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
     if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.device.type == "meta":
+            raise CheckpointError(f"{where} is a tensor that holds no plain numbers ({value.layout}, {value.device}).")
         return {TAG: "tensor", "key": _keep(value.detach(), tensors, where), "grad": value.requires_grad}
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype == object:
-            raise CheckpointError(f"{where}: an array of objects cannot be stored.")
+        if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8) \
+                or not array.dtype.isnative:  # fmt: skip
+            raise CheckpointError(f"{where} is an array of {array.dtype.str}, which a checkpoint cannot hold: "
+                                  "only native numbers can be stored.")  # fmt: skip
         signed = array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" and array.itemsize > 1 else array
         return {TAG: "array", "key": _keep(torch.from_numpy(np.array(signed)), tensors, where), "dtype": array.dtype.str,
                 "scalar": isinstance(value, np.generic)}  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,48 +16,51 @@ def move(batch: Any, device: torch.device) -> Any:
     """The same structure with every tensor, and everything that has `.to`, on the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to"):
+        return batch.to(device)
     if isinstance(batch, dict):
-        return type(batch)({key: move(value, device) for key, value in batch.items()}) \
-            if type(batch) is not dict else {key: move(value, device) for key, value in batch.items()}  # fmt: skip
+        moved = copy.copy(batch)  # stays what it is, a defaultdict say
+        moved.update({key: move(value, device) for key, value in batch.items()})
+        return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(move(value, device) for value in batch)
-    if hasattr(batch, "to"):
-        return batch.to(device)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        moved = {field.name: move(getattr(batch, field.name), device) for field in dataclasses.fields(batch) if field.init}
-        return dataclasses.replace(batch, **moved)
+        values = {field.name: move(getattr(batch, field.name), device) for field in dataclasses.fields(batch) if field.init}
+        return dataclasses.replace(batch, **values)
     return batch
 
 
 def batch_size(batch: Any) -> int:
-    """The number of samples: the length of the first tensor found; 1 if there is none."""
+    """The number of samples: the length of the first tensor or array found; 1 if there is none."""
     kind = type(batch)
     if kind is tuple or kind is list:  # the common case first: this runs every batch
         first = batch[0] if batch else None
         if type(first) is Tensor and first.ndim:
             return first.shape[0]
-    tensor = first_tensor(batch)
-    return tensor.shape[0] if tensor is not None and tensor.ndim else 1
+    array = first_array(batch)
+    return int(array.shape[0]) if array is not None and array.ndim else 1
 
 
 def count_tokens(batch: Any) -> int:
     """The number of tokens: the elements of `input_ids`, or of the first tensor."""
-    ids = batch.get("input_ids") if hasattr(batch, "get") else None
-    tensor = ids if isinstance(ids, Tensor) else first_tensor(batch)
-    return tensor.numel() if tensor is not None else 0
+    ids = first_array(batch.get("input_ids")) if isinstance(batch, Mapping) else None
+    array = first_array(batch) if ids is None else ids
+    return math.prod(array.shape) if array is not None else 0
 
 
-def first_tensor(batch: Any) -> Tensor | None:
-    """The first tensor in a nested structure."""
-    if isinstance(batch, Tensor):
+def first_array(batch: Any) -> Any:
+    """The first tensor or array in a nested structure. Nothing is used up: iterators are left alone."""
+    if hasattr(batch, "shape") and hasattr(batch, "ndim"):
         return batch
-    values: Any = batch.values() if hasattr(batch, "values") and callable(batch.values) else batch
-    if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
+    if isinstance(batch, Mapping):
+        parts = list(batch.values())
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    elif isinstance(batch, list | tuple):
+        parts = list(batch)
+    else:
         return None
-    for value in values:
-        found = first_tensor(value)
-        if found is not None:
-            return found
-    return None
+    found = (first_array(part) for part in parts)
+    return next((each for each in found if each is not None), None)

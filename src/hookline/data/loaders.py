@@ -28,7 +28,9 @@ class Loader:
         batches: Iterator[Any] = iter(self.source)
         if self.length is not None:
             batches = itertools.islice(batches, self.length)
-        return itertools.islice(batches, skip, None) if skip else batches
+        for _ in itertools.islice(batches, skip):
+            pass
+        return batches
 
 
 def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
@@ -51,10 +53,10 @@ def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
 
 
 def _is_loader(value: Any) -> bool:
-    """A list of loaders, not a list of batches: its members yield batches and are no tensors."""
-    from torch import Tensor
-
-    return hasattr(value, "__iter__") and not isinstance(value, list | tuple | dict | str | bytes | Tensor)
+    """A list of loaders, not a list of batches: its members yield batches and are no arrays."""
+    if hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes):
+        return False
+    return hasattr(value, "__iter__")
 
 
 def length_of(source: Any) -> int | None:

@@ -27,7 +27,7 @@ class ProgressBar(Hook):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self.console = Console(stderr=True)
-        self._started, self._seen = time.monotonic(), batches_seen
+        self._started, self._seen, self._task = time.monotonic(), batches_seen, None
         if self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                        TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"))  # fmt: skip

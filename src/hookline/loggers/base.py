@@ -92,7 +92,7 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
         return Loggers([default()])
     if given is False or given is None:
         return Loggers()
-    members = list(given) if isinstance(given, list | tuple) else [given]
+    members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
     for each in members:
         if not isinstance(each, Logger):
             raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them.")

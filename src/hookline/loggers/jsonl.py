@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -76,7 +77,9 @@ class JSONLines(Logger):
     def _media(self, tag: str, step: int | None) -> Path:
         folder = self.path.parent / "media"
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '_', tag)}-{step}.png"  # a tag cannot leave the folder
+        readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]  # a tag cannot leave the folder
+        unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
+        return folder / f"{readable}-{unique}-{step}.png"
 
     def close(self) -> None:
         if self._file is not None:
@@ -106,7 +109,10 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [jsonable(each) for each in value]
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return jsonable(value.tolist()) if not isinstance(value, torch.Tensor) or value.device.type != "meta" else str(value)
+        try:
+            return jsonable(value.tolist())
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):  # no numbers in it: meta, sparse
+            return f"{type(value).__name__} of shape {tuple(value.shape)}"
     return str(value)
 
 

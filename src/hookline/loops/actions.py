@@ -12,6 +12,7 @@ from hookline.binding import Caller
 from hookline.errors import OptionError
 from hookline.events import Event
 from hookline.listener import Listener, make_listener, overrides
+from hookline.loops.evaluate import restore_modes
 from hookline.loops.run import Run
 from hookline.loops.step import Closure
 from hookline.optimizers import needs_closure
@@ -41,13 +42,15 @@ def settle_closures(run: Run) -> None:
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
     run.state.optimizer_closure = Closure(run)
-    if recompute:
+    if recompute and run.steps.automatic_optimization:
         run.recomputes = True
         _install(run, run.plan.table["optimizer_step"])
 
 
 def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
     """Receiver, method name, and whether a user's class overrides it."""
+    if event.name == "optimizer_step" and not run.steps.automatic_optimization:
+        return "M", event.name, False  # an override that calls the optimizer would call itself
     for receiver, owner in (("D", run.datamodule), ("M", run.steps)):
         if receiver in event.receivers and owner is not None:
             for name in (event.name, *event.spellings):
@@ -92,9 +95,7 @@ def _clip(run: Run) -> Caller:
     steps = run.steps
 
     def clip(s: Any) -> None:
-        norm = steps.clip_gradients(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm)
-        if norm is not None:
-            s.norm_tensor = norm
+        s.add_norm(steps.clip_gradients(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))
 
     return clip
 
@@ -106,14 +107,17 @@ def _to_eval(run: Run) -> Caller:
 DEFAULTS: dict[str, Callable[[Run], Caller]] = {
     "backward": lambda run: lambda s: s.scaled_loss.backward(),
     "optimizer_zero_grad": lambda run: _clear_gradients,
-    "optimizer_step": lambda run: _step_with_closure if run.recomputes else lambda s: s.optimizer.step(),
+    "optimizer_step": lambda run: (
+        (lambda s: s.optimizer.step(s.optimizer_closure)) if not run.steps.automatic_optimization
+        else _step_with_closure if run.recomputes else lambda s: s.optimizer.step()
+    ),
     "configure_gradient_clipping": _clip,
     "on_validation_model_eval": _to_eval,
     "on_test_model_eval": _to_eval,
     "on_predict_model_eval": _to_eval,
-    "on_validation_model_train": lambda run: _restore_modes,
-    "on_test_model_train": lambda run: _restore_modes,
-    "on_predict_model_train": lambda run: _restore_modes,
+    "on_validation_model_train": lambda run: restore_modes,
+    "on_test_model_train": lambda run: restore_modes,
+    "on_predict_model_train": lambda run: restore_modes,
 }
 
 
@@ -128,12 +132,6 @@ def _clear_gradients(s: Any) -> None:
 
 
 def _step_with_closure(s: Any) -> None:
-    closure = s.optimizer_closure
+    closure, loss = s.optimizer_closure, s.loss_tensor
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
-
-
-def _restore_modes(s: Any) -> None:
-    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval mode)."""
-    for module, training in s.modes:
-        if module.training is not training:
-            module.training = training
+    s.loss_tensor = loss  # the batch's loss is the one before the update, however often it was computed anew

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookline.binding import Caller
 from hookline.data.batch import batch_size
+from hookline.errors import StopTraining
 from hookline.loops.run import Run
 from hookline.metrics import Accumulator, Metrics
 from hookline.plan import Plan
@@ -82,6 +83,8 @@ def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
                     if s.batch_idx == limit:
                         break
                     evaluate_batch(run, plan, s, names, own)
+                    if s.should_stop and run.stage != "fit":
+                        break
         log.mode = "now"
         results = {**own.results(), **log.finish("eval")}
         log.newest.raw().update(results)
@@ -105,7 +108,11 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
     names.batch_start(plan)(s)
     s.log.mode = "eval"
     s.log.weight = batch_size(s.batch)
-    s.returned = names.step(plan)(s)
+    try:
+        s.returned = names.step(plan)(s)
+    except StopTraining as stop:
+        s.returned = None
+        s.request_stop(stop.reason)
     s.loss_tensor = own.take(s.returned, s.log.weight, s.dataloader_name)
     names.batch_end(plan)(s)
 
@@ -142,6 +149,13 @@ class OwnMetrics:
         return {name: total.compute() for name, total in self.sums.items()}
 
 
+def restore_modes(s: State) -> None:
+    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval mode)."""
+    for module, training in s.modes:
+        if module.training is not training:
+            module.training = training
+
+
 class Interlude:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
@@ -156,13 +170,10 @@ class Interlude:
         self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         s = self.s
+        if kind is not None:
+            restore_modes(s)  # the evaluation failed before it could
         for name, value in zip(self.FACTS, self.facts, strict=True):
             setattr(s, name, value)
         s.log.mode, s.log.weight, s.log.batch_values, s.log.pending = self.log
-
-
-def isolated_rng() -> Any:
-    """A block that leaves the random streams of torch as it found them."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))

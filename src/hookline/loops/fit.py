@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from typing import Any
 
 from hookline.data.loaders import Loader
 from hookline.errors import END_EPOCH, OptionError, StopTraining
-from hookline.loops.evaluate import VALIDATION, evaluate, isolated_rng
+from hookline.loops.evaluate import VALIDATION, evaluate
 from hookline.loops.loading import load
 from hookline.loops.run import Run
 from hookline.loops.saving import save_due
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
+from hookline.seeding import isolated_rng, rng_state, set_rng_state
 
 log = logging.getLogger("hookline")
 
@@ -25,9 +28,7 @@ def fit(run: Run) -> None:
     load(run, "val")
     if is_finished(run):
         log.warning("Nothing to train: %s", why_finished(run))
-        s.status = "completed"
         return
-    s.status = "training"
     plan.on_train_start(s)
     while not is_finished(run):
         train_epoch(run, loader)
@@ -41,16 +42,16 @@ def train_epoch(run: Run, loader: Loader) -> None:
     """One epoch, from wherever a resumed run stands in it."""
     plan, s, options = run.plan, run.state, run.options
     s.epoch = s.epochs_seen
-    s.dataloader_idx, s.dataloader_name = 0, loader.name
-    run.epoch_advanced = False
-    s.log.begin("train")
+    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
+    if run.position == 0:
+        run.epoch_advanced = False
+        s.log.begin("train")
     plan.on_train_epoch_start(s)
 
     s.log.mode = "train"
     validate_every = validation_interval(run, loader)
-    first = run.position
     exhausted = False
-    for s.batch_idx, s.batch in enumerate(loader.batches(s.epoch, first), first):
+    for s.batch_idx, s.batch in enumerate(open_loader(run, loader), run.position):
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
             if train_batch(run, plan, s, batches_left) is END_EPOCH:
@@ -77,6 +78,18 @@ def train_epoch(run: Run, loader: Loader) -> None:
     if validation_closes_epoch(run, complete):
         validate(run)
     end_epoch(run, complete)
+
+
+def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
+    """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
+    resumed = run.position > 0 and "rng" in run.restored
+    if resumed:
+        set_rng_state(run.restored["epoch_rng"])  # a shuffling loader draws its order from here
+    run.epoch_rng = rng_state()
+    batches = loader.batches(run.state.epoch, run.position)
+    if resumed:
+        set_rng_state(run.restored.pop("rng"))
+    return batches
 
 
 def end_epoch(run: Run, complete: bool) -> None:
@@ -118,7 +131,7 @@ def why_finished(run: Run) -> str:
         return "limit_train_batches=0"
     if run.out_of_time and not s.should_stop:
         s.request_stop(f"max_time={options.max_time:g} s is over")
-    return s.stop_reason if s.should_stop and s.epochs_seen >= options.min_epochs else ""
+    return s.stop_reason or "a stop was asked for" if s.should_stop and s.epochs_seen >= options.min_epochs else ""
 
 
 def refuse_empty(run: Run, loader: Loader) -> None:
@@ -158,6 +171,9 @@ def validation_interval(run: Run, loader: Loader) -> int:
     if not run.loaders["val"] or (run.state.epoch + 1) % options.check_val_every_n_epoch:
         return 0
     if isinstance(options.val_check_interval, int):
+        if loader.length is not None and options.val_check_interval > loader.length:
+            raise OptionError(f"val_check_interval={options.val_check_interval} would never come: an epoch has "
+                              f"{loader.length} batches.")  # fmt: skip
         return options.val_check_interval
     if loader.length is None:
         if options.val_check_interval != 1.0:

@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 import torch
 
 from hookline._version import __version__
+from hookline.errors import StopTraining
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.compiling import compile_model
 from hookline.loops.manual import ManualOptimizer, manual_backward
 from hookline.loops.run import Run
-from hookline.loops.saving import restore_counters, restore_hook, restore_module, restore_progress
+from hookline.loops.saving import restore_hook, restore_module, restore_progress
 from hookline.module import Module
 from hookline.optimizers import parse
 
 T = TypeVar("T")
-NOBODY_YET = (-1, 0, 0)
 
 
 def carry_out(run: Run, body: Callable[[Run], T]) -> T:
@@ -32,13 +32,19 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
     failures: list[BaseException] = []
     guests = Guests(run)
     strategy_is_up = False
-    plan.setup_reached = NOBODY_YET
+    plan.up.clear()
     try:
         guests.arrive()
+        guests.begin()
         set_up(run)
         strategy_is_up = True
         place_on_strategy(run)
-        result = body(run)
+        try:
+            result = body(run)
+        except StopTraining as stop:  # from a step of the module outside the training batches
+            s.request_stop(stop.reason)
+        if s.status in ("training", "running"):
+            s.status = "stopped" if s.should_stop else "completed"
         strategy_is_up = False
         failures += plan.strategy_teardown(s) or ()
         if run.stage == "fit":
@@ -69,12 +75,11 @@ def set_up(run: Run) -> None:
     """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a resume."""
     plan, s = run.plan, run.state
     plan.prepare_data(s)
+    run.setup_began = True
     plan.setup(s)
-    plan.setup_reached = None
     plan.configure_model(s)
     if run.resume_from is not None and not run.strategy.restore_after_setup:
         restore_module(run)
-        restore_counters(run)
 
 
 def place_on_strategy(run: Run) -> None:
@@ -84,7 +89,6 @@ def place_on_strategy(run: Run) -> None:
     s.wrapped_model = run.strategy.place(run.module)
     if run.resume_from is not None and run.strategy.restore_after_setup:
         restore_module(run)
-        restore_counters(run)
     if run.options.compile:
         compile_model(run)
     if run.stage != "fit":
@@ -108,9 +112,15 @@ class Guests:
         self.listeners: list[Listener] = []
 
     def arrive(self) -> None:
-        """Bind module, data module and strategy, open the loggers, and start every hook's filters anew."""
+        """Bind module, data module and strategy, and take in the hooks that the module brings."""
+        self.bind()
         run, s = self.run, self.run.state
-        hooks, table = s.hooks, run.plan.table
+        install_actions(run)
+        self.handles = [s.hooks.add(each) for each in _as_list(run.plan.configure_hooks(s))]
+
+    def bind(self) -> None:
+        """Let module, data module and strategy hear events."""
+        run, table = self.run, self.run.plan.table
         run.manual_backward = functools.partial(manual_backward, run)
         if isinstance(run.module, Module):
             run.module._door.run = run
@@ -118,20 +128,25 @@ class Guests:
             if owner is not None:
                 self.listeners += find_listeners(owner, receiver, type(owner).__name__, table)
         run.plan.add(self.listeners)
-        install_actions(run)
+
+    def begin(self) -> None:
+        """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come late."""
+        run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
             s.logger.log_hyperparams(describe(run))
-        self.handles = [hooks.add(each) for each in _as_list(run.plan.configure_hooks(s))]
-        for entry in hooks.entries():
+        for entry in s.hooks.entries():
             self._start(entry)
-        hooks.guests = self
+            if not entry.enabled:
+                run.plan.remove(entry.listeners)  # one that was switched off in an earlier run had kept its teardown
+        s.hooks.guests = self
 
     def leave(self) -> None:
         """Let everyone go."""
         run, hooks = self.run, self.run.state.hooks
         hooks.guests = None
         for handle in self.handles:
+            run.brought.append(handle.entry)
             handle.remove()
         run.plan.clear_run()
         if isinstance(run.module, Module):
@@ -140,18 +155,25 @@ class Guests:
 
     def welcome(self, entry: Entry) -> None:
         """A hook joins in the middle: it gets its set-up and its saved state at once, no start events."""
-        s = self.run.state
+        run, s, key = self.run, self.run.state, ("H", entry.name)
+        if key in run.plan.up or not run.setup_began:
+            return  # it was up before, or its turn will come
         self._start(entry)
-        for listener in entry.listeners:
-            if listener.event.name == "setup":
-                listener.binding.call(s)
-        restore_hook(entry, self.run.restored)
+        run.plan.up.add(key)
+        self._call(entry, "setup")
+        restore_hook(entry, run.restored, s)
 
     def farewell(self, entry: Entry) -> None:
-        """A hook leaves in the middle: it gets its teardown."""
+        """A hook leaves in the middle: it gets its teardown, if it was set up and has not had it."""
+        key = ("H", entry.name)
+        if key in self.run.plan.up:
+            self.run.plan.up.discard(key)
+            self._call(entry, "teardown")
+
+    def _call(self, entry: Entry, event: str) -> None:
         for listener in entry.listeners:
-            if listener.event.name == "teardown":
-                listener.binding.call(self.run.state)
+            if listener.event.name == event:
+                self.run.plan.caller(listener)(self.run.state)
 
     def _start(self, entry: Entry) -> None:
         for listener in entry.listeners:

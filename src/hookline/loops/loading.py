@@ -20,7 +20,8 @@ def load(run: Run, kind: str) -> list[Loader]:
         return run.loaders[kind]
     options = run.options
     limit = {
-        "train": options.limit_train_batches, "val": options.overfit_batches or options.limit_val_batches,
+        "train": options.limit_train_batches,
+        "val": options.limit_val_batches and (options.overfit_batches or options.limit_val_batches),
         "test": options.limit_test_batches, "predict": options.limit_predict_batches,
     }[kind]  # fmt: skip
     given = run.given_loaders.get(kind)

@@ -33,11 +33,15 @@ class ManualOptimizer:
         """Update the weights; the first update of a batch advances `step`."""
         run, s = self._run, self._focus()
         plan, scaler = run.plan, run.scaler
-        if scaler is not None and overflowed(scaler, self.optimizer):
-            s.reason = "nonfinite"
-            plan.on_step_skipped(s)
-            scaler.update()
-            return
+        if scaler is not None:
+            if id(self.optimizer) in run.unscaled:  # a second step in one batch
+                scaler.update()
+                run.unscaled.clear()
+            run.unscaled.add(id(self.optimizer))
+            if overflowed(scaler, self.optimizer):
+                s.reason = "nonfinite"
+                plan.on_step_skipped(s)
+                return
         s.norm_tensor = None
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:
@@ -45,12 +49,11 @@ class ManualOptimizer:
             plan.on_step_skipped(s)
         else:
             if signal is not STEP_DONE:
-                self.optimizer.step(closure)
+                s.optimizer_closure = closure
+                plan.optimizer_step(s)
             s.used_lr = self.optimizer.param_groups[0]["lr"]
             s.step = run.step_before_batch + 1
             plan.on_after_optimizer_step(s)
-        if scaler is not None:
-            scaler.update()
 
     def _focus(self) -> Any:
         s = self._run.state

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hookline.errors import StopTraining
 from hookline.loops.evaluate import Interlude
 from hookline.loops.run import Run
 
@@ -29,7 +30,11 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
                         s.batch = plan.transfer_batch_to_device(s)
                     plan.on_after_batch_transfer(s)
                     plan.on_predict_batch_start(s)
-                    s.returned = plan.predict_step(s)
+                    try:
+                        s.returned = plan.predict_step(s)
+                    except StopTraining as stop:
+                        s.request_stop(stop.reason)
+                        break
                     plan.on_predict_batch_end(s)
                     if keep:
                         s.predictions[s.dataloader_idx].append(s.returned)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Window:
     """The accumulation window: the batches whose gradients make one update."""
 
-    __slots__ = ("batches", "count", "held", "losses", "size")
+    __slots__ = ("batches", "count", "had_none", "held", "losses", "size")
 
     def __init__(self) -> None:
         self.size = 1
@@ -34,6 +34,8 @@ class Window:
         """Batches of the loader so far, skipped ones included."""
         self.count = 0
         """Those that have added gradients."""
+        self.had_none = False
+        """Whether a step returned no loss."""
         self.losses: list[Any] = []
         self.held: list[tuple[Any, float]] = []
         """Losses that join the epoch's mean only if the window turns out finite."""
@@ -41,6 +43,7 @@ class Window:
     def clear(self) -> None:
         """The next batch opens a new window."""
         self.batches = self.count = 0
+        self.had_none = False
         if self.losses:
             self.losses = []
         if self.held:
@@ -72,7 +75,9 @@ class Run:
         self.accumulate = options.accumulate_grad_batches
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
-        self.scaler = strategy.precision.scaler
+        self.scaler = strategy.precision.begin()
+        self.unscaled: set[int] = set()
+        """Manual optimization: the optimizers whose gradients were unscaled since the scaler's last update."""
         self.watch = FiniteWatch(strategy.device)
         self.epoch_advanced = False
         self.step_before_batch = 0
@@ -81,7 +86,12 @@ class Run:
         """Batches of this epoch that are done: where a resumed epoch goes on."""
         self.validated_at = -1
         """`batches_seen` at the last validation."""
+        self.setup_began = False
         self.save_requests: list[SaveRequest] = []
+        self.brought: list[Any] = []
+        """Entries of the hooks that the module brought, once the run is over."""
+        self.epoch_rng: dict[str, Any] = {}
+        """The random streams when this epoch's loader was opened."""
         self.resume_from: Path | None = None
         self.restored: dict[str, Any] = {}
         self.manual_optimizers: list[Any] = []

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read, write
-from hookline.checkpoint.saves import COUNTERS, SaveRequest, rng_state, set_rng_state
+from hookline.checkpoint.saves import COUNTERS, SaveRequest
 from hookline.errors import CheckpointError
 from hookline.loops.run import Run
+from hookline.seeding import rng_state, set_rng_state
+from hookline.state import State
 
 
 def save_due(run: Run) -> None:
@@ -35,7 +37,7 @@ def save(run: Run, request: SaveRequest) -> Path:
 def collect(run: Run) -> dict[str, Any]:
     """Everything a run needs to go on."""
     s = run.state
-    entries = s.hooks.entries()
+    entries = [*s.hooks.entries(), *run.brought]
     return {
         "module": run.module.state_dict(),
         "hooks": {each.name: each.hook.state_dict() for each in entries if hasattr(each.hook, "state_dict")},
@@ -44,11 +46,26 @@ def collect(run: Run) -> dict[str, Any]:
         "schedulers": [each.state_dict() for each in s.schedulers],
         "precision": run.strategy.precision.state_dict(),
         "counters": {name: getattr(s, name) for name in COUNTERS},
-        "position": {"batches": run.position, "validated_at": run.validated_at},
+        "position": {
+            "batches": run.position, "validated_at": run.validated_at, "epoch_advanced": run.epoch_advanced,
+        },
+        "window": open_window(run),
+        "log": s.log.state_dict(),
         "filters": {each.name: [[f.state_dict() for f in listener.filters] for listener in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "rng": rng_state(),
-    }
+        "epoch_rng": run.epoch_rng,
+    }  # fmt: skip
+
+
+def open_window(run: Run) -> dict[str, Any]:
+    """An accumulation window that is not complete yet, with its gradients."""
+    window = run.window
+    if not window.batches:
+        return {}
+    grads = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None} if window.count else {}
+    facts = {name: getattr(window, name) for name in window.__slots__}
+    return {**facts, "gradients": grads}
 
 
 def restore_module(run: Run) -> None:
@@ -56,16 +73,21 @@ def restore_module(run: Run) -> None:
     plan, s = run.plan, run.state
     assert run.resume_from is not None
     s.checkpoint = run.restored = read(run.resume_from)
-    plan.on_load_checkpoint(s)
+    restore_counters(run)  # listeners may ask how far the run was from the very first event on
+    plan.module_load_checkpoint(s)
     run.module.load_state_dict(s.checkpoint["module"])
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
+    plan.on_load_checkpoint(s)
     for entry in s.hooks.entries():
-        restore_hook(entry, run.restored)
+        restore_hook(entry, run.restored, s)
 
 
-def restore_hook(entry: Any, contents: dict[str, Any]) -> None:
-    """A hook's own state, and how far its filters have counted, by its name."""
+def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
+    """A hook's own state, and how far its filters have counted, by its name; one that is new begins to count now."""
+    for listener in entry.listeners:
+        for each in listener.filters:
+            each.begin(s)
     if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
         entry.hook.load_state_dict(contents["hooks"][entry.name])
     saved = contents.get("filters", {}).get(entry.name, [])
@@ -85,17 +107,26 @@ def restore_progress(run: Run) -> None:
     for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=False):
         scheduler.load_state_dict(saved)
     run.strategy.precision.load_state_dict(contents["precision"])
+    for name, value in contents["window"].items():
+        if name != "gradients":
+            setattr(run.window, name, value)
+    gradients = contents["window"].get("gradients", {})
+    for name, parameter in run.module.named_parameters():
+        if name in gradients:
+            parameter.grad = gradients[name].to(parameter.device)
     s.log.newest.raw().update(contents["metrics"])
+    s.log.load_state_dict(contents["log"])
     s.checkpoint = None
     s.path = run.resume_from
     set_rng_state(contents["rng"])
 
 
 def restore_counters(run: Run) -> None:
-    """How far the run was; listeners may ask for it from the very first event on."""
+    """How far the run was."""
     s, contents = run.state, run.restored
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
     run.position = contents["position"]["batches"]
     run.validated_at = contents["position"]["validated_at"]
+    run.epoch_advanced = contents["position"]["epoch_advanced"]
     s.resumed = True

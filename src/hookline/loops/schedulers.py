@@ -34,6 +34,8 @@ def advance_on_metric(run: Run) -> None:
 
 def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     s = run.state
+    if not run.steps.automatic_optimization:
+        return  # then the training step advances them itself
     for schedule in run.schedules:
         if schedule.interval != interval or count % schedule.frequency or metric not in (None, schedule.needs_metric):
             continue

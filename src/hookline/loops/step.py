@@ -29,6 +29,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
 
+    log.weight = weight = batch_size(s.batch)
     signal = plan.on_train_batch_start(s)
     if signal is END_EPOCH:
         return signal
@@ -41,7 +42,6 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
             close_window(run, plan, s)
         return None
 
-    log.weight = weight = batch_size(s.batch)
     before = run.step_before_batch = s.step
     s.returned = plan.training_step(s)
     if not run.steps.automatic_optimization:
@@ -50,6 +50,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
         if loss is None:
             s.loss_tensor = None
+            window.had_none = True
         else:
             learn_from(run, plan, s, loss, weight)
         if last:
@@ -64,9 +65,9 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
 
     s.nested_validate = True
     plan.on_train_batch_end(s)
+    s.nested_validate = False
     if updated:
         end_of_step(run, plan, s)
-    s.nested_validate = False
     return None
 
 
@@ -92,20 +93,26 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
 def take_manual_loss(run: Run, s: State, weight: int) -> None:
     """Manual optimization: the step has done it all; its loss is only watched."""
     run.window.clear()
+    if run.scaler is not None and run.unscaled:
+        run.scaler.update()
+        run.unscaled.clear()
     loss = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
     s.loss_tensor = loss.detach() if isinstance(loss, Tensor) else None
     if s.loss_tensor is not None:
-        run.watch.look(s.loss_tensor)
+        if not run.skips_nonfinite:
+            run.watch.look(s.loss_tensor)
         s.log.train_loss.add(s.loss_tensor, weight)
 
 
 def close_window(run: Run, plan: Plan, s: State) -> None:
     """A window that ends early, or on a batch that was skipped, updates on what it has."""
     before = s.step
-    if run.window.count:
+    if run.window.count or run.window.had_none:
         update(run, plan, s)
     run.window.clear()
     if s.step > before:
+        if run.schedules:
+            advance_due(run, True, None)
         end_of_step(run, plan, s)
 
 
@@ -146,12 +153,14 @@ def update(run: Run, plan: Plan, s: State) -> None:
     if window.count != window.size:
         rescale(s.optimizers, window.size / window.count)
     before = s.step
+    s.norm_tensor = None
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
         if scaler is not None and overflowed(scaler, s.optimizer):
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
             continue
-        s.norm_tensor = total_norm(s.optimizer) if run.clips_otherwise and "grad_norm" in plan.wanted else None
+        if run.clips_otherwise and "grad_norm" in plan.wanted:
+            s.add_norm(total_norm([s.optimizer]))
         signal = plan.on_before_optimizer_step(s)
         if signal is SKIP_STEP:
             s.reason = "hook"
@@ -183,9 +192,10 @@ def end_of_step(run: Run, plan: Plan, s: State) -> None:
             row.setdefault("lr", s.used_lr)
         run.write_row({key: value for key, value in row.items() if value is not None})
     if plan.on_step_end is not nobody:
-        waiting, log.pending, log.mode = log.pending, {}, "now"
+        waiting, log.pending = log.pending, {}
+        s.nested_validate = True
         plan.on_step_end(s)
-        log.mode = "train"
+        s.nested_validate = False
         run.write_pending()  # what a hook logged here belongs to this very step
         log.pending = waiting
 
@@ -202,7 +212,7 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
             raise LossError(f"training_step returned a dictionary without 'loss' (keys: {', '.join(map(str, returned))}).")
         for key, value in returned.items():
             if key != "loss" and is_scalar(value):
-                run.state.log.log("train/" + key, value, False, True, False, "mean", None)
+                run.state.log.mean("train/" + key, value)
         returned = returned["loss"]
     if returned is None or isinstance(returned, Tensor):
         return returned

@@ -17,6 +17,15 @@ class Precision:
         self.device = device
         self.dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "16-mixed" else None
+        self._first: tuple[torch.amp.GradScaler, dict[str, Any]] | None = None
+
+    def begin(self) -> torch.amp.GradScaler | None:
+        """A run begins with the scale that the scaler was made with, not where the run before it got to."""
+        if self.scaler is not None and (self._first is None or self._first[0] is not self.scaler):
+            self._first = (self.scaler, self.scaler.state_dict())
+        elif self.scaler is not None and self._first is not None:
+            self.scaler.load_state_dict(self._first[1])
+        return self.scaler
 
     def around(self, call: Caller) -> Caller:
         """Run a step under autocast; the call itself if nothing is needed."""

@@ -26,6 +26,10 @@ class SingleDevice(Strategy):
 def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
     """A strategy from its name, or the user's own object."""
     if isinstance(strategy, Strategy):
+        for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
+            if value != default:
+                raise OptionError(f"{name}={value!r} cannot be combined with a strategy object: "
+                                  f"{type(strategy).__name__} brings its own.")  # fmt: skip
         return strategy
     if strategy not in STRATEGIES:
         raise OptionError(f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
@@ -39,6 +43,11 @@ def pick_device(device: Any) -> torch.device:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
     try:
-        return torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise OptionError(f"device={device!r} is no device: {error}") from None
+        raise OptionError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise OptionError(f"device={device!r} is not available here: {str(error).splitlines()[0]}") from None
+    return chosen

@@ -1,0 +1,350 @@
+"""Validation and test: what they measure, and that the training they interrupt finds everything as it left it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import Tensor, nn
+
+from hookline import Hook, HooklineError, Recorder, on
+
+
+class Mixed(Net):
+    """One part is frozen in eval mode, one drops out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.BatchNorm1d(4)
+        self.frozen.eval()
+        self.drop = nn.Dropout(0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((self.drop(self.frozen(batch[0])), batch[1]), batch_idx)
+
+
+def modes(module: nn.Module) -> dict[str, bool]:
+    return {name: each.training for name, each in module.named_modules()}
+
+
+# ---- modes and gradients -----------------------------------------------------------------------------------------
+
+
+def test_validation_runs_in_eval_mode_without_gradients() -> None:
+    class Look(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            assert not any(modes(self).values())
+            assert not torch.is_grad_enabled()
+            self.looked = True
+            return super().validation_step(batch, batch_idx)
+
+    net = Look()
+    quiet().fit(net, batches(), batches(2))
+    assert net.looked
+
+
+def test_validation_restores_every_submodules_own_mode() -> None:
+    seen: list[dict[str, bool]] = []
+
+    @on("train_batch_start")
+    def look(module: Any) -> None:
+        seen.append(modes(module))
+
+    net = Mixed()
+    before = modes(net)
+    quiet(hooks=[look], val_check_interval=1, num_sanity_val_steps=1).fit(net, batches(3), batches(1))
+    assert before["frozen"] is False and before["drop"] is True
+    assert seen == [before] * 3
+    assert modes(net) == before
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_a_failing_step_still_leaves_the_modes_as_they_were(verb: str) -> None:
+    class Failing(Mixed):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            raise ZeroDivisionError
+
+        test_step = predict_step = validation_step
+
+    net = Failing()
+    before = modes(net)
+    with pytest.raises(ZeroDivisionError):
+        getattr(quiet(), verb)(net, batches(2))
+    assert modes(net) == before
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_every_verb_leaves_the_modes_as_they_were(verb: str) -> None:
+    net = Mixed()
+    before = modes(net)
+    getattr(quiet(), verb)(net, batches(2))
+    assert modes(net) == before
+
+
+def test_the_gradients_of_an_open_window_survive_a_validation() -> None:
+    grads: list[Tensor] = []
+
+    class Look(Hook):
+        def on_train_batch_end(self, module: Any) -> None:
+            grads.append(module.layer.weight.grad.clone())
+
+        def on_validation_end(self, module: Any) -> None:
+            assert torch.equal(module.layer.weight.grad, grads[-1])
+
+    net = Net()
+    twin = copy.deepcopy(net)
+    quiet(hooks=[Look()], accumulate_grad_batches=4, val_check_interval=1).fit(net, batches(4), batches(2))
+    quiet(accumulate_grad_batches=4).fit(twin, batches(4))
+    assert len(grads) == 4
+    assert torch.equal(net.layer.weight, twin.layer.weight)
+
+
+def test_a_module_may_put_itself_into_eval_mode_its_own_way() -> None:
+    class KeepDropout(Mixed):
+        def on_validation_model_eval(self) -> None:
+            self.layer.eval()
+
+        def on_validation_model_train(self) -> None:
+            self.layer.train()
+            self.restored = True
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            assert self.drop.training and not self.layer.training
+            return super().validation_step(batch, batch_idx)
+
+    net = KeepDropout()
+    quiet().fit(net, batches(), batches(2))
+    assert net.restored
+
+
+def test_the_facts_of_the_interrupted_batch_are_put_back() -> None:
+    facts: list[tuple[int, float, Any]] = []
+
+    class Nested(Hook):
+        def on_train_batch_end(self, trainer: Any) -> None:
+            trainer.validate()
+
+    class After(Hook):
+        order = 1
+
+        def on_train_batch_end(self, batch_idx: int, loss: float, batch: Any, outputs: Any, metrics: Any) -> None:
+            assert outputs.item() == loss == metrics["loss"]
+            facts.append((batch_idx, loss, batch[0]))
+
+    net = Net(lr=0.0)
+    data = batches(3)
+    quiet(hooks=[Nested(), After()]).fit(net, data, batches(5)[3:])
+    assert [(i, loss) for i, loss, _ in facts] == [(i, net.training_step(b, 0).item()) for i, b in enumerate(data)]
+    assert all(batch is data[i][0] for i, _, batch in facts)
+
+
+# ---- what is measured --------------------------------------------------------------------------------------------
+
+
+def test_validate_returns_the_mean_loss_weighted_by_batch_size() -> None:
+    net = Net()
+    big, small = batches(1, size=6)[0], batches(1, size=2)[0]
+    metrics = quiet().validate(net, [big, small])
+    losses = [net.training_step(b, 0).item() for b in (big, small)]
+    assert metrics["val/loss"] == pytest.approx((6 * losses[0] + 2 * losses[1]) / 8)
+    assert set(metrics) == {"val/loss"}
+
+
+def test_test_measures_under_its_own_names() -> None:
+    trainer = quiet()
+    with Recorder(trainer) as recorder:
+        metrics = trainer.test(Net(), batches(2))
+    assert set(metrics) == {"test/loss"}
+    assert [each.event for each in recorder.calls] == ["test_step", "test_step"]
+
+
+def test_limit_test_batches_is_honoured() -> None:
+    net = Net()
+    assert quiet(limit_test_batches=1).test(net, batches(3))["test/loss"] == quiet().test(net, batches(1))["test/loss"]
+
+
+def test_the_numbers_of_a_returned_dictionary_are_measured_too() -> None:
+    class Rich(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": super().validation_step(batch, batch_idx), "acc": batch_idx, "pred": batch[0]}
+
+    metrics = quiet().validate(Rich(), batches(3))
+    assert set(metrics) == {"val/loss", "val/acc"}
+    assert metrics["val/acc"] == 1.0
+
+
+def test_what_a_validation_step_logs_is_its_epochs_mean() -> None:
+    class Logging(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/mine", float(batch_idx))
+
+    metrics = quiet().validate(Logging(), batches(4))
+    assert dict(metrics) == {"val/mine": 1.5}
+
+
+def test_several_loaders_have_one_mean_and_each_their_own() -> None:
+    net = Net()
+    a, b = batches(2), batches(4)[2:]
+    metrics = quiet().validate(net, {"a": a, "b": b})
+    mean = {name: sum(net.training_step(x, 0).item() for x in data) / 2 for name, data in {"a": a, "b": b}.items()}
+    assert metrics["val/dl_a/loss"] == pytest.approx(mean["a"])
+    assert metrics["val/dl_b/loss"] == pytest.approx(mean["b"])
+    assert metrics["val/loss"] == pytest.approx((mean["a"] + mean["b"]) / 2)
+
+
+def test_batch_events_say_which_loader_a_batch_is_from() -> None:
+    seen: list[tuple[int, str, int]] = []
+
+    @on("validation_batch_start")
+    def look(dataloader_idx: int, dataloader_name: str, batch_idx: int) -> None:
+        seen.append((dataloader_idx, dataloader_name, batch_idx))
+
+    quiet(hooks=[look]).validate(Net(), {"a": batches(2), "b": batches(1)})
+    assert seen == [(0, "a", 0), (0, "a", 1), (1, "b", 0)]
+
+
+def test_the_end_of_validation_hands_over_the_results_as_floats() -> None:
+    class Look(Hook):
+        def on_validation_epoch_end(self, metrics: Any) -> None:
+            self.at_epoch_end = dict(metrics)
+
+        def on_validation_end(self, metrics: Any) -> None:
+            self.at_end = dict(metrics)
+
+        def on_validation_batch_end(self, outputs: Tensor, metrics: Any) -> None:
+            assert outputs.grad_fn is None
+            assert metrics["loss"] == outputs.item()
+
+    look = Look()
+    metrics = quiet(hooks=[look]).validate(Net(), batches(2))
+    assert look.at_epoch_end == look.at_end == dict(metrics)
+    assert all(type(value) is float for value in look.at_end.values())
+
+
+def test_what_a_hook_logs_at_the_end_of_validation_is_part_of_the_results() -> None:
+    @on("validation_epoch_end")
+    def perplexity(trainer: Any, metrics: Any) -> None:
+        trainer.log("val/double", 2 * metrics["val/loss"])
+
+    metrics = quiet(hooks=[perplexity]).validate(Net(), batches(2))
+    assert metrics["val/double"] == pytest.approx(2 * metrics["val/loss"])
+
+
+@pytest.mark.parametrize("verb", ["validate", "test"])
+def test_measuring_without_a_loader_says_what_to_pass(verb: str) -> None:
+    with pytest.raises(HooklineError, match=f"{verb}.* needs a loader: pass"):
+        getattr(quiet(), verb)(Net())
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_every_verb_ends_as_completed(verb: str) -> None:
+    trainer = quiet()
+    getattr(trainer, verb)(Net(), batches(2))
+    assert trainer.status == "completed"
+
+
+# ---- validate() called from a hook -------------------------------------------------------------------------------
+
+
+class ValidatesAt(Hook):
+    """Calls trainer.validate() at one event."""
+
+    def __init__(self) -> None:
+        self.results: list[float] = []
+
+    def now(self, trainer: Any) -> None:
+        self.results.append(trainer.validate()["val/loss"])
+
+
+@pytest.mark.parametrize("event", ["train_batch_end", "step_end", "train_epoch_end"])
+def test_a_hook_may_validate_at_the_end_of_a_batch_step_or_epoch(event: str) -> None:
+    hook = ValidatesAt()
+    trainer = quiet(max_epochs=2, accumulate_grad_batches=2)
+    trainer.on(event)(hook.now)
+    net = Net()
+    trainer.fit(net, batches(4), batches(2))
+    assert len(hook.results) == {"train_batch_end": 8, "step_end": 4, "train_epoch_end": 2}[event]
+    assert hook.results[-1] == pytest.approx(quiet().validate(net, batches(2))["val/loss"])
+
+
+@pytest.mark.parametrize("event", ["train_start", "train_epoch_start", "train_batch_start", "before_backward",
+                                   "before_optimizer_step", "validation_end", "train_end", "train_metrics"])  # fmt: skip
+def test_validating_elsewhere_is_refused_with_the_reason(event: str) -> None:
+    hook = ValidatesAt()
+    trainer = quiet(log_every_n_steps=1)
+    trainer.on(event)(hook.now)
+    with pytest.raises(HooklineError, match="at the end of a batch, step or training epoch"):
+        trainer.fit(Net(), batches(2), batches(2))
+    assert hook.results == []
+
+
+def test_a_hook_may_validate_at_the_step_that_closes_a_short_window() -> None:
+    hook = ValidatesAt()
+    trainer = quiet(accumulate_grad_batches=2)
+    trainer.on("step_end")(hook.now)
+    trainer.fit(Net(), (b for b in batches(3)), batches(2))
+    assert len(hook.results) == 2
+
+
+def test_a_validation_from_a_hook_leaves_no_trace() -> None:
+    """Modes, gradients, weights and every random stream are those of a run without it."""
+
+    class Noisy(Mixed):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            torch.rand(5)
+            return super().validation_step(batch, batch_idx)
+
+    def run(nested: bool) -> tuple[Mixed, Tensor]:
+        torch.manual_seed(3)
+        net = Noisy()
+        trainer = quiet(accumulate_grad_batches=2)
+        if nested:
+            trainer.on("train_batch_end")(lambda trainer: trainer.validate() and None)
+        trainer.fit(net, batches(4), batches(2))
+        return net, torch.rand(4)
+
+    (plain, plain_numbers), (watched, numbers) = run(False), run(True)
+    assert torch.equal(plain.layer.weight, watched.layer.weight)
+    assert torch.equal(plain.layer.weight.grad, watched.layer.weight.grad)  # type: ignore[arg-type]
+    assert modes(plain) == modes(watched)
+    assert torch.equal(plain_numbers, numbers)
+
+
+def test_a_validation_from_a_hook_leaves_python_and_numpy_randomness_alone() -> None:
+    class Noisy(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            random.random()
+            np.random.rand()
+            return super().validation_step(batch, batch_idx)
+
+    states: list[tuple[Any, int]] = []
+
+    def nested(trainer: Any) -> None:
+        states.append((random.getstate(), np.random.get_state()[2]))
+        trainer.validate()
+        states.append((random.getstate(), np.random.get_state()[2]))
+
+    trainer = quiet()
+    trainer.on("train_batch_end")(nested)
+    trainer.fit(Noisy(), batches(1), batches(2))
+    assert states[0] == states[1]
+
+
+def test_a_validation_from_a_hook_needs_a_loader() -> None:
+    trainer = quiet()
+    trainer.on("step_end")(lambda trainer: trainer.validate() and None)
+    with pytest.raises(HooklineError, match=r"validate\(\) needs a loader"):
+        trainer.fit(Net(), batches(2))
+
+
+@pytest.mark.parametrize("verb", ["fit", "test", "predict"])
+def test_no_other_verb_may_be_called_inside_a_run(verb: str) -> None:
+    trainer = quiet()
+    trainer.on("step_end")(lambda trainer: getattr(trainer, verb)(Net(), batches(1)) and None)
+    with pytest.raises(HooklineError, match=rf"{verb}\(\) was called inside a run"):
+        trainer.fit(Net(), batches(2), batches(2))

@@ -1,0 +1,206 @@
+"""Where loaders come from, when they are asked for, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import DataModule, Module, OptionError
+
+
+class WithLoaders(Net):
+    """Returns its own loaders and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def train_dataloader(self) -> Any:
+        self.asked.append("train")
+        return batches(2)
+
+    def val_dataloader(self) -> Any:
+        self.asked.append("val")
+        return batches(1)
+
+    def test_dataloader(self) -> Any:
+        self.asked.append("test")
+        return batches(3)
+
+    def predict_dataloader(self) -> Any:
+        self.asked.append("predict")
+        return batches(4)
+
+
+class Data(DataModule):
+    def train_dataloader(self) -> Any:
+        return batches(5)
+
+    def val_dataloader(self) -> Any:
+        return {"left": batches(1), "right": batches(1)}
+
+    def test_dataloader(self) -> Any:
+        return batches(2)
+
+    def predict_dataloader(self) -> Any:
+        return batches(2)
+
+
+def test_the_module_may_bring_its_own_loaders_and_is_asked_once() -> None:
+    net = WithLoaders()
+    trainer = quiet(max_epochs=3, num_sanity_val_steps=1)
+    metrics = trainer.fit(net)
+    assert trainer.global_step == 6
+    assert "val/loss" in metrics
+    assert sorted(net.asked) == ["train", "val"]
+
+
+def test_loaders_that_are_passed_come_first() -> None:
+    net = WithLoaders()
+    trainer = quiet()
+    trainer.fit(net, batches(4), batches(2))
+    assert trainer.global_step == 4
+    assert net.asked == []
+
+
+def test_every_verb_finds_its_loader() -> None:
+    net = WithLoaders()
+    assert set(quiet().validate(net)) == {"val/loss"}
+    assert set(quiet().test(net)) == {"test/loss"}
+    assert len(quiet().predict(net)) == 4
+
+
+def test_a_data_module_serves_every_verb_and_comes_before_the_module() -> None:
+    net, data = WithLoaders(), Data()
+    trainer = quiet()
+    metrics = trainer.fit(net, datamodule=data)
+    assert trainer.global_step == 5
+    assert {"val/loss", "val/dl_left/loss", "val/dl_right/loss"} <= set(metrics)
+    assert set(quiet().test(net, datamodule=data)) == {"test/loss"}
+    assert len(quiet().predict(net, datamodule=data)) == 2
+    assert net.asked == []
+
+
+def test_a_data_module_may_be_passed_in_the_loaders_place() -> None:
+    trainer = quiet()
+    trainer.fit(Net(), Data())
+    assert trainer.global_step == 5
+
+
+def test_after_fit_the_data_module_is_remembered() -> None:
+    trainer = quiet()
+    trainer.fit(Net(), Data())
+    assert set(trainer.test()) == {"test/loss"}
+
+
+def test_any_iterable_of_batches_is_a_loader() -> None:
+    data = TensorDataset(torch.randn(6, 4), torch.randn(6, 2))
+    for loader in (DataLoader(data, batch_size=2), batches(3), tuple(batches(3)), iter(batches(3))):
+        trainer = quiet()
+        trainer.fit(Net(), loader)
+        assert trainer.global_step == 3
+
+
+def test_training_without_a_loader_says_where_it_may_come_from() -> None:
+    with pytest.raises(OptionError, match=r"needs one training loader, and got 0: pass it to fit, or return it from Net.train_dataloader"):
+        quiet().fit(Net())
+
+
+def test_something_that_is_no_loader_is_refused() -> None:
+    with pytest.raises(OptionError, match="is a int, which cannot be iterated over"):
+        quiet().fit(Net(), 3)
+
+
+def test_a_val_loader_without_a_validation_step_is_refused_before_training() -> None:
+    class NoValidation(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise AssertionError("trained")
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(OptionError, match=r"There is a val loader, but NoValidation has no validation_step\(self, batch, batch_idx\)"):
+        quiet().fit(NoValidation(), batches(), batches(1))
+
+
+def test_a_module_without_a_training_step_is_refused() -> None:
+    class Nothing(Module):
+        def configure_optimizers(self) -> Any:
+            return None
+
+    with pytest.raises(OptionError, match="has no training_step"):
+        quiet().fit(Nothing(), batches())
+
+
+def test_loaders_are_there_only_after_setup() -> None:
+    order: list[str] = []
+
+    class Late(Data):
+        def prepare_data(self) -> None:
+            order.append("prepare")
+
+        def setup(self, stage: str) -> None:
+            order.append("setup")
+
+        def train_dataloader(self) -> Any:
+            order.append("loader")
+            return batches(1)
+
+    quiet(limit_val_batches=0).fit(Net(), Late())
+    assert order == ["prepare", "setup", "loader"]
+
+
+def test_a_sampler_hears_the_epoch() -> None:
+    epochs: list[int] = []
+
+    class Sampler(torch.utils.data.SequentialSampler):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    data = TensorDataset(torch.randn(4, 4), torch.randn(4, 2))
+    quiet(max_epochs=3).fit(Net(), DataLoader(data, sampler=Sampler(data)))
+    assert epochs == [0, 1, 2]
+
+
+# ---- how many updates there will be ------------------------------------------------------------------------------
+
+
+def estimate(loader: Any, **options: Any) -> float:
+    class Ask(Net):
+        def configure_optimizers(self) -> Any:
+            self.estimate = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    net = Ask()
+    trainer = quiet(**options)
+    trainer.fit(net, loader)
+    if math.isfinite(net.estimate):
+        assert trainer.global_step == net.estimate
+    return net.estimate
+
+
+def test_the_number_of_updates_is_known_in_configure_optimizers() -> None:
+    assert estimate(batches(5), max_epochs=3) == 15
+    assert estimate(batches(5), max_epochs=3, accumulate_grad_batches=2) == 9
+    assert estimate(batches(5), max_epochs=3, max_steps=7) == 7
+    assert estimate(batches(5), max_epochs=2, limit_train_batches=3) == 6
+
+
+def test_the_number_of_updates_is_infinite_if_it_cannot_be_told() -> None:
+    assert estimate(iter(batches(5))) == math.inf
+
+
+def test_num_training_batches_is_that_of_one_epoch() -> None:
+    trainer = quiet(limit_train_batches=3)
+    assert trainer.num_training_batches is None
+    trainer.fit(Net(), batches(5))
+    assert trainer.num_training_batches == 3

@@ -1,0 +1,381 @@
+"""Asking by name: a hook's parameters are the facts it wants, in any order, any subset; settled at registration."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import Hook, HookError, Strategy
+from hookline.events import EVENTS
+
+
+def told(event, function, *, data=1, module=None, **options):
+    """Fit with a function hook."""
+    trainer = quiet(**options)
+    trainer.on(event)(function)
+    trainer.fit(module or Net(), batches(data))
+    return trainer
+
+
+# ---- by name -----------------------------------------------------------------------------------------------------
+
+
+def test_parameters_may_come_in_any_order_and_any_subset():
+    got = []
+    told("train_batch_end", lambda batch_idx, trainer, loss: got.append((batch_idx, trainer, loss)), data=2)
+    told("train_batch_end", lambda: got.append("nothing"))
+    told("train_batch_end", lambda step: got.append(step))
+    (first, second, nothing, step) = got
+    assert (first[0], second[0], nothing, step) == (0, 1, "nothing", 1)
+    assert isinstance(first[2], float)
+    assert first[1].state.step == 2
+
+
+def test_a_hook_method_a_module_and_a_strategy_ask_the_same_way():
+    got = []
+
+    class Listening(Net):
+        def on_train_start(self, world_size, stage):
+            got.append(("module", world_size, stage))
+
+    class Watching(Hook):
+        def on_train_start(self, stage, world_size):
+            got.append(("hook", world_size, stage))
+
+    class Own(Strategy):
+        def place(self, module):
+            return module
+
+        def on_train_start(self, stage):
+            got.append(("strategy", 1, stage))
+
+    quiet(hooks=[Watching()], strategy=Own(torch.device("cpu"))).fit(Listening(), batches(1))
+    assert got == [("hook", 1, "fit"), ("module", 1, "fit"), ("strategy", 1, "fit")]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("module", ["pl_module", "model"]),
+        ("dataloader_idx", ["loader_idx"]),
+        ("dataloader_name", ["loader_name"]),
+        ("step", ["global_step"]),
+        ("epoch", ["current_epoch"]),
+    ],
+)
+def test_every_spelling_of_a_fact_gives_the_same_thing(name, others):
+    got = {}
+
+    def listen(spelling):
+        namespace = {"got": got}
+        exec(f"def hook({spelling}): got[{spelling!r}] = {spelling}", namespace)
+        return namespace["hook"]
+
+    trainer = quiet()
+    for spelling in (name, *others):
+        trainer.on("train_batch_end")(listen(spelling))
+    trainer.fit(Net(), batches(2))
+    assert set(got) == {name, *others}
+    assert all(value is got[name] or value == got[name] for value in got.values())
+
+
+def test_the_path_of_a_checkpoint_has_two_spellings(tmp_path):
+    got = []
+    trainer = quiet()
+    trainer.on("train_end")(lambda: trainer.save_checkpoint(tmp_path / "here"))
+    trainer.on("checkpoint_save")(lambda path, checkpoint_path: got.append((path, checkpoint_path)))
+    trainer.fit(Net(), batches(1))
+    assert got == [(tmp_path / "here", tmp_path / "here")]
+
+
+def test_facts_known_everywhere_can_be_asked_for_at_every_event():
+    everywhere = [fact.name for fact in EVENTS.facts_at(EVENTS["on_fit_start"])]
+    parameters = ", ".join(everywhere)
+    names = [event.name for event in EVENTS if "H" in event.receivers]
+    hook = eval(f"lambda {parameters}: seen.append(({parameters}))", {"seen": (seen := [])})
+    trainer = quiet()
+    trainer.on(*names)(hook)
+    trainer.fit(Net(), batches(1), batches(1))
+    at_setup = dict(zip(everywhere, seen[0], strict=True))
+    assert (at_setup["trainer"], at_setup["stage"], at_setup["step"], at_setup["lr"]) == (trainer, "fit", 0, None)
+    at_the_end = dict(zip(everywhere, seen[-1], strict=True))
+    assert (at_the_end["step"], at_the_end["lr"], at_the_end["status"]) == (1, 0.1, "completed")
+
+
+def test_a_parameter_with_a_default_that_is_no_fact_keeps_its_default():
+    got = []
+
+    def report(scale=3, epoch=None, *, verbose="no", step=-1):
+        got.append((scale, epoch, verbose, step))
+
+    told("train_epoch_end", report)
+    assert got == [(3, 0, "no", 1)]
+
+
+def test_a_parameter_with_a_default_that_is_a_fact_gets_the_fact():
+    got = []
+    told("train_epoch_end", lambda epoch="unset": got.append(epoch))
+    assert got == [0]
+
+
+def test_a_fact_of_another_event_keeps_its_default_too():
+    got = []
+    told("train_epoch_end", lambda batch="no batch here": got.append(batch))
+    assert got == ["no batch here"]
+
+
+def test_keyword_only_and_positional_only_parameters_are_facts_as_well():
+    got = []
+
+    def hook(epoch, /, stage, *, step):
+        got.append((epoch, stage, step))
+
+    told("train_epoch_end", hook)
+    assert got == [(0, "fit", 1)]
+
+
+def test_star_args_receives_the_events_documented_facts_in_order():
+    got = []
+    trainer = told("train_batch_start", lambda *args: got.append(args))
+    (batch, batch_idx, dataloader_idx, dataloader_name) = got[0]
+    assert isinstance(batch, tuple)
+    assert (batch_idx, dataloader_idx) == (0, 0)
+    assert dataloader_name == trainer.state.dataloader_name
+
+
+def test_star_args_holds_what_was_not_asked_for_by_name():
+    got = []
+    told("train_batch_start", lambda batch, *rest: got.append(len(rest)))
+    assert got == [3]
+
+
+def test_a_default_before_star_args_keeps_its_default():
+    got = []
+
+    def hook(flag="kept", *args):
+        got.append((flag, len(args)))
+
+    told("train_batch_start", hook)
+    assert got == [("kept", 4)]
+
+
+def test_star_star_kwargs_receives_the_other_cheap_facts():
+    got = []
+
+    def hook(loss, **kwargs):
+        got.append((loss, kwargs))
+
+    trainer = told("train_batch_end", hook)
+    loss, kwargs = got[0]
+    cheap = {fact.name for fact in EVENTS.facts_at(EVENTS["on_train_batch_end"]) if not fact.costly}
+    assert isinstance(loss, float)
+    assert set(kwargs) == cheap
+    assert kwargs["trainer"] is trainer
+
+
+def test_star_star_kwargs_alone_makes_nobody_pay_for_costly_facts():
+    trainer = told("step_end", lambda **kwargs: None)
+    assert not trainer.plan.wanted & {"loss", "grad_norm", "ctx", "tokens_seen"}
+
+
+def test_a_spelling_asked_for_by_name_is_not_passed_again_in_kwargs():
+    got = []
+    told("train_start", lambda model, **kwargs: got.append("module" in kwargs or "model" in kwargs))
+    assert got == [False]
+
+
+def test_what_a_partial_has_bound_stays_bound():
+    got = []
+
+    def hook(prefix, epoch, step, stage="free"):
+        got.append((prefix, epoch, step, stage))
+
+    told("train_epoch_end", functools.partial(hook, "by position", step="by keyword"))
+    told("train_epoch_end", functools.partial(functools.partial(hook, step=-1), prefix="twice"))
+    assert got == [("by position", 0, "by keyword", "fit"), ("twice", 0, -1, "fit")]
+
+
+def test_what_a_partial_has_bound_stays_bound_in_kwargs_too():
+    got = []
+
+    def hook(**kwargs):
+        got.append((kwargs["stage"], kwargs["epoch"]))
+
+    told("train_start", functools.partial(hook, stage="mine"))
+    assert got == [("mine", 0)]
+
+
+def test_any_callable_will_do():
+    got = []
+
+    class Counter:
+        def __call__(self, epoch):
+            got.append(("object", epoch))
+
+        def method(self, epoch):
+            got.append(("method", epoch))
+
+        @staticmethod
+        def static(epoch):
+            got.append(("static", epoch))
+
+    trainer = quiet()
+    for function in (Counter(), Counter().method, Counter.static, functools.wraps(Counter.static)(lambda *a, **k: Counter.static(*a, **k))):
+        trainer.on("train_epoch_end")(function)
+    trainer.fit(Net(), batches(1))
+    assert got == [("object", 0), ("method", 0), ("static", 0), ("static", 0)]
+
+
+def test_a_callable_whose_parameters_cannot_be_read_is_refused_with_a_way_out():
+    with pytest.raises(ValueError):
+        inspect.signature(max)  # or this test shows nothing
+    with pytest.raises(HookError, match=r"(?s)max cannot be a hook.*lambda loss: max\(loss\)"):
+        quiet().on("train_batch_end")(max)
+
+
+def test_binding_is_done_once_and_never_per_call():
+    trainer = quiet()
+    trainer.on("train_batch_end")(lambda loss: None)
+    with pytest.MonkeyPatch.context() as patch:
+        trainer.on("train_start")(lambda: patch.setattr(inspect, "signature", None))
+        trainer.on("train_end")(patch.undo)
+        trainer.fit(Net(), batches(3))
+    assert trainer.state.step == 3
+
+
+# ---- what is wrong is refused when it is registered --------------------------------------------------------------
+
+
+def test_a_parameter_that_is_no_fact_is_refused_with_the_closest_name_and_the_list():
+    class Wrong(Hook):
+        def on_train_batch_end(self, batch_indx):
+            ...
+
+    with pytest.raises(HookError) as caught:
+        quiet(hooks=[Wrong()])
+    text = str(caught.value)
+    assert "Wrong.on_train_batch_end asks for 'batch_indx'" in text
+    assert "Did you mean 'batch_idx'?" in text
+    assert "facts of on_train_batch_end: outputs, batch, batch_idx" in text
+    assert "trainer, module" in text
+
+
+def test_a_fact_of_another_event_is_refused():
+    with pytest.raises(HookError, match="asks for 'grad_norm', which is no fact of on_train_epoch_start"):
+        quiet().on("epoch_start")(lambda grad_norm: None)
+
+
+def test_a_keyword_only_parameter_without_default_must_be_a_fact_too():
+    def hook(*, nonsense):
+        ...
+
+    with pytest.raises(HookError, match="function hook asks for 'nonsense'"):
+        quiet().on("epoch_start")(hook)
+
+
+def test_a_wrong_parameter_in_the_module_is_found_before_anything_runs():
+    class Wrong(Net):
+        def on_train_batch_end(self, los):
+            ...
+
+        def setup(self):
+            raise AssertionError("the run had begun")
+
+    with pytest.raises(HookError, match=r"Wrong.on_train_batch_end asks for 'los'.*Did you mean 'loss'"):
+        quiet().fit(Wrong(), batches(1))
+
+
+# ---- steps and actions: by position ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("takes", [1, 2, 3, 4])
+def test_a_step_gets_as_many_positional_facts_as_it_takes_whatever_it_calls_them(takes):
+    got = []
+    names = ["x", "i", "where", "called"][:takes]
+
+    class Module(Net):
+        def measure(self, *args):
+            got.append(args)
+            return Net.training_step(self, args[0], 0)
+
+    Module.training_step = eval(f"lambda self, {', '.join(names)}: self.measure({', '.join(names)})")
+    trainer = quiet()
+    data = batches(2)
+    trainer.fit(Module(), data)
+    assert got[1] == (data[1], 1, 0, trainer.state.dataloader_name)[:takes]
+
+
+def test_a_step_with_star_args_gets_all_of_its_facts():
+    got = []
+
+    class Module(Net):
+        def training_step(self, batch, *rest):
+            got.append(rest)
+            return super().training_step(batch, 0)
+
+    trainer = quiet()
+    trainer.fit(Module(), batches(1))
+    assert got == [(0, 0, trainer.state.dataloader_name)]
+
+
+def test_keyword_only_parameters_of_a_step_are_asked_for_by_name():
+    got = []
+
+    class Module(Net):
+        def training_step(self, anything, *, step, trainer, extra="kept"):
+            got.append((step, trainer, extra))
+            return super().training_step(anything, 0)
+
+    trainer = quiet()
+    trainer.fit(Module(), batches(2))
+    assert got == [(0, trainer, "kept"), (1, trainer, "kept")]
+
+
+def test_actions_are_bound_by_position_too():
+    got = []
+
+    class Module(Net):
+        def backward(self, whatever):
+            got.append(whatever.requires_grad)
+            whatever.backward()
+
+        def optimizer_zero_grad(self, a, b, c):
+            got.append((a, b))
+            c.zero_grad()
+
+        def optimizer_step(self, a, b, c, closure):
+            got.append((a, b, torch.is_tensor(closure())))
+            c.step()
+
+    quiet().fit(Module(), batches(1))
+    assert got == [(0, 0), True, (0, 0, True)]
+
+
+def test_a_step_that_demands_more_than_there_is_is_refused_before_the_run():
+    class Wrong(Net):
+        def training_step(self, a, b, c, d, optimizers_idx):
+            raise AssertionError("called")
+
+    with pytest.raises(HookError, match=r"Wrong.training_step asks for 'optimizers_idx'.*Did you mean 'optimizers'"):
+        quiet().fit(Wrong(), batches(1))
+
+
+def test_a_strategy_stands_around_a_step_and_asks_by_name():
+    got = []
+
+    class Around(Strategy):
+        def place(self, module):
+            return module
+
+        def training_step(self, call, batch_idx):
+            got.append(("before", batch_idx))
+            value = call()
+            got.append("after")
+            return value
+
+    quiet(strategy=Around(torch.device("cpu"))).fit(Net(), batches(1))
+    assert got == [("before", 0), "after"]

@@ -1,0 +1,170 @@
+"""What Hookline costs, as counts that are the same on every machine. Times are in benchmarks/."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import Tensor
+
+import hookline
+from hookline import Hook
+from hookline.plan import nobody
+
+SOURCE = str(Path(hookline.__file__).parent)
+CALLS_PER_STEP, FRAMES, FILES = 40, 6, 4
+FEW, MANY = 20, 60
+Train = Callable[[list[tuple[Tensor, Tensor]]], object]
+
+
+def is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith((SOURCE, "<hookline"))
+
+
+def python_calls(run: Callable[[], object], counts: Callable[[FrameType], bool] = lambda frame: True) -> int:
+    """How many Python functions are called while it runs."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        if event == "call" and counts(frame):
+            count += 1
+
+    gc.collect()
+    gc.disable()  # what a collection calls depends on what ran before
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return count
+
+
+def per_step(train: Train, counts: Callable[[FrameType], bool] = lambda frame: True) -> float:
+    """Calls per batch: the difference between a long and a short run leaves set-up and teardown out."""
+    train(batches(2))  # whatever is done only the first time
+    short, long = batches(FEW), batches(MANY)
+    return (python_calls(lambda: train(long), counts) - python_calls(lambda: train(short), counts)) / (MANY - FEW)
+
+
+def bare(data: list[tuple[Tensor, Tensor]]) -> None:
+    """The loop that people write by hand."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch_idx, batch in enumerate(data):
+        loss = net.training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def with_hooks(*hooks: Any, **options: Any) -> Train:
+    return lambda data: quiet(hooks=hooks, **options).fit(Net(), data)
+
+
+class Silent(Hook):
+    """Overrides nothing."""
+
+
+class Counts(Hook):
+    """Hears one event, asks for one fact."""
+
+    def on_train_batch_end(self, batch_idx: int) -> None:
+        pass
+
+
+def test_a_step_nobody_listens_to_costs_few_calls() -> None:
+    assert per_step(with_hooks()) - per_step(bare) <= CALLS_PER_STEP
+    # counted by itself too: what is saved inside torch must not hide what is spent here
+    assert 0 < per_step(with_hooks(), is_ours) <= CALLS_PER_STEP
+
+
+def test_hooks_that_hear_nothing_cost_nothing() -> None:
+    silent = [Silent(f"silent_{index}") for index in range(50)]
+    assert per_step(lambda data: with_hooks(*silent)(data)) == per_step(with_hooks())
+
+
+def test_hooks_switched_off_cost_nothing() -> None:
+    def switched_off(data: list[tuple[Tensor, Tensor]]) -> None:
+        trainer = quiet(hooks=[Counts()])
+        trainer.disable_hook("counts")
+        trainer.fit(Net(), data)
+
+    assert per_step(switched_off) == per_step(with_hooks())
+
+
+def test_every_further_listener_costs_its_own_call_and_no_search() -> None:
+    one, two, ten = (per_step(with_hooks(*[Counts(f"c{index}") for index in range(n)])) for n in (1, 2, 10))
+    assert ten - two == pytest.approx(8 * (two - one))
+    assert two - one <= 3  # the method, the caller made for it, and its account
+
+
+def test_without_accounting_a_listener_costs_less() -> None:
+    plain = per_step(with_hooks(Counts(), accounting=False)) - per_step(with_hooks(accounting=False))
+    counted = per_step(with_hooks(Counts())) - per_step(with_hooks())
+    assert plain < counted
+
+
+def test_logging_costs_the_same_however_long_the_run() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("x", loss)
+            return loss
+
+    cost = per_step(lambda data: quiet().fit(Logs(), data)) - per_step(with_hooks())
+    assert cost <= 6  # the override itself, log, what it goes through
+
+
+def test_the_way_from_fit_to_the_training_step_is_short() -> None:
+    ways: list[list[tuple[str, str]]] = []
+
+    class Looks(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            frame, way = sys._getframe(1), []
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(SOURCE):  # generated code and the user's own do not count
+                    way.append((frame.f_code.co_filename, frame.f_code.co_name))
+                if frame.f_code.co_qualname == "Trainer.fit":
+                    break
+                frame = frame.f_back
+            ways.append(way)
+            return super().training_step(batch, batch_idx)
+
+    quiet().fit(Looks(), batches(2))
+    for way in ways:
+        assert way[-1][1] == "fit"
+        assert len(way) <= FRAMES, way
+        assert len({file for file, _ in way}) <= FILES, way
+    assert len(ways) == 2
+
+
+def test_an_event_nobody_hears_is_an_empty_slot() -> None:
+    heard: dict[str, bool] = {}
+
+    class Looks(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            plan = self.trainer.plan
+            heard.update({event.name: getattr(plan, event.name) is not nobody for event in plan.table if not event.action})
+            return super().training_step(batch, batch_idx)
+
+    quiet(hooks=[Counts(), Silent()]).fit(Looks(), batches(1))
+    assert {name for name, somebody in heard.items() if somebody} == {"on_train_batch_end"}
+    assert len(heard) > 40
+
+
+def test_a_slot_is_empty_again_when_its_last_listener_leaves() -> None:
+    trainer = quiet()
+    handle = trainer.on("step_end")(lambda: None)
+    assert trainer.plan.on_step_end is not nobody
+    handle.remove()
+    assert trainer.plan.on_step_end is nobody

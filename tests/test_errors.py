@@ -1,0 +1,82 @@
+"""Errors say what, where and the right thing; signals are four objects that stay the same wherever they go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import (
+    END_EPOCH,
+    SKIP_BATCH,
+    SKIP_STEP,
+    STEP_DONE,
+    Hook,
+    HookError,
+    HooklineError,
+    LossError,
+    NonFiniteLoss,
+    OptionError,
+    StopTraining,
+)
+from hookline.errors import closest
+
+
+@pytest.mark.parametrize("signal", [SKIP_BATCH, END_EPOCH, SKIP_STEP, STEP_DONE], ids=repr)
+def test_a_signal_stays_the_same_object_through_copies_and_pickles(signal):
+    assert copy.copy(signal) is signal
+    assert copy.deepcopy({"decision": signal})["decision"] is signal
+    assert pickle.loads(pickle.dumps(signal)) is signal
+
+
+def test_a_copied_signal_still_steers_the_loop():
+    trainer = quiet()
+    trainer.on("train_batch_start")(lambda: copy.deepcopy(SKIP_BATCH))
+    trainer.fit(Net(), batches(2))
+    assert trainer.state.batches_seen == 0
+
+
+def test_closest_suggests_a_near_name_and_nothing_for_a_far_one():
+    assert closest("grad_nrom", ["loss", "grad_norm"]) == " Did you mean 'grad_norm'?"
+    assert closest("zzz", ["loss", "grad_norm"]) == ""
+    assert closest("loss", []) == ""
+
+
+class Misspelt(Hook):
+    def on_train_strat(self):
+        ...
+
+
+class NoLoss(Net):
+    def training_step(self, batch, batch_idx):
+        return 1.0
+
+
+class NotANumber(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin", "run"),
+    [
+        (HookError, Exception, lambda: quiet(hooks=[Misspelt()])),
+        (OptionError, ValueError, lambda: quiet(max_epochs="many")),
+        (LossError, Exception, lambda: quiet().fit(NoLoss(), batches(1))),
+        (NonFiniteLoss, ArithmeticError, lambda: quiet().fit(NotANumber(), batches(2))),
+    ],
+    ids=["HookError", "OptionError", "LossError", "NonFiniteLoss"],
+)
+def test_one_except_clause_catches_every_error_about_hookline(kind, builtin, run):
+    with pytest.raises(HooklineError) as caught:
+        run()
+    assert type(caught.value) is kind
+    assert isinstance(caught.value, builtin)
+
+
+def test_a_request_to_stop_is_no_error():
+    assert not issubclass(StopTraining, HooklineError)
+    assert StopTraining("plateau").reason == "plateau"
+    assert StopTraining().reason

@@ -1,0 +1,106 @@
+"""The demo is what a newcomer sees first and copies from: it must run, learn, and show what it promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GPT = Path(__file__).parents[1] / "examples" / "gpt.py"
+
+
+def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # one thread: two of them wait for each other on a busy machine, and so small a run gains nothing from them
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
+    command = [sys.executable, "-W", "error", str(GPT), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=100)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def output(folder: Path) -> str:
+    done = run_demo(folder, "--steps", "50", "--run-dir", "short", "--seed", "3")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "short" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def logged(folder: Path, name: str) -> dict[object, float]:
+    """The first value of a metric at each step."""
+    found: dict[object, float] = {}
+    for record in records(folder):
+        if record["type"] == "metrics" and name in record["metrics"]:
+            found.setdefault(record["step"], record["metrics"][name])
+    return found
+
+
+def test_the_validation_loss_falls_below_what_letter_frequencies_give(output: str) -> None:
+    losses = [float(each) for each in re.findall(r"^step +\d+ +validation loss ([\d.]+)$", output, re.MULTILINE)]
+    final = re.search(r"Validation loss ([\d.]+) nats per character.*?: ([\d.]+)$", output, re.MULTILINE)
+    assert final is not None
+    loss, entropy = float(final[1]), float(final[2])
+    assert len(losses) == 5
+    assert loss == losses[-1] < losses[0]
+    assert 3 < entropy < 3.5
+    assert loss < 0.95 * entropy  # 1000 steps get below half of it
+
+
+def test_a_sample_is_written_that_goes_on_from_the_prompt(output: str) -> None:
+    sample = re.search(r"--- what it writes now ---\n(.*)\n---\n", output, re.DOTALL)
+    assert sample is not None
+    assert sample[1].startswith("The ")
+    assert len(sample[1]) == len("The ") + 400
+
+
+def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Path) -> None:
+    lines = re.findall(r"^step +(\d+) +gradient norm [\d.]+, largest in ([\w.]+)$", output, re.MULTILINE)
+    assert [step for step, _ in lines] == ["50"]
+    assert lines[0][1].split(".")[0] in {"character", "position", "blocks", "head"}
+    assert list(logged(folder, "grad_norm")) == [50]
+
+
+def test_the_table_shows_what_every_hook_cost_without_cutting_names(output: str) -> None:
+    rows = dict(re.findall(r"│ (\w+) +│ on_(?:step_end|validation_end|train_batch_end) +│ +(\d+) │", output))
+    assert rows == {"watch_gradients": "1", "report": "5", "progress_bar": "50"}
+    assert "…" not in output.split("Hooks took")[1]
+
+
+def test_the_log_it_points_to_can_be_read_and_shows_warmup_and_decay(output: str, folder: Path) -> None:
+    path = re.search(r"^The log of this run: (.+)$", output, re.MULTILINE)
+    assert path is not None
+    assert (folder / path[1]).samefile(folder / "short" / "log.jsonl")
+    assert list(logged(folder, "val/loss")) == [10, 20, 30, 40, 50]
+    rates, losses = logged(folder, "lr"), logged(folder, "train/loss")
+    assert list(rates) == list(losses) == [10, 20, 30, 40, 50]
+    assert rates[10] == max(rates.values())
+    assert rates[50] == min(rates.values()) < 0.2 * rates[10]
+    assert losses[50] < losses[10]
+
+
+def test_nothing_is_written_outside_the_run_directory(output: str, folder: Path) -> None:
+    assert [each.name for each in folder.iterdir()] == ["short"]
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    first, second = (run_demo(tmp_path, "--steps", "1", "--seed", "1").stdout.split("Hooks took")[0] for _ in range(2))
+    assert "what it writes now" in first
+    assert first == second
+
+
+def test_a_wrong_option_is_explained(tmp_path: Path) -> None:
+    done = run_demo(tmp_path, "--step-count", "5")
+    assert done.returncode == 2
+    assert "--steps" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,233 @@
+"""`explain` shows the plan that runs: every listener with where it is written, what it asks for, when, and why there."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny import Net, batches, quiet
+
+import hookline
+from hookline import EVENTS, DataModule, Hook, HookError, HooklineError, Recorder, Trainer, every
+
+
+class Watch(Hook):
+    on_error = "warn"
+
+    @every("10 steps")
+    def on_step_end(self, step, loss):
+        ...
+
+    def on_validation_end(self, metrics):
+        ...
+
+
+class Late(Hook):
+    order = 50
+
+    def on_step_end(self):
+        ...
+
+
+class Best(Hook):
+    tier = "monitor"
+
+    def on_train_epoch_end(self):
+        ...
+
+
+class Listening(Net):
+    def on_train_epoch_end(self, epoch):
+        ...
+
+
+def moment(explanation, event):
+    return next(row for row in explanation.data() if row["event"] == event)
+
+
+def listeners(explanation, event):
+    return moment(explanation, event)["listeners"]
+
+
+def test_a_listener_is_shown_with_all_that_is_known_about_it():
+    (watch,) = listeners(quiet(hooks=[Watch()]).explain(), "on_step_end")
+    line = Watch.on_step_end.__code__.co_firstlineno
+    assert watch == {
+        "receiver": "hooks",
+        "name": "watch",
+        "function": "Watch.on_step_end",
+        "origin": f"{__file__}:{line}",
+        "asks": ["step", "loss"],
+        "when": "every 10 steps",
+        "on_error": "warn",
+        "why": "user hook",
+    }
+
+
+def test_the_text_says_the_same():
+    text = str(quiet(hooks=[Watch()]).explain())
+    line = next(line for line in text.splitlines() if "on_step_end (" in line)
+    for part in ("watch", "test_explain.py:", "asks step, loss", "every 10 steps", "user hook"):
+        assert part in line
+    assert text.splitlines()[0] == "trainer.fit()"
+    assert "each epoch" in text and "each batch" in text
+
+
+def test_only_events_with_listeners_are_printed_unless_asked_for_everything():
+    explanation = quiet(hooks=[Watch()]).explain()
+    assert "on_train_start" not in str(explanation)
+    assert "on_train_start" in explanation.text(everything=True)
+
+
+def test_listeners_are_shown_in_the_order_they_are_called_with_the_reason():
+    trainer = quiet(hooks=[Best(), Late(), Watch()])
+    trainer.on("step_end", "train_epoch_end", name="function")(lambda: None)
+    explanation = trainer.explain(Listening())
+    assert [(each["name"], each["why"]) for each in listeners(explanation, "on_step_end")] == [
+        ("watch", "user hook, number 1 of 2 by registration"),
+        ("function", "user hook, number 2 of 2 by registration"),
+        ("late", "order=50"),
+    ]
+    assert [(each["receiver"], each["name"], each["why"]) for each in listeners(explanation, "on_train_epoch_end")] == [
+        ("hooks", "function", "user hook"),
+        ("module", "Listening", "order of receivers: hooks → module"),
+        ("hooks", "best", "a monitor: after the module"),
+    ]
+
+
+def test_every_hook_method_of_the_run_is_in_the_data():
+    trainer = quiet(hooks=[Watch(), Late(), Best()])
+    shown = {(row["event"], each["name"]) for row in trainer.explain(Listening()).data() for each in row["listeners"]}
+    assert shown >= {
+        ("on_step_end", "watch"), ("on_validation_end", "watch"), ("on_step_end", "late"), ("on_train_epoch_end", "best"),
+        ("on_train_epoch_end", "Listening"), ("training_step", "Listening"), ("configure_optimizers", "Listening"),
+    }  # fmt: skip
+
+
+def test_the_order_of_listeners_is_the_one_a_recorded_run_shows():
+    trainer, module = quiet(hooks=[Best(), Late(), Watch()], log_every_n_steps=1), Listening()
+    explanation = trainer.explain(module)
+    with Recorder(trainer, events=["on_train_epoch_end"]) as recorder:
+        trainer.fit(module, batches(1))
+    assert [call.name for call in recorder.calls] == [each["name"] for each in listeners(explanation, "on_train_epoch_end")]
+
+
+@pytest.mark.parametrize(
+    ("verb", "has", "lacks"),
+    [
+        ("fit", {"on_fit_start", "training_step", "on_validation_end", "on_train_end"}, {"on_test_start", "on_predict_start"}),
+        ("validate", {"on_validation_start", "validation_step", "teardown"}, {"training_step", "on_fit_start"}),
+        ("test", {"on_test_start", "test_step", "setup"}, {"validation_step", "on_train_start"}),
+        ("predict", {"on_predict_start", "predict_step", "on_exception"}, {"test_step", "on_validation_start"}),
+    ],
+)
+def test_each_verb_has_its_own_tree(verb, has, lacks):
+    explanation = quiet().explain(Net(), verb=verb)
+    events = {row["event"] for row in explanation.data()}
+    assert has <= events
+    assert not lacks & events
+    assert explanation.text(everything=True).startswith(f"trainer.{verb}()")
+    assert {row["event"] for row in explanation.data()} == {event.name for event in EVENTS if verb in event.verbs}
+
+
+def test_the_batches_of_a_verb_stand_in_its_own_branch():
+    branch = {verb: moment(quiet().explain(verb=verb), "on_before_batch_transfer")["branch"] for verb in ("fit", "validate", "test", "predict")}
+    assert branch["fit"].startswith("each epoch/each batch")
+    assert branch["validate"].startswith("validation/each batch")
+    assert branch["test"].startswith("test/each batch")
+    assert branch["predict"].startswith("predict/each batch")
+
+
+def test_an_unknown_verb_is_an_error_with_the_closest():
+    with pytest.raises(HookError, match="'validat' is no verb of a trainer. Did you mean 'validate'"):
+        quiet().explain(verb="validat")
+    with pytest.raises(HookError, match="'validat' is no verb of a trainer. Did you mean 'validate'"):
+        quiet().explain(Net(), verb="validat")
+
+
+def test_the_tree_as_such_needs_no_trainer():
+    text = str(hookline.explain())
+    assert "on_train_start" in text and "training_step" in text
+    assert str(hookline.explain(quiet(hooks=[Watch()]))) == str(quiet(hooks=[Watch()]).explain())
+
+
+def test_data_modules_and_declared_events_are_shown():
+    class Data(DataModule):
+        def setup(self, stage):
+            ...
+
+        def train_dataloader(self):
+            return batches(1)
+
+    EVENTS.declare("on_reward", ("reward",), "A reward came in.")
+    try:
+        trainer = quiet()
+        trainer.on("reward", name="mine")(lambda reward: None)
+        explanation = trainer.explain(Net(), datamodule=Data())
+    finally:
+        EVENTS.forget("on_reward")
+    assert [each["receiver"] for each in listeners(explanation, "setup")] == ["data module"]
+    assert [each["receiver"] for each in listeners(explanation, "train_dataloader")] == ["data module"]
+    assert [each["asks"] for each in listeners(explanation, "on_reward")] == [["reward"]]
+
+
+def test_a_removed_or_disabled_hook_is_not_shown():
+    trainer = quiet(hooks=[Watch(), Late()])
+    trainer.disable_hook("watch")
+    trainer.remove_hook("late")
+    assert listeners(trainer.explain(), "on_step_end") == []
+
+
+def test_explain_can_be_asked_in_the_middle_of_a_run():
+    got = []
+    trainer = quiet(hooks=[Watch()])
+    trainer.on("train_start", once=True)(lambda: got.append(trainer.explain()))
+    trainer.fit(Listening(), batches(1))
+    assert [each["name"] for each in listeners(got[0], "on_train_epoch_end")] == ["Listening"]
+
+
+def test_a_wrong_module_is_refused_as_it_would_be_by_fit():
+    class Wrong(Net):
+        def on_train_begins(self):
+            ...
+
+    with pytest.raises(HookError, match="on_train_begins is no event"):
+        quiet().explain(Wrong())
+
+
+def test_explaining_writes_nothing_and_leaves_the_module_alone():
+    trainer = Trainer(enable_progress_bar=False)
+    module = Net()
+    trainer.explain(module)
+    assert list(Path.cwd().iterdir()) == []
+    with pytest.raises(HooklineError, match="not in a run"):
+        module.log("x", 1.0)
+
+
+def test_explaining_after_a_run_forgets_nothing_of_it():
+    trainer, module = quiet(hooks=[Watch()]), Listening()
+    trainer.on("train_batch_end")(lambda: None)
+    trainer.fit(module, batches(2))
+    before = (trainer.status, dict(trainer.metrics), trainer.global_step, len(trainer.hooks.cost()))
+    trainer.explain(module)
+    assert (trainer.status, dict(trainer.metrics), trainer.global_step, len(trainer.hooks.cost())) == before
+
+
+def rendered(explanation):
+    console = Console(file=io.StringIO(), width=300)
+    console.print(explanation)
+    return console.file.getvalue()
+
+
+def test_rich_renders_the_same_listeners():
+    explanation = quiet(hooks=[Watch(), Best()]).explain(Listening())
+    shown = rendered(explanation)
+    for line in str(explanation).splitlines():
+        assert line.strip("│├└─ ") in shown
+
+
+def test_rich_takes_square_brackets_in_names_literally():
+    trainer = quiet(hooks=[Late("loss[val]")])
+    assert "loss[val]" in rendered(trainer.explain())

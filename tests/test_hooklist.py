@@ -1,0 +1,502 @@
+"""The hooks of a trainer by name: added, removed, switched on and off, before, during and inside an event."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import Hook, HookError, on
+
+
+class Note(Hook):
+    """Notes what it hears under its name."""
+
+    def __init__(self, got, name=None):
+        super().__init__(name)
+        self.got = got
+
+    def note(self, what):
+        self.got.append((self.name, what))
+
+    def setup(self, stage):
+        self.note("setup")
+
+    def on_train_start(self):
+        self.note("start")
+
+    def on_train_batch_end(self, batch_idx):
+        self.note(batch_idx)
+
+    def on_train_end(self):
+        self.note("end")
+
+    def teardown(self, stage):
+        self.note("teardown")
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_hook_of_one_class_gets_a_numbered_name():
+    trainer = quiet(hooks=[Note([]), Note([]), Note([], "mine"), Note([])])
+    assert trainer.hooks.list_hooks() == ["note", "note_2", "mine", "note_3"]
+
+
+def test_functions_are_numbered_the_same_way():
+    trainer = quiet()
+    for _ in range(2):
+
+        @trainer.on("train_start")
+        def report():
+            ...
+
+    trainer.on("train_start")(lambda: None)
+    assert trainer.hooks.list_hooks() == ["report", "report_2", "function"]
+
+
+def test_a_numbered_name_never_takes_one_that_is_there():
+    trainer = quiet(hooks=[Note([], "note_2"), Note([]), Note([])])
+    assert trainer.hooks.list_hooks() == ["note_2", "note", "note_3"]
+
+
+def test_a_name_the_user_gave_twice_is_refused():
+    trainer = quiet(hooks=[Note([], "mine")])
+    with pytest.raises(HookError, match=r"a hook named 'mine' already \(Note\)"):
+        trainer.add_hook(Note([], "mine"))
+    with pytest.raises(HookError, match="named 'mine' already"):
+        trainer.add_hook(Note([]), name="mine")
+    with pytest.raises(HookError, match="named 'mine' already"):
+        trainer.on("train_start", name="mine")(lambda: None)
+    assert trainer.hooks.list_hooks() == ["mine"]
+
+
+def test_a_name_is_free_again_once_its_hook_is_removed():
+    trainer = quiet(hooks=[Note([], "mine")])
+    trainer.remove_hook("mine")
+    assert trainer.add_hook(Note([], "mine")).name == "mine"
+
+
+def test_a_name_passed_when_adding_wins():
+    assert quiet().add_hook(Note([], "its own"), name="given").name == "given"
+
+
+def test_one_instance_can_be_added_only_once():
+    hook = Note([])
+    trainer = quiet(hooks=[hook])
+    with pytest.raises(HookError, match="registered already"):
+        trainer.add_hook(hook, name="again")
+
+
+def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
+    trainer = quiet(hooks=[Note([], "reporter"), Note([], "saver")])
+    for change in (trainer.remove_hook, trainer.enable_hook, trainer.disable_hook):
+        with pytest.raises(HookError, match=r"no hook named 'reportr'. Did you mean 'reporter'\? Hooks: reporter, saver"):
+            change("reportr")
+
+
+def test_hooks_are_found_by_name_and_by_themselves():
+    hook, stranger = Note([], "mine"), Note([])
+    hooks = quiet(hooks=[hook]).hooks
+    assert "mine" in hooks and hook in hooks
+    assert "other" not in hooks and stranger not in hooks
+    assert hooks["mine"] is hook
+    assert list(hooks) == [hook] and len(hooks) == 1
+
+
+# ---- before a run ------------------------------------------------------------------------------------------------
+
+
+def test_a_removed_hook_is_returned_and_hears_nothing():
+    got = []
+    hook = Note(got)
+    trainer = quiet(hooks=[hook])
+    assert trainer.remove_hook("note") is hook
+    trainer.fit(Net(), batches(1))
+    assert got == []
+    assert trainer.hooks.list_hooks() == []
+
+
+def test_a_disabled_hook_hears_nothing_until_it_is_enabled():
+    got = []
+    trainer = quiet(hooks=[Note(got)])
+    trainer.disable_hook("note")
+    trainer.disable_hook("note")
+    assert trainer.hooks.list_hooks() == []
+    trainer.fit(Net(), batches(1))
+    assert got == []
+    trainer.enable_hook("note")
+    trainer.enable_hook("note")
+    trainer.fit(Net(), batches(1))
+    assert got == [("", "setup"), ("", "start"), ("", 0), ("", "end"), ("", "teardown")]
+
+
+def test_an_enabled_hook_gets_its_old_place_back():
+    got = []
+    trainer = quiet()
+    for name in "abc":
+        trainer.on("train_start", name=name)(lambda name=name: got.append(name))
+    trainer.disable_hook("a")
+    trainer.enable_hook("a")
+    trainer.fit(Net(), batches(1))
+    assert got == ["a", "b", "c"]
+
+
+def test_a_hook_with_a_mistake_is_not_half_registered():
+    class Wrong(Hook):
+        def on_train_start(self):
+            ...
+
+        def on_train_end(self, nonsense):
+            ...
+
+    trainer = quiet()
+    with pytest.raises(HookError):
+        trainer.add_hook(Wrong())
+    assert len(trainer.hooks) == 0
+    trainer.fit(Net(), batches(1))
+
+
+# ---- during a run ------------------------------------------------------------------------------------------------
+
+
+def during(change, *, at=1, data=4, **options):
+    """Fit with three noting hooks and a change made by the first of them, inside the batch-end event of batch `at`."""
+    got = []
+
+    class First(Note):
+        def on_train_batch_end(self, batch_idx, trainer):
+            self.note(batch_idx)
+            if batch_idx == at:
+                change(trainer, got)
+
+    trainer = quiet(hooks=[First(got, "first"), Note(got, "second"), Note(got, "third")], **options)
+    trainer.fit(Net(), batches(data))
+    return got
+
+
+def by(name, got):
+    return [what for who, what in got if who == name]
+
+
+def batches_of(got):
+    """What was heard at batch ends, in order."""
+    return [each for each in got if isinstance(each[1], int)]
+
+
+def test_a_hook_added_inside_an_event_gets_setup_at_once_no_start_and_the_next_event():
+    got = during(lambda trainer, got: trainer.add_hook(Note(got, "late")))
+    assert by("late", got) == ["setup", 2, 3, "end", "teardown"]
+    assert got.index(("first", 1)) < got.index(("late", "setup")) < got.index(("second", 1))
+
+
+def test_adding_skips_nobody_and_calls_nobody_twice():
+    got = during(lambda trainer, got: trainer.add_hook(Note(got, "late")))
+    assert batches_of(got)[3:6] == [("first", 1), ("second", 1), ("third", 1)]
+    assert batches_of(got)[6:10] == [("first", 2), ("second", 2), ("third", 2), ("late", 2)]
+
+
+@pytest.mark.parametrize("victim", ["first", "second", "third"])
+def test_a_hook_removed_inside_an_event_still_hears_that_event_gets_teardown_and_nothing_more(victim):
+    got = during(lambda trainer, got: trainer.remove_hook(victim))
+    assert batches_of(got)[3:6] == [("first", 1), ("second", 1), ("third", 1)]
+    rest = [name for name in ("first", "second", "third") if name != victim]
+    assert batches_of(got)[6:] == [(name, batch) for batch in (2, 3) for name in rest]
+    assert by(victim, got).count("teardown") == 1
+    assert "end" not in by(victim, got)
+    assert all(by(name, got).count("teardown") == 1 for name in rest)
+
+
+@pytest.mark.parametrize("victim", ["first", "second", "third"])
+def test_a_hook_disabled_inside_an_event_hears_nothing_from_the_next_one_but_its_teardown(victim):
+    got = during(lambda trainer, got: trainer.disable_hook(victim))
+    assert batches_of(got)[3:6] == [("first", 1), ("second", 1), ("third", 1)]
+    assert by(victim, got)[-2:] == [1, "teardown"]
+    assert by(victim, got).count("teardown") == 1
+
+
+def test_a_hook_enabled_inside_an_event_hears_the_next_one_in_its_place():
+    got = []
+    trainer = quiet(hooks=[Note(got, "first"), Note(got, "second")])
+    trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 0)(lambda: trainer.disable_hook("first"))
+    trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 2)(lambda: trainer.enable_hook("first"))
+    trainer.fit(Net(), batches(4))
+    assert by("first", got) == ["setup", "start", 0, 3, "end", "teardown"]
+    assert batches_of(got)[-2:] == [("first", 3), ("second", 3)]
+
+
+def test_remove_and_add_again_in_one_event():
+    def swap(trainer, got):
+        hook = trainer.remove_hook("second")
+        trainer.add_hook(hook)
+
+    got = during(swap)
+    assert by("second", got) == ["setup", "start", 0, "teardown", "setup", 1, 2, 3, "end", "teardown"]
+    assert batches_of(got)[6:9] == [("first", 2), ("third", 2), ("second", 2)]
+
+
+def test_a_hook_added_late_gets_its_saved_state_at_once(tmp_path):
+    class Stateful(Note):
+        def state_dict(self):
+            return {"got": len(self.got)}
+
+        def load_state_dict(self, state):
+            self.note(f"restored {state['got']}")
+
+    first = quiet(hooks=[Stateful([], "it")])
+    first.on("train_end")(lambda: first.save_checkpoint(tmp_path / "saved"))
+    first.fit(Net(), batches(2))
+    got = []
+    second = quiet(max_epochs=2)
+    second.on("train_epoch_start")(lambda: second.add_hook(Stateful(got, "it")))
+    second.fit(Net(), batches(2), resume=tmp_path / "saved")
+    assert by("it", got)[:3] == ["setup", "restored 5", 0]
+
+
+@pytest.mark.parametrize("on_error", ["warn", "disable"])
+@pytest.mark.parametrize("method", ["setup", "teardown"])
+def test_coming_late_and_leaving_early_fail_as_the_hook_was_told_to(method, on_error):
+    def fail(self):
+        raise ZeroDivisionError("on purpose")
+
+    failing = type("Failing", (Hook,), {method: fail, "on_error": on_error})
+
+    def come_and_go(trainer, got):
+        trainer.add_hook(failing())
+        trainer.remove_hook("failing")
+
+    got = during(come_and_go)
+    assert by("third", got)[-1] == "teardown"
+
+
+def test_a_late_hook_whose_setup_fails_is_not_half_registered():
+    class Failing(Hook):
+        def setup(self):
+            raise ZeroDivisionError("on purpose")
+
+    def add(trainer, got):
+        with pytest.raises(ZeroDivisionError):
+            trainer.add_hook(Failing())
+        assert "failing" not in trainer.hooks
+
+    assert by("third", during(add))[-1] == "teardown"
+
+
+def test_a_late_hook_that_brings_another_of_its_class_keeps_its_name_to_itself():
+    class Pair(Hook):
+        def __init__(self, got, brings):
+            super().__init__()
+            self.got, self.brings = got, brings
+
+        def setup(self, trainer):
+            if self.brings:
+                trainer.add_hook(Pair(self.got, brings=False))
+
+        def on_train_batch_end(self, batch_idx):
+            self.got.append(("pair", batch_idx))
+
+    names = []
+
+    def add(trainer, got):
+        trainer.add_hook(Pair(got, brings=True))
+        names.extend(name for name in trainer.hooks.list_hooks() if name.startswith("pair"))
+
+    assert by("pair", during(add)) == [2, 2, 3, 3]
+    assert sorted(names) == ["pair", "pair_2"]
+
+
+def test_a_hook_for_another_rank_is_not_set_up_when_it_comes_late():
+    class Elsewhere(Note):
+        ranks = {7}
+
+    got = during(lambda trainer, got: trainer.add_hook(Elsewhere(got, "elsewhere")))
+    assert by("elsewhere", got) == []
+
+
+def test_a_hook_that_is_switched_on_for_the_first_time_in_the_middle_is_set_up_first():
+    got = []
+    trainer = quiet(hooks=[Note(got, "off")])
+    trainer.disable_hook("off")
+    trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 0)(lambda: trainer.enable_hook("off"))
+    trainer.fit(Net(), batches(2))
+    assert by("off", got) == ["setup", 1, "end", "teardown"]
+
+
+# ---- during set-up and teardown ----------------------------------------------------------------------------------
+
+
+def test_a_hook_added_in_another_ones_setup_is_set_up_once():
+    got = []
+
+    class Adds(Hook):
+        def setup(self, trainer):
+            trainer.add_hook(Note(got, "added"))
+
+    quiet(hooks=[Adds()]).fit(Net(), batches(1))
+    assert by("added", got) == ["setup", "start", 0, "end", "teardown"]
+
+
+def test_a_hook_added_before_anyone_was_set_up_is_set_up_once():
+    got = []
+
+    class Prepares(Net):
+        def prepare_data(self):
+            self.trainer.add_hook(Note(got, "added"))
+
+    quiet().fit(Prepares(), batches(1))
+    assert by("added", got) == ["setup", "start", 0, "end", "teardown"]
+
+
+def test_teardown_reaches_a_late_hook_even_if_setup_fails_after_it():
+    got = []
+
+    class Adds(Hook):
+        def setup(self, trainer):
+            trainer.add_hook(Note(got, "added"))
+
+    class Fails(Hook):
+        def setup(self):
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        quiet(hooks=[Adds(), Fails(), Note(got, "never began")]).fit(Net(), batches(1))
+    assert got == [("added", "setup"), ("added", "teardown")]
+
+
+def test_teardown_does_not_reach_a_hook_whose_setup_waited_for_a_module_that_failed():
+    got = []
+
+    class After(Note):
+        after_module = {"setup"}
+
+    class Fails(Net):
+        def setup(self):
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError):
+        quiet(hooks=[After(got, "after")]).fit(Fails(), batches(1))
+    assert got == []
+
+
+def test_a_hook_that_removes_itself_in_its_teardown_is_torn_down_once():
+    got = []
+
+    class Leaves(Note):
+        def teardown(self):
+            self.note("teardown")
+            handle.remove()
+
+    trainer = quiet()
+    handle = trainer.add_hook(Leaves(got, "it"))
+    trainer.fit(Net(), batches(1))
+    assert by("it", got).count("teardown") == 1
+
+
+def test_a_hook_that_another_one_removes_during_teardown_is_torn_down_once():
+    got = []
+
+    class Removes(Hook):
+        def teardown(self, trainer):
+            trainer.remove_hook("it")
+
+    quiet(hooks=[Removes(), Note(got, "it")]).fit(Net(), batches(1))
+    assert by("it", got).count("teardown") == 1
+
+
+def test_a_hook_that_another_one_removes_during_setup_is_never_torn_down_before_its_setup():
+    got = []
+
+    class Removes(Hook):
+        def setup(self, trainer):
+            trainer.remove_hook("it")
+
+    quiet(hooks=[Removes(), Note(got, "it")]).fit(Net(), batches(1))
+    assert by("it", got) in ([], ["setup", "teardown"])
+
+
+def test_hooks_of_the_module_live_as_long_as_the_run():
+    got = []
+
+    class Brings(Net):
+        def configure_hooks(self):
+            return [Note(got, "brought"), on("train_end")(lambda: got.append(("function", "end")))]
+
+    trainer = quiet()
+    trainer.fit(Brings(), batches(1))
+    assert by("brought", got) == ["setup", "start", 0, "end", "teardown"]
+    assert by("function", got) == ["end"]
+    assert trainer.hooks.list_hooks() == []
+
+
+# ---- handles -----------------------------------------------------------------------------------------------------
+
+
+def test_a_handle_removes_what_it_was_given_for_and_twice_does_nothing():
+    trainer = quiet()
+    handle = trainer.add_hook(Note([], "mine"))
+    handle.remove()
+    handle.remove()
+    another = Note([], "mine")
+    trainer.add_hook(another)
+    handle.remove()
+    assert trainer.hooks["mine"] is another
+
+
+def test_in_a_with_block_a_hook_lives_as_long_as_the_block():
+    got = []
+    trainer = quiet()
+    with trainer.add_hook(Note(got, "guest")) as handle, trainer.on("train_end")(lambda: got.append(("function", "end"))):
+        assert (handle.name, handle.hook.got) == ("guest", got)
+        trainer.fit(Net(), batches(1))
+    assert len(got) == 6
+    trainer.fit(Net(), batches(1))
+    assert len(got) == 6
+
+
+def test_a_with_block_that_fails_removes_the_hook_too():
+    trainer = quiet()
+    with pytest.raises(ZeroDivisionError), trainer.add_hook(Note([])):
+        raise ZeroDivisionError
+    assert trainer.hooks.list_hooks() == []
+
+
+# ---- what hooks cost ---------------------------------------------------------------------------------------------
+
+
+def test_cost_tells_calls_and_time_per_hook_and_event_the_dearest_first():
+    trainer = quiet(hooks=[Note([], "it")])
+    trainer.on("train_batch_end", name="slow")(lambda: sum(range(20_000)))
+    trainer.fit(Net(), batches(3))
+    rows = {(row.hook, row.event): row for row in trainer.hooks.cost()}
+    assert rows["it", "on_train_batch_end"].calls == 3
+    assert rows["it", "on_train_start"].calls == 1
+    assert all(0 <= row.worst <= row.seconds and row.mean == row.seconds / row.calls for row in rows.values())
+    seconds = [row.seconds for row in trainer.hooks.cost()]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_filtered_call_costs_nothing_and_a_failing_one_counts():
+    class Failing(Hook):
+        on_error = "warn"
+
+        def on_train_batch_end(self):
+            raise ZeroDivisionError
+
+    trainer = quiet(hooks=[Failing()])
+    trainer.on("train_batch_end", every=2, name="second")(lambda: None)
+    trainer.fit(Net(), batches(4))
+    assert {row.hook: row.calls for row in trainer.hooks.cost()} == {"failing": 4, "second": 2}
+
+
+def test_cost_is_of_the_newest_run():
+    trainer = quiet(hooks=[Note([])])
+    for _ in range(2):
+        trainer.fit(Net(), batches(3))
+        assert max(row.calls for row in trainer.hooks.cost()) == 3
+
+
+def test_accounting_can_be_left_out():
+    got = []
+    trainer = quiet(hooks=[Note(got)], accounting=False)
+    trainer.fit(Net(), batches(2))
+    assert len(got) == 6
+    assert trainer.hooks.cost() == []

@@ -1,0 +1,342 @@
+"""Which methods of an object listen, what is refused, and what happens when a listener fails."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, no_event, on, when
+
+# ---- which methods listen ----------------------------------------------------------------------------------------
+
+
+def test_a_method_that_is_no_event_is_refused_with_the_closest_name_and_the_list():
+    class Wrong(Hook):
+        def on_train_epoch_finish(self):
+            ...
+
+    with pytest.raises(HookError) as caught:
+        quiet(hooks=[Wrong()])
+    text = str(caught.value)
+    assert "Wrong.on_train_epoch_finish is no event" in text
+    assert "Did you mean 'on_train_epoch_" in text
+    assert "no_event" in text
+    assert "on_step_end" in text and "on_validation_end" in text
+
+
+def test_the_module_is_checked_the_same_way_before_the_run():
+    class Wrong(Net):
+        def on_train_begins(self):
+            ...
+
+    with pytest.raises(HookError, match=r"Wrong.on_train_begins is no event. Did you mean 'on_train_begin'"):
+        quiet().fit(Wrong(), batches(1))
+
+
+def test_a_plain_nn_module_is_never_a_listener():
+    class Plain(torch.nn.Linear):
+        def on_train_start(self, nonsense):
+            raise AssertionError("called")
+
+        def on_click(self):
+            raise AssertionError("called")
+
+    trainer = quiet()
+    model = Plain(4, 2)
+    trainer.fit(model, batches(1), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert trainer.state.step == 1
+
+
+def test_a_method_marked_as_no_event_is_the_users_own():
+    class Own(Hook):
+        @no_event
+        def on_click(self, button):
+            ...
+
+        @no_event
+        def on_train_start(self):
+            raise AssertionError("called")
+
+        @staticmethod
+        @no_event
+        def on_hover(x, y):
+            ...
+
+    class OwnModule(Net):
+        @no_event
+        def on_policy(self, state_of_the_game):
+            ...
+
+    trainer = quiet(hooks=[Own()])
+    trainer.fit(OwnModule(), batches(1))
+    assert trainer.status == "completed"
+
+
+def test_two_spellings_of_one_event_in_one_class_are_refused():
+    class Both(Hook):
+        def on_epoch_end(self):
+            ...
+
+        def on_train_epoch_end(self):
+            ...
+
+    with pytest.raises(HookError, match="on_epoch_end and on_train_epoch_end.*one event, on_train_epoch_end"):
+        quiet(hooks=[Both()])
+
+
+def test_two_spellings_in_a_module_are_refused():
+    class Both(Net):
+        def on_batch_begin(self):
+            ...
+
+        def on_batch_start(self):
+            ...
+
+    with pytest.raises(HookError, match="two spellings of one event, on_train_batch_start"):
+        quiet().fit(Both(), batches(1))
+
+
+def test_the_stubs_of_the_base_class_do_not_count_as_a_second_spelling():
+    got = []
+
+    class One(Hook):
+        def on_epoch_end(self, **kwargs):
+            super().on_train_epoch_end(**kwargs)
+            got.append("heard")
+
+    quiet(hooks=[One()]).fit(Net(), batches(1))
+    assert got == ["heard"]
+
+
+def test_each_method_runs_once_per_moment_whichever_spelling_it_uses():
+    got = []
+    trainer = quiet()
+    trainer.on("batch_end", "on_train_batch_end")(lambda batch_idx: got.append(batch_idx))
+    trainer.fit(Net(), batches(2))
+    assert got == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "heard_by", "add"),
+    [
+        (Hook, "on_validation_model_eval", "module, not by the hooks", lambda it: quiet(hooks=[it])),
+        (DataModule, "on_train_start", "not by the data module", lambda it: quiet().fit(Net(), batches(1), datamodule=it)),
+        (Strategy, "on_step_end", "hooks and module, not by the strategy", lambda it: quiet(strategy=it).fit(Net(), batches(1))),
+    ],
+    ids=["hook", "data module", "strategy"],
+)
+def test_an_event_of_another_receiver_is_refused_and_says_who_hears_it(base, method, heard_by, add):
+    wrong = type("Wrong", (base,), {method: lambda self: None, "place": lambda self, module: module})
+    with pytest.raises(HookError, match=f"Wrong.{method}: this event is heard by .*{heard_by}"):
+        add(wrong(torch.device("cpu")) if base is Strategy else wrong())
+
+
+def test_inherited_static_class_and_instance_methods_listen():
+    got = []
+
+    class Base(Hook):
+        def on_train_start(self):
+            got.append("inherited")
+
+    class Derived(Base):
+        @staticmethod
+        def on_train_end(step):
+            got.append(("static", step))
+
+        @classmethod
+        def on_fit_end(cls, step):
+            got.append((cls.__name__, step))
+
+    hook = Derived()
+    hook.on_train_epoch_start = lambda epoch: got.append(("instance", epoch))
+    quiet(hooks=[hook]).fit(Net(), batches(1))
+    assert got == ["inherited", ("instance", 0), ("static", 1), ("Derived", 1)]
+
+
+def test_an_override_is_called_instead_of_what_it_overrides():
+    got = []
+
+    class Base(Hook):
+        def on_train_start(self, nonsense):
+            raise AssertionError("neither bound nor called")
+
+    class Derived(Base):
+        def on_train_start(self, epoch):
+            got.append(epoch)
+
+    quiet(hooks=[Derived()]).fit(Net(), batches(1))
+    assert got == [0]
+
+
+def test_any_object_with_event_methods_is_a_hook():
+    got = []
+
+    class Duck:
+        def on_train_start(self, trainer, pl_module):
+            got.append(type(pl_module).__name__)
+
+        def on_click(self, button):
+            raise AssertionError("names are checked only in Hook and Module classes")
+
+    class Slotted:
+        __slots__ = ()
+
+        def on_train_end(self, step):
+            got.append(step)
+
+    quiet(hooks=[Duck()]).fit(Net(), batches(1))
+    assert got == ["Net"]
+    quiet(hooks=[Slotted()]).fit(Net(), batches(1))
+    assert got == ["Net", 1]
+
+
+def test_an_object_that_could_never_be_called_is_refused():
+    with pytest.raises(HookError, match="object has no event method"):
+        quiet(hooks=[object()])
+
+
+def test_a_method_of_any_name_listens_if_marked():
+    got = []
+
+    class Marked(Hook):
+        @on("train_start", "train_end")
+        def note(self, step):
+            got.append(step)
+
+    quiet(hooks=[Marked()]).fit(Net(), batches(2))
+    assert got == [0, 2]
+
+
+# ---- a failing listener ------------------------------------------------------------------------------------------
+
+
+class Failing(Hook):
+    def __init__(self, on_error="raise"):
+        super().__init__()
+        self.on_error = on_error
+        self.calls = 0
+
+    def on_train_batch_start(self):
+        self.calls += 1
+        raise ZeroDivisionError("on purpose")
+
+
+def test_by_default_a_failure_ends_the_run_and_names_the_hook_the_event_and_the_place():
+    with pytest.raises(ZeroDivisionError) as caught:
+        quiet(hooks=[Failing()]).fit(Net(), batches(2))
+    note = caught.value.__notes__[0]
+    assert "hook 'failing' in on_train_batch_start" in note
+    assert "test_listener.py:" in note
+    assert "epoch 0, batch 0, step 0" in note
+
+
+def test_a_failing_module_is_named_as_well():
+    class Wrong(Net):
+        def on_train_end(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        quiet().fit(Wrong(), batches(1))
+    assert "raised by module Wrong in on_train_end" in caught.value.__notes__[0]
+
+
+def test_warn_reports_every_time_and_goes_on(caplog):
+    hook = Failing("warn")
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Net(), batches(3))
+    assert (trainer.status, trainer.state.step, hook.calls) == ("completed", 3, 3)
+    assert len(caplog.records) == 3
+    assert "hook 'failing' failed in on_train_batch_start" in caplog.records[0].getMessage()
+    assert caplog.records[0].exc_info[0] is ZeroDivisionError
+
+
+def test_disable_reports_once_with_traceback_and_switches_the_hook_off(caplog):
+    hook = Failing("disable")
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Net(), batches(3))
+    assert (trainer.status, trainer.state.step, hook.calls) == ("completed", 3, 1)
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
+    assert "failing" not in trainer.hooks.list_hooks()
+    assert hook in trainer.hooks
+
+
+def test_a_hook_that_was_switched_off_still_gets_its_teardown():
+    got = []
+
+    class Tidy(Failing):
+        def teardown(self):
+            got.append("teardown")
+
+    quiet(hooks=[Tidy("disable")]).fit(Net(), batches(2))
+    assert got == ["teardown"]
+
+
+def test_everyone_else_is_called_after_a_forgiven_failure():
+    got = []
+    trainer = quiet(hooks=[Failing("warn")])
+    trainer.on("train_batch_start")(lambda batch_idx: got.append(batch_idx))
+    logging.disable(logging.CRITICAL)
+    try:
+        trainer.fit(Net(), batches(2))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert got == [0, 1]
+
+
+@pytest.mark.parametrize("on_error", ["warn", "disable"])
+def test_a_hook_that_failed_counts_as_having_returned_nothing(on_error):
+    class Decides(Failing):
+        def on_before_backward(self, loss):
+            raise RuntimeError("no replacement")
+
+    trainer = quiet(hooks=[Decides(on_error)])
+    trainer.fit(Net(), batches(2))
+    assert trainer.state.step == 2
+
+
+@pytest.mark.parametrize("on_error", ["warn", "disable"])
+def test_control_signals_pass_through_every_error_policy(on_error):
+    class Decides(Hook):
+        def on_train_batch_start(self, batch_idx):
+            if batch_idx == 1:
+                return SKIP_BATCH
+            if batch_idx == 2:
+                raise StopTraining("enough")
+            return None
+
+    hook = Decides()
+    hook.on_error = on_error
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Net(), batches(5))
+    assert (trainer.status, trainer.state.batches_seen) == ("stopped", 2)
+    assert trainer.hooks.list_hooks() == ["decides"]
+
+
+@pytest.mark.parametrize("on_error", ["warn", "disable"])
+def test_ctrl_c_is_never_forgiven(on_error):
+    class Interrupted(Hook):
+        def on_train_start(self):
+            raise KeyboardInterrupt
+
+    hook = Interrupted()
+    hook.on_error = on_error
+    trainer = quiet(hooks=[hook])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Net(), batches(1))
+    assert trainer.status == "interrupted"
+
+
+def test_a_failing_predicate_fails_as_its_hook_was_told_to():
+    class Picky(Hook):
+        on_error = "warn"
+
+        @when(lambda step: 1 / 0)
+        def on_train_batch_end(self):
+            ...
+
+    trainer = quiet(hooks=[Picky()])
+    trainer.fit(Net(), batches(2))
+    assert trainer.status == "completed"

@@ -1,0 +1,182 @@
+"""`Module` and `DataModule`: what a user writes, and what can be asked of them during a run."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import nn
+
+from hookline import HooklineError, Module
+
+
+def test_a_module_can_listen_to_events_itself() -> None:
+    class Listening(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms: list[float] = []
+
+        def on_after_backward(self) -> None:
+            self.norms.append(float(self.layer.weight.grad.norm()))
+
+    net = Listening()
+    quiet().fit(net, batches(3))
+    assert len(net.norms) == 3
+    assert all(norm > 0 for norm in net.norms)
+
+
+def test_a_modules_events_may_use_any_spelling() -> None:
+    calls: list[str] = []
+
+    class Old(Net):
+        def on_epoch_start(self) -> None:
+            calls.append("epoch start")
+
+        def on_batch_start(self) -> None:
+            calls.append("batch start")
+
+        def on_batch_end(self) -> None:
+            calls.append("batch end")
+
+        def on_pre_performance_check(self) -> None:
+            calls.append("validation start")
+
+        def on_post_performance_check(self) -> None:
+            calls.append("validation end")
+
+        def on_epoch_end(self) -> None:
+            calls.append("epoch end")
+
+    quiet().fit(Old(), batches(1), batches(1))
+    assert calls == ["epoch start", "batch start", "batch end", "validation start", "validation end", "epoch end"]
+
+
+def test_a_module_knows_trainer_logger_epoch_step_and_device_during_a_run() -> None:
+    seen: list[Any] = []
+
+    class Asking(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append((self.trainer.global_step, self.current_epoch, self.global_step, self.device.type))
+            assert self.logger is self.experiment is self.trainer.logger
+            self.experiment.add_histogram(tag="weights", values=self.layer.weight, global_step=self.global_step)
+            return super().training_step(batch, batch_idx)
+
+    quiet(max_epochs=2).fit(Asking(), batches(1))
+    assert seen == [(0, 0, 0, "cpu"), (1, 1, 1, "cpu")]
+
+
+@pytest.mark.parametrize("attribute", ["trainer", "logger", "current_epoch", "global_step", "experiment"])
+def test_outside_a_run_it_says_so(attribute: str) -> None:
+    with pytest.raises(HooklineError, match="Net is not in a run"):
+        getattr(Net(), attribute)
+
+
+def test_logging_outside_a_run_says_so() -> None:
+    with pytest.raises(HooklineError, match="Net is not in a run"):
+        Net().log("loss", 1.0)
+
+
+def test_a_copy_made_during_a_run_does_not_take_the_run_along() -> None:
+    class Copying(Net):
+        def on_train_batch_end(self) -> None:
+            copies.append(copy.deepcopy(self))
+
+    copies: list[Any] = []
+    net = Copying()
+    quiet().fit(net, batches(1))
+    with pytest.raises(HooklineError, match="is not in a run"):
+        _ = copies[0].trainer
+    assert torch.equal(copies[0].layer.weight, net.layer.weight)
+
+
+def test_a_module_can_be_saved_whole_during_a_run() -> None:
+    files: list[io.BytesIO] = []
+
+    def keep(module: nn.Module) -> None:
+        file = io.BytesIO()
+        torch.save(module, file)
+        files.append(file)
+
+    net = Net()
+    trainer = quiet()
+    trainer.on("train_end")(keep)
+    trainer.fit(net, batches(1))
+    files[0].seek(0)
+    loaded = torch.load(files[0], weights_only=False)
+    assert torch.equal(loaded.layer.weight, net.layer.weight)
+
+
+def test_the_state_dict_holds_the_users_parameters_only() -> None:
+    net = Net()
+    quiet().fit(net, batches(1))
+    assert list(net.state_dict()) == ["layer.weight", "layer.bias"]
+
+
+def test_the_same_module_can_be_run_by_several_trainers() -> None:
+    net = Net()
+    quiet().fit(net, batches(2))
+    trainer = quiet()
+    trainer.fit(net, batches(2))
+    assert trainer.global_step == 2
+
+
+def test_log_takes_numbers_and_tensors_of_one_element() -> None:
+    class Logging(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("int", 1)
+            self.log_dict({"tensor": torch.tensor([2.0]), "float": 3.0}, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+    metrics = quiet().fit(Logging(), batches(1))
+    assert (metrics["int"], metrics["tensor"], metrics["float"]) == (1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize(("value", "text"), [("text", "takes a number"), (torch.zeros(2), "not a tensor of shape")])
+def test_log_refuses_everything_else(value: Any, text: str) -> None:
+    class Logging(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("bad", value)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(HooklineError, match=text):
+        quiet().fit(Logging(), batches(1))
+
+
+def test_a_value_logged_with_its_own_batch_size_is_weighted_by_it() -> None:
+    class Logging(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("mine", float(batch_idx), batch_size=1 + 2 * batch_idx)
+
+    assert quiet().validate(Logging(), batches(2))["mine"] == pytest.approx(0.75)
+
+
+def test_a_module_without_configure_optimizers_says_what_to_return() -> None:
+    class NoOptimizer(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    with pytest.raises(HooklineError, match="NoOptimizer has no configure_optimizers. Return an optimizer from it"):
+        quiet().fit(NoOptimizer(), batches())
+
+
+def test_one_optimizer_comes_alone_and_several_as_a_list() -> None:
+    seen: list[Any] = []
+
+    class Two(Net):
+        def on_train_start(self) -> None:
+            seen.append(self.optimizers())
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD([self.layer.weight], lr=0.1), torch.optim.SGD([self.layer.bias], lr=0.1)]
+
+    class One(Net):
+        def on_train_start(self) -> None:
+            seen.append(self.optimizers())
+
+    quiet().fit(Two(), batches(1))
+    quiet().fit(One(), batches(1))
+    assert len(seen[0]) == 2
+    assert seen[1].param_groups[0]["lr"] == 0.1

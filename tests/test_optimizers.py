@@ -1,0 +1,133 @@
+"""What `configure_optimizers` may return, and what it is told when it returns something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch.optim import LBFGS, SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from hookline import OptionError
+from hookline.optimizers import Schedule, needs_closure, parse
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+def sgd(net: Net) -> SGD:
+    return SGD(net.parameters(), lr=1.0)
+
+
+def test_nothing_one_or_several_optimizers(net: Net) -> None:
+    one, two = sgd(net), sgd(net)
+    assert parse(None, "Net") == ([], [])
+    assert parse(one, "Net") == ([one], [])
+    assert parse([one, two], "Net") == ([one, two], [])
+    assert parse((one, two), "Net") == ([one, two], [])
+
+
+def test_optimizers_and_schedulers_as_two_lists(net: Net) -> None:
+    one, two = sgd(net), sgd(net)
+    first, second = StepLR(one, 1), StepLR(two, 1)
+    optimizers, schedules = parse(([one, two], [second, {"scheduler": first, "interval": "step"}]), "Net")
+    assert optimizers == [one, two]
+    assert [(each.scheduler, each.optimizer_idx, each.interval) for each in schedules] == [(second, 1, "epoch"), (first, 0, "step")]
+
+
+def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
+    one, two = sgd(net), sgd(net)
+    schedule = {"scheduler": StepLR(two, 1), "interval": "step", "frequency": 3, "name": "decay"}
+    optimizers, schedules = parse([{"optimizer": one}, {"optimizer": two, "lr_scheduler": schedule}], "Net")
+    assert optimizers == [one, two]
+    (only,) = schedules
+    assert (only.optimizer_idx, only.interval, only.frequency, only.name) == (1, "step", 3, "decay")
+    assert parse({"optimizer": one, "lr_scheduler": StepLR(one, 1)}, "Net")[1][0].interval == "epoch"
+
+
+@pytest.mark.parametrize(("returned", "message"), [
+    (5, "Net.configure_optimizers returned int. It may return: an optimizer"),
+    ("adam", "Net.configure_optimizers returned str"),
+    ([5], "int is no torch.optim.Optimizer"),
+    ({"lr_scheduler": None}, "NoneType is no torch.optim.Optimizer"),
+    ({"optimiser": None}, "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'"),
+    (lambda net: {"optimizer": sgd(net), "scheduler": 1}, "Did you mean 'lr_scheduler'"),
+    (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is no torch.optim.Optimizer. It may return"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"schedular": 1}}, "unknown key 'schedular'.*Did you mean 'scheduler'.*Keys"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"interval": "step"}}, "needs the key 'scheduler'"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": 5}, "lr_scheduler int has no step"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "interval": "steps"}},
+     "StepLR: interval='steps', allowed: 'step', 'epoch'"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "frequency": 0}},
+     "frequency=0 must be a whole number from 1"),
+    (lambda net: {"optimizer": sgd(net), "lr_scheduler": ReduceLROnPlateau(sgd(net))},
+     "ReduceLROnPlateau needs a metric to watch.*'monitor': 'val/loss'"),
+])  # fmt: skip
+def test_anything_else_is_refused_with_what_is_allowed(net: Net, returned: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse(returned(net) if callable(returned) else returned, "Net")
+
+
+def test_a_wrong_return_stops_the_run_before_anything_is_trained() -> None:
+    class Wrong(Net):
+        steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            return {"optimizr": sgd(self)}
+
+    wrong = Wrong()
+    with pytest.raises(OptionError, match="Wrong.configure_optimizers.*Did you mean 'optimizer'"):
+        quiet().fit(wrong, batches(1))
+    assert wrong.steps == 0
+
+
+def test_only_plateau_schedulers_need_a_metric(net: Net) -> None:
+    optimizer = sgd(net)
+    assert Schedule(ReduceLROnPlateau(optimizer), monitor="val/loss").needs_metric
+    assert not Schedule(StepLR(optimizer, 1)).needs_metric
+
+
+def test_only_some_optimizers_need_a_closure(net: Net) -> None:
+    assert needs_closure(LBFGS(net.parameters()))
+    assert not needs_closure(sgd(net))
+    assert not needs_closure(Adam(net.parameters()))
+
+
+def test_any_object_with_a_step_can_be_a_scheduler() -> None:
+    class Counts:
+        steps = 0
+
+        def step(self) -> None:
+            self.steps += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    class Own(Net):
+        scheduler = Counts()
+
+        def configure_optimizers(self) -> Any:
+            return {"optimizer": sgd(self), "lr_scheduler": {"scheduler": self.scheduler, "interval": "step"}}
+
+    net = Own()
+    quiet().fit(net, batches(3))
+    assert net.scheduler.steps == 3
+
+
+def test_without_an_optimizer_weights_stay_as_they_are() -> None:
+    class NoOptimizer(Net):
+        def configure_optimizers(self) -> Any:
+            return None
+
+    net = NoOptimizer()
+    before = net.layer.weight.detach().clone()
+    quiet().fit(net, batches(2))
+    assert torch.equal(net.layer.weight, before)

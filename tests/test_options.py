@@ -1,0 +1,210 @@
+"""Options are checked together, when the trainer is made, by messages that teach."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
+from hookline.options import OptionArguments, Options, make_options, parse_precision, parse_time
+from hookline.strategies import SingleDevice
+
+WHOLE = "must be a whole number from"
+AMOUNT = "must be a number of batches .* or a fraction"
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    # a wrong name comes with the nearest right one and the whole list
+    ({"max_epoch": 3}, "no option 'max_epoch'. Did you mean 'max_epochs'.*Options:.*max_steps"),
+    ({"epochs": 3}, "no option 'epochs'. Did you mean '"),
+    ({"gradient_clip": 1.0}, "no option 'gradient_clip'. Did you mean 'gradient_clip_val'"),
+    ({"accumulate_grad_batch": 2}, "Did you mean 'accumulate_grad_batches'"),
+    ({"callback": []}, "no option 'callback'. Did you mean 'callbacks'"),
+    ({"devices": 1}, "no option 'devices'. Did you mean 'device'"),
+    ({"loggers": []}, "no option 'loggers'. Did you mean 'logger'"),
+    ({"limit_validation_batches": 1}, "Did you mean 'limit_val_batches'"),
+    ({"xyz": 1}, "no option 'xyz'. Options: max_epochs"),
+    # whole numbers
+    ({"max_epochs": -2}, f"max_epochs=-2 {WHOLE} -1 .*no limit"),
+    ({"max_epochs": 1.5}, f"max_epochs=1.5 {WHOLE}"),
+    ({"max_epochs": "3"}, f"max_epochs='3' {WHOLE}"),
+    ({"max_epochs": True}, f"max_epochs=True {WHOLE}"),
+    ({"min_epochs": -1}, f"min_epochs=-1 {WHOLE} 0"),
+    ({"max_steps": -2}, f"max_steps=-2 {WHOLE} -1"),
+    ({"max_steps": 1e6}, f"max_steps=1000000.0 {WHOLE}"),
+    ({"max_steps": None}, f"max_steps=None {WHOLE}"),
+    ({"accumulate_grad_batches": 0}, f"accumulate_grad_batches=0 {WHOLE} 1"),
+    ({"accumulate_grad_batches": {4: 2}}, f"accumulate_grad_batches={{4: 2}} {WHOLE} 1"),
+    ({"check_val_every_n_epoch": 0}, f"check_val_every_n_epoch=0 {WHOLE} 1"),
+    ({"num_sanity_val_steps": -2}, f"num_sanity_val_steps=-2 {WHOLE} -1"),
+    ({"log_every_n_steps": 0}, f"log_every_n_steps=0 {WHOLE} 1"),
+    ({"seed": -1}, f"seed=-1 {WHOLE} 0"),
+    ({"seed": "42"}, f"seed='42' {WHOLE} 0"),
+    # amounts
+    ({"limit_train_batches": -1}, f"limit_train_batches=-1 {AMOUNT}"),
+    ({"limit_train_batches": 1.5}, f"limit_train_batches=1.5 {AMOUNT}"),
+    ({"limit_val_batches": True}, f"limit_val_batches=True {AMOUNT}"),
+    ({"limit_test_batches": "10%"}, f"limit_test_batches='10%' {AMOUNT}"),
+    ({"limit_predict_batches": math.nan}, f"limit_predict_batches=nan {AMOUNT}"),
+    ({"overfit_batches": -0.5}, f"overfit_batches=-0.5 {AMOUNT}"),
+    ({"val_check_interval": 0}, f"val_check_interval=0 {AMOUNT}"),
+    ({"val_check_interval": 0.0}, f"val_check_interval=0.0 {AMOUNT}"),
+    ({"val_check_interval": 2.5}, f"val_check_interval=2.5 {AMOUNT}"),
+    ({"gradient_clip_val": 0}, "gradient_clip_val=0 must be a number above 0, or None"),
+    ({"gradient_clip_val": -1.0}, "gradient_clip_val=-1.0 must be a number above 0"),
+    ({"gradient_clip_val": "1"}, "gradient_clip_val='1' must be a number above 0"),
+    ({"gradient_clip_val": math.nan}, "gradient_clip_val=nan must be a number above 0"),
+    # choices
+    ({"gradient_clip_algorithm": "norms"}, "gradient_clip_algorithm='norms', allowed: 'norm', 'value'. Did you mean 'norm'"),
+    ({"nonfinite": "skipp"}, "nonfinite='skipp', allowed: 'stop', 'skip'. Did you mean 'skip'"),
+    ({"nonfinite": None}, "nonfinite=None, allowed: 'stop', 'skip'"),
+    ({"precision": "bf16-mix"}, "precision='bf16-mix', allowed: 32, 'bf16-mixed', '16-mixed'. Did you mean 'bf16-mixed'"),
+    ({"precision": 64}, "precision=64, allowed: 32"),
+    ({"strategy": "singel"}, "strategy='singel', allowed: .*Did you mean 'single'"),
+    ({"strategy": 5}, "strategy=5, allowed: .*or a Strategy object"),
+    ({"device": "gpu"}, "device='gpu' is no device"),
+    ({"device": 1.5}, "device=1.5 is no device"),
+    # time
+    ({"max_time": 0}, "max_time=0: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta"),
+    ({"max_time": -5.0}, "max_time=-5.0: use"),
+    ({"max_time": "5 steps"}, "max_time='5 steps': use"),
+    ({"max_time": "soon"}, "max_time='soon': use"),
+    ({"max_time": "1:00:00"}, "max_time='1:00:00': use"),
+    ({"max_time": math.nan}, "max_time=nan: use"),
+    ({"max_time": "00:00:00:00"}, "max_time='00:00:00:00'"),
+    ({"max_time": datetime.timedelta(0)}, "max_time="),
+    ({"max_time": datetime.timedelta(seconds=-1)}, "max_time="),
+    # yes or no: text is always true, so "false" from a configuration file would mean yes
+    ({"fast_dev_run": -1}, "fast_dev_run=-1 must be True, False or a number of batches"),
+    ({"fast_dev_run": "yes"}, "fast_dev_run='yes' must be True, False or a number of batches"),
+    ({"fast_dev_run": 0.5}, "fast_dev_run=0.5 must be True, False or a number of batches"),
+    ({"enable_progress_bar": "false"}, "enable_progress_bar='false'.*True.*False"),
+    ({"deterministic": "false"}, "deterministic='false'.*True.*False"),
+    ({"compile": "false"}, "compile='false'.*True.*False"),
+    ({"accounting": "false"}, "accounting='false'.*True.*False"),
+    # directories
+    ({"default_root_dir": None}, "default_root_dir=None"),
+    ({"run_dir": 5}, "run_dir=5"),
+    # combinations
+    ({"min_epochs": 5, "max_epochs": 3}, "min_epochs=5 is more than max_epochs=3"),
+    ({"strategy": SingleDevice(torch.device("cpu")), "precision": "bf16-mixed"}, "precision='bf16-mixed'.*strategy"),
+    ({"strategy": SingleDevice(torch.device("cpu")), "device": "meta"}, "device='meta'.*strategy"),
+    # what the trainer is given
+    ({"logger": "tensorboard"}, "logger='tensorboard' must be True, False, a Logger, or a list of them"),
+    ({"logger": [JSONLines(), 5]}, "logger=5 must be True, False, a Logger"),
+    ({"hooks": 5}, "hooks= takes a list of hooks, not int"),
+    ({"hooks": "report"}, "hooks= takes a list of hooks, not str"),
+    ({"hooks": Hook()}, "hooks= takes a list of hooks, not Hook"),
+    ({"callbacks": {"a": Hook()}}, "callbacks= takes a list of hooks, not dict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[" ".join(f"{k}={v!r}"[:40] for k, v in each.items()) for each, _ in BAD])
+def test_a_bad_construction_is_refused_at_once_and_says_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        Trainer(**options)
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, HooklineError)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+    with pytest.raises(OptionError, match="device='cuda'"):
+        Trainer(device="cuda")
+
+
+@pytest.mark.parametrize("name", ["events", "accounting"])
+def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Trainer(no_such_option=1)  # type: ignore[call-arg]
+    listed = str(caught.value).partition("Options: ")[2].rstrip(".").split(", ")
+    try:
+        Trainer(**{name: True})
+    except OptionError:
+        assert name not in listed
+    else:
+        assert name in listed
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"max_epochs": -1, "max_steps": 5}, {"max_epochs": 0}, {"limit_train_batches": 0}, {"limit_val_batches": 0.0},
+    {"val_check_interval": 3}, {"val_check_interval": 0.25}, {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"},
+    {"fast_dev_run": 3}, {"num_sanity_val_steps": -1}, {"precision": "32-true"}, {"precision": "bf16"}, {"device": "cpu"},
+    {"device": torch.device("cpu")}, {"logger": []}, {"logger": [JSONLines()]}, {"compile": {"dynamic": True}},
+    {"hooks": (Hook(),)}, {"hooks": iter([Hook()])}, {"strategy": "single"}, {"strategy": SingleDevice(torch.device("cpu"))},
+], ids=str)  # fmt: skip
+def test_good_options_are_taken(options: dict[str, Any]) -> None:
+    assert isinstance(Trainer(**options), Trainer)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [
+    (None, None), (90, 90.0), (0.5, 0.5), ("2 hours", 7200.0), ("90 s", 90.0), ("1.5 minutes", 90.0), ("1 day", 86400.0),
+    ("01:02:03:04", 93784.0), (datetime.timedelta(minutes=2), 120.0),
+])  # fmt: skip
+def test_time_limits_can_be_written_in_many_ways(given: Any, seconds: float | None) -> None:
+    assert parse_time(given) == seconds
+    assert Options(max_time=given).max_seconds == seconds
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    (32, "32"), ("32", "32"), ("32-true", "32"), ("bf16", "bf16-mixed"), ("bf16-mixed", "bf16-mixed"), (16, "16-mixed"),
+])  # fmt: skip
+def test_precisions_have_the_names_people_know(given: Any, expected: str) -> None:
+    assert parse_precision(given) == expected
+
+
+def test_how_long_to_train_when_little_is_said() -> None:
+    assert Options().max_epochs == 1000
+    assert Options(max_steps=10).max_epochs == -1
+    assert Options(max_time=5).max_epochs == -1
+    assert Options(max_steps=10, max_epochs=3).max_epochs == 3
+
+
+def test_fast_dev_run_runs_n_batches_of_everything_once_and_writes_nothing(tmp_path: Any) -> None:
+    class Counts(Net):
+        seen = {"train": 0, "val": 0}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen["train"] += 1
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen["val"] += 1
+            return super().validation_step(batch, batch_idx)
+
+    net = Counts()
+    Trainer(fast_dev_run=2, max_epochs=50, accumulate_grad_batches=3, enable_progress_bar=False).fit(net, batches(5), batches(5))
+    assert net.seen == {"train": 2, "val": 2}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overfitting_sees_the_same_batches_every_epoch() -> None:
+    class Remembers(Net):
+        first: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.first.append(float(batch[0].sum()))
+            return super().training_step(batch, batch_idx)
+
+    net = Remembers()
+    data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randn(20, 2))
+    quiet(overfit_batches=2, max_epochs=3).fit(net, torch.utils.data.DataLoader(data, batch_size=2, shuffle=True))
+    assert len(net.first) == 6
+    assert net.first[:2] == net.first[2:4] == net.first[4:]
+
+
+def test_the_typed_arguments_are_exactly_the_options() -> None:
+    assert set(OptionArguments.__annotations__) == {field.name for field in fields(Options)}
+    typed = {name: str(kind.__forward_arg__) for name, kind in OptionArguments.__annotations__.items()}
+    assert typed == {field.name: str(field.type) for field in fields(Options)}
+
+
+def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:
+    given: dict[str, Any] = {"max_epochs": 2}
+    make_options(given)
+    assert given == {"max_epochs": 2}
+    assert Trainer().options.max_epochs == 1000

@@ -1,0 +1,67 @@
+"""One seed for every source of randomness."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from tiny import Net, quiet
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import seed_everything
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def test_one_seed_covers_python_numpy_and_torch() -> None:
+    seed_everything(3)
+    first = draw()
+    assert all(a != b for a, b in zip(first, draw(), strict=True))
+    seed_everything(3)
+    assert draw() == first
+    seed_everything(4)
+    assert all(a != b for a, b in zip(first, draw(), strict=True))
+
+
+def test_a_seed_too_large_for_numpy_is_fine() -> None:
+    seed_everything(2**40 + 1)
+    first = draw()
+    seed_everything(2**40 + 1)
+    assert draw() == first
+
+
+class Dropping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((self.drop(batch[0]), batch[1]), batch_idx)
+
+
+def weights(seed: int | None) -> torch.Tensor:
+    net = Dropping()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(0.5)
+    data = TensorDataset(torch.arange(48.0).reshape(12, 4) / 48, torch.arange(24.0).reshape(12, 2) / 24)
+    quiet(seed=seed, max_epochs=2).fit(net, DataLoader(data, batch_size=3, shuffle=True))
+    return net.layer.weight.detach()
+
+
+def test_the_trainers_seed_repeats_shuffling_and_dropout() -> None:
+    assert torch.equal(weights(7), weights(7))
+    assert not torch.equal(weights(7), weights(8))
+
+
+def test_without_a_seed_the_random_streams_are_left_alone() -> None:
+    seed_everything(1)
+    first = weights(None)
+    assert not torch.equal(first, weights(None))
+    seed_everything(1)
+    assert torch.equal(first, weights(None))

@@ -1,0 +1,201 @@
+"""The shape of the source: layers, no cycles, light imports, short files. Read from the code, not from a list of promises."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hookline
+
+SOURCE = Path(hookline.__file__).parent
+NAMES = {
+    ".".join(("hookline", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+# The map of the design: a module imports from its own layer or below. A package's layer is that of all its modules.
+LAYERS = {
+    # 0: words, no torch
+    "errors": 0, "table": 0, "events": 0, "_methods": 0, "_version": 0,
+    # 1: the hook engine, no torch
+    "binding": 1, "filters": 1, "listener": 1, "plan": 1, "hook": 1, "hooklist": 1, "explain": 1, "trace": 1, "options": 1,
+    "registry": 1,
+    # 2: what a run works with
+    "context": 2, "metrics": 2, "state": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
+    "loggers": 2, "seeding": 2,
+    # 3: what a run does
+    "checkpoint": 3, "loops": 3,
+    # 4: the facade
+    "trainer": 4,
+    # 5: plug-ins, which may import 0 to 2
+    "hooks": 5, "dialects": 5, "config": 5,
+    # 6: around it all; the package itself only names what can be imported from it
+    "cli": 6, "": 7,
+}  # fmt: skip
+PLUG_INS = ("hooks", "dialects", "config")
+TORCH_FREE = (0, 1)
+HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
+BY_NAME = {"hookline", "hookline.registry"}  # the two places that look modules up by name: lazy names, built-in hooks
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+
+
+def part(module: str) -> str:
+    """`hookline.loops.fit` -> `loops`."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def layer(module: str) -> int:
+    return LAYERS[part(module)]
+
+
+def imports(module: str) -> Iterator[tuple[str, bool]]:
+    """Everything a module imports, in functions too, and whether that is for type checkers only."""
+    tree = ast.parse(NAMES[module].read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module}: relative imports hide where a name comes from"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in NAMES else node.module), id(node) in for_types
+
+
+def own_imports(module: str) -> set[str]:
+    return {name for name, _ in imports(module) if name.partition(".")[0] == "hookline"}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {part(module) for module in NAMES} <= set(LAYERS)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_imports_point_to_the_same_layer_or_below(module: str) -> None:
+    upward = {name for name in own_imports(module) if layer(name) > layer(module)}
+    assert not upward, f"{module} (layer {layer(module)}) imports {upward}"
+
+
+@pytest.mark.parametrize("module", [name for name in NAMES if part(name) in PLUG_INS])
+def test_plug_ins_know_only_the_lower_layers(module: str) -> None:
+    too_high = {name for name in own_imports(module) if layer(name) > 2 and part(name) != part(module)}
+    assert not too_high, f"{module} imports {too_high}"
+
+
+def test_nothing_imports_a_plug_in() -> None:
+    known = {(module, name) for module in NAMES if module != "hookline" for name in own_imports(module)
+             if part(name) in PLUG_INS and part(module) not in (*PLUG_INS, "cli")}  # fmt: skip
+    assert not known
+
+
+def test_no_module_takes_part_in_a_cycle_not_even_inside_a_function() -> None:
+    graph = {module: own_imports(module) & set(NAMES) for module in NAMES}
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> None:
+        if module in trail:
+            raise AssertionError(" -> ".join([*trail[trail.index(module) :], module]))
+        if module not in done:
+            for name in sorted(graph[module]):
+                visit(name, [*trail, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def test_modules_are_looked_up_by_name_in_two_places_only() -> None:
+    looking = set()
+    for module, path in NAMES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                if name in ("import_module", "__import__"):
+                    looking.add(module)
+    assert looking <= BY_NAME
+
+
+@pytest.mark.parametrize("module", [name for name in NAMES if layer(name) in TORCH_FREE])
+def test_the_hook_engine_imports_nothing_heavy(module: str) -> None:
+    at_import = {name.partition(".")[0] for name, for_types in imports(module) if not for_types}
+    # rich may be imported by what draws with it, when it draws
+    assert not at_import & (HEAVY - {"rich"})
+
+
+def test_importing_the_hook_engine_loads_nothing_heavy() -> None:
+    code = "import sys, hookline, hookline.events, hookline.plan, hookline.explain, hookline.hook; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+    assert "hookline.hook" in loaded
+
+
+def test_making_a_hook_loads_nothing_heavy() -> None:
+    code = ("import sys\nfrom hookline import Hook, every, on, StopTraining\n"
+            "class Mine(Hook):\n    @every('5 steps')\n    def on_step_end(self, loss): ...\n"
+            "@on('step_end')\ndef report(step): ...\nMine()\nprint(*sys.modules)")  # fmt: skip
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+
+
+@pytest.mark.parametrize("name", hookline.__all__)
+def test_every_public_name_is_there_with_its_doc(name: str) -> None:
+    value = getattr(hookline, name)
+    assert inspect.getdoc(value)
+    assert name in dir(hookline)
+
+
+def test_public_names_are_listed_once_for_everyone() -> None:
+    """What is loaded when used, what `__all__` says and what type checkers see are the same names."""
+    tree = ast.parse(NAMES["hookline"].read_text())
+    seen_by_checkers = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hookline.")
+        for alias in node.names
+    }
+    assert seen_by_checkers - {"__version__"} == set(hookline.__all__)
+    assert len(hookline.__all__) == len(set(hookline.__all__))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        hookline.Trainr  # noqa: B018
+    assert not hasattr(hookline, "nothing")
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_every_module_says_what_it_is(module: str) -> None:
+    assert inspect.getdoc(importlib.import_module(module))
+
+
+def test_files_are_short() -> None:
+    long = {}
+    for module, path in NAMES.items():
+        text = path.read_text()
+        if not text.startswith('"""Generated') and len(text.splitlines()) > LONGEST_FILE:
+            long[module] = len(text.splitlines())
+    assert not long
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{module}.{node.name}": node.end_lineno - node.lineno + 1
+        for module, path in NAMES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    }
+    assert not long
