@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 from work import WORKS
@@ -38,7 +39,8 @@ def by_model(results: dict[str, Any]) -> list[Results]:
         if not rows:
             continue
         basis, *others = rows
-        one = Results(work.title, basis["microseconds"], [each for each in TITLES if any(row["driver"] == each for row in others)])
+        seen = {row["driver"] for row in others}
+        one = Results(work.title, basis["microseconds"], [driver for driver in TITLES if driver in seen])
         for row in others:
             if row["driver"] in TITLES:
                 one.cases.setdefault(row["case"], {})[row["driver"]] = row
@@ -60,12 +62,12 @@ def _cells(row: dict[str, Any] | None) -> tuple[str, str, str]:
 def show(results: dict[str, Any]) -> None:
     """Print it."""
     console = Console()
-    console.width = max(console.width, 112)
+    console.width = max(console.width, 116)
     for model in by_model(results):
         table = Table(title=f"{model.title}, a bare loop takes {model.bare:.0f} µs per step", title_justify="left")
         table.add_column("times bare: median, quartiles; µs per step", no_wrap=True)
         for driver in model.drivers:
-            table.add_column(TITLES[driver], justify="right", style="bold")
+            table.add_column(TITLES[driver], justify="right", style="bold", no_wrap=True)
             table.add_column("", justify="right", style="dim", no_wrap=True)
             table.add_column("µs", justify="right")
         for case, rows in model.cases.items():
@@ -116,11 +118,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
     for panel, model in zip(panels, models, strict=True):
         _panel(panel, model)
     panels[0].set_yticks(range(cases), list(models[0].cases), fontsize=9.5)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(cases - 0.4, -0.6)
     figure.suptitle("Time per training step, as a multiple of a bare PyTorch loop", fontsize=13, fontweight="bold")
-    handles = [matplotlib.patches.Patch(color=COLOURS[each], label=f"{TITLES[each]} {results['about'][each]}") for each in models[0].drivers]
+    about = results["about"]
+    handles = [Patch(color=COLOURS[driver], label=f"{TITLES[driver]} {about[driver]}") for driver in models[0].drivers]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=10,
-                  title=f"median of {results['about']['rounds']} paired measurements; thin line: quartiles; logarithmic axis",
+                  title=f"median of {about['rounds']} paired measurements; thin line: quartiles; logarithmic axis",
                   title_fontsize=9)  # fmt: skip
     figure.savefig(path, dpi=140)
 

@@ -379,3 +379,12 @@ def test_a_strategy_stands_around_a_step_and_asks_by_name():
 
     quiet(strategy=Around(torch.device("cpu"))).fit(Net(), batches(1))
     assert got == [("before", 0), "after"]
+
+
+def test_a_step_that_names_another_of_its_facts_in_the_wrong_place_is_refused() -> None:
+    class Swapped(Net):
+        def training_step(self, batch: Any, dataloader_idx: int) -> Any:
+            return super().training_step(batch, 0)
+
+    with pytest.raises(HookError, match=r"so 'dataloader_idx' would be the batch_idx.*`\*, dataloader_idx`"):
+        quiet().fit(Swapped(), batches(1))

@@ -56,6 +56,7 @@ def bind_by_position(function: Callable[..., Any], event: Event, table: EventTab
         elif waiting and parameter.kind is not parameter.KEYWORD_ONLY:
             fact = waiting.pop(0)
             assert fact is not None
+            _refuse_swapped(parameter.name, fact, event, table, where)
             arguments.ask(fact, parameter)
         elif (fact := table.fact(parameter.name, event)) is not None:
             arguments.ask(fact, parameter)
@@ -64,6 +65,14 @@ def bind_by_position(function: Callable[..., Any], event: Event, table: EventTab
         else:
             arguments.leave_out(parameter)
     return arguments.binding()
+
+
+def _refuse_swapped(name: str, fact: Fact, event: Event, table: EventTable, where: str) -> None:
+    """Names are free, but one that is another of the event's own facts would get the wrong value without a word."""
+    meant = table.fact(name, event)
+    if meant is not None and meant is not fact and meant.name in event.facts:
+        raise HookError(f"{where} gets its arguments by position ({', '.join(event.facts)}), so {name!r} would be the "
+                        f"{fact.name}. Put it in its place, or ask for it by keyword: `*, {name}`.")  # fmt: skip
 
 
 class _Arguments:
