@@ -77,7 +77,7 @@ class GPT(Module):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
 
     @torch.no_grad()
-    def write(self, text: Tensor, length: int, temperature: float = 0.7) -> Tensor:
+    def write(self, text: Tensor, length: int, temperature: float = 0.8) -> Tensor:
         """Go on with a text of shape (1, n)."""
         for _ in range(length):
             logits = self(text[:, -CONTEXT:])[:, -1] / temperature
@@ -86,13 +86,13 @@ class GPT(Module):
 
 
 class WatchGradients(Hook):
-    """Which layer has the largest gradient? The method names the event, its parameters name the facts it wants."""
+    """In which block is the largest gradient? The method names the event, its parameters name the facts it wants."""
 
     @every("50 steps")
     def on_step_end(self, trainer: Trainer, module: GPT, step: int, grad_norm: float) -> None:
-        norms = {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
+        norms = {name: float(p.grad.norm()) for name, p in module.blocks.named_parameters() if p.grad is not None}
         largest = max(norms, key=lambda name: norms[name])
-        print(f"step {step:4}   gradient norm {grad_norm:.2f}, largest in {largest}")
+        print(f"step {step:4}   gradient norm {grad_norm:.2f}, largest in block {largest}")
         trainer.log("grad_norm", grad_norm)
 
 

@@ -65,9 +65,9 @@ def test_a_sample_is_written_that_goes_on_from_the_prompt(output: str) -> None:
 
 
 def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Path) -> None:
-    lines = re.findall(r"^step +(\d+) +gradient norm [\d.]+, largest in ([\w.]+)$", output, re.MULTILINE)
-    assert [step for step, _ in lines] == ["50"]
-    assert lines[0][1].split(".")[0] in {"character", "position", "blocks", "head"}
+    lines = re.findall(r"^step +(\d+) +gradient norm [\d.]+, largest in block ([0-3])\.([\w.]+)$", output, re.MULTILINE)
+    assert [step for step, _, _ in lines] == ["50"]
+    assert lines[0][2].split(".")[0] in {"norm1", "norm2", "attention", "merge", "mlp"}
     assert list(logged(folder, "grad_norm")) == [50]
 
 

@@ -437,3 +437,22 @@ def test_another_number_of_optimizers_is_refused(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "c")
     with pytest.raises(CheckpointError, match="holds 1 optimizers, but configure_optimizers returned 2"):
         quiet(max_epochs=2).fit(Two(), batches(), resume=tmp_path / "c")
+
+
+def test_a_checkpoint_asked_for_when_the_run_fails_is_written() -> None:
+    saved = []
+
+    class Rescue(Hook):
+        def on_exception(self, trainer: Any) -> None:
+            trainer.save_checkpoint(reason="exception")
+
+        def on_checkpoint_save(self, path: Path, reason: str) -> None:
+            saved.append((path.name, reason, path.is_dir()))
+
+        def on_step_end(self, step: int) -> None:
+            if step == 2:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        quiet(hooks=[Rescue()]).fit(Net(), batches(4))
+    assert saved == [("step-2", "exception", True)]

@@ -15,7 +15,7 @@ class ProgressBar(Hook):
     ranks = "zero"
     on_error = "disable"
 
-    def __init__(self, refresh: float = 0.1, plain_every: float = 5.0) -> None:
+    def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
         self.refresh = refresh
         self.plain_every = plain_every
         self._next = 0.0

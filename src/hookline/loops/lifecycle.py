@@ -17,7 +17,7 @@ from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.compiling import compile_model
 from hookline.loops.manual import ManualOptimizer, manual_backward
 from hookline.loops.run import Run
-from hookline.loops.saving import restore_hook, restore_module, restore_progress
+from hookline.loops.saving import restore_hook, restore_module, restore_progress, save_due
 from hookline.module import Module
 from hookline.optimizers import parse
 
@@ -53,7 +53,9 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         error = s.exception = caught
         s.status = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"
         caught.add_note(f"the run ended in {run.stage} at {s.position}")
+        run.save_requests.clear()  # what was asked for before it failed may be of a state that is broken by now
         failures += plan.on_exception(s) or ()
+        failures += save_after_failure(run)
         if strategy_is_up:
             failures += plan.strategy_teardown(s) or ()
     failures += plan.teardown(s) or ()
@@ -69,6 +71,15 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         where = "; ".join(getattr(failure, "__notes__", []))
         error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure} ({where})")
     raise error
+
+
+def save_after_failure(run: Run) -> list[BaseException]:
+    """Checkpoints that listeners of on_exception asked for: there is no later save point any more."""
+    try:
+        save_due(run)
+    except BaseException as failure:
+        return [failure]
+    return []
 
 
 def set_up(run: Run) -> None:
