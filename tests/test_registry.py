@@ -7,12 +7,12 @@ from tiny import quiet
 
 from hookline import Hook, HookError, Trainer
 from hookline.hook import TIERS, snake_case
-from hookline.registry import BUILTIN_HOOKS, builtin_hook
+from hookline.registry import BUILTIN_HOOKS, hook_class
 
 
 @pytest.mark.parametrize("name", BUILTIN_HOOKS)
 def test_every_name_leads_to_a_hook_of_that_name_that_runs_after_the_users(name):
-    hook = builtin_hook(name)
+    hook = hook_class(name)
     assert issubclass(hook, Hook)
     assert snake_case(hook.__name__) == name
     assert (hook.order if hook.order is not None else TIERS[hook.tier]) > TIERS["user"]
@@ -20,7 +20,7 @@ def test_every_name_leads_to_a_hook_of_that_name_that_runs_after_the_users(name)
 
 def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
     with pytest.raises(HookError, match=r"no built-in hook 'progres_bar'. Did you mean 'progress_bar'\? There are: .*progress_bar"):
-        builtin_hook("progres_bar")
+        hook_class("progres_bar")
 
 
 def test_the_progress_bar_is_there_unless_switched_off():

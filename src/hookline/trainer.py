@@ -30,7 +30,7 @@ from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
 from hookline.options import OptionArguments, check_bool, make_options
 from hookline.plan import Plan
-from hookline.registry import builtin_hook
+from hookline.registry import hook_class
 from hookline.seeding import isolated_rng, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
@@ -70,7 +70,7 @@ class Trainer:
         for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
             self.hooks.add(hook)
         if self.options.enable_progress_bar:
-            self.hooks.add(builtin_hook("progress_bar")())
+            self.hooks.add(hook_class("progress_bar")())
         self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
         self._run: Run | None = None
         self._last: Run | None = None

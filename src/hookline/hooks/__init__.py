@@ -1,1 +1,19 @@
-"""Built-in hooks, one a file."""
+"""Built-in hooks, one a file. `from hookline.hooks import EarlyStopping` loads just that one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline.registry import BUILTIN_HOOKS, hook_class
+
+_NAMES = {path.partition(":")[2]: name for name, path in BUILTIN_HOOKS.items()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'hookline.hooks' has no attribute {name!r}")
+    return hook_class(_NAMES[name])
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])
