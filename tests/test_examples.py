@@ -54,7 +54,7 @@ def test_the_validation_loss_falls_below_what_letter_frequencies_give(output: st
     assert len(losses) == 5
     assert loss == losses[-1] < losses[0]
     assert 3 < entropy < 3.5
-    assert loss < 0.95 * entropy  # 1000 steps get below half of it
+    assert loss < 0.95 * entropy  # 800 steps get below half of it
 
 
 def test_a_sample_is_written_that_goes_on_from_the_prompt(output: str) -> None:
@@ -65,9 +65,9 @@ def test_a_sample_is_written_that_goes_on_from_the_prompt(output: str) -> None:
 
 
 def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Path) -> None:
-    lines = re.findall(r"^step +(\d+) +gradient norm [\d.]+, largest in block ([0-3])\.([\w.]+)$", output, re.MULTILINE)
-    assert [step for step, _, _ in lines] == ["50"]
-    assert lines[0][2].split(".")[0] in {"norm1", "norm2", "attention", "merge", "mlp"}
+    (told,) = re.findall(r"^step +(\d+) +largest gradient: ([\w.]+)$", output, re.MULTILINE)
+    assert told[0] == "50"
+    assert told[1].split(".")[0] in {"character", "position", "blocks", "head"}
     assert list(logged(folder, "grad_norm")) == [50]
 
 

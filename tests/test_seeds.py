@@ -10,6 +10,7 @@ import json
 import math
 import random
 import shutil
+import socket
 import subprocess
 import threading
 import traceback
@@ -551,7 +552,8 @@ class Notifies(Hook):
 
     def send(self, text: str) -> None:
         body = json.dumps({"text": text}).encode()
-        urllib.request.urlopen(urllib.request.Request(self.url, body), timeout=10).close()
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        direct.open(urllib.request.Request(self.url, body), timeout=10).close()
 
 
 def test_a_hook_notifies_a_service_about_the_best_model_and_the_end(webhook: tuple[str, list[str]]) -> None:
@@ -562,8 +564,11 @@ def test_a_hook_notifies_a_service_about_the_best_model_and_the_end(webhook: tup
 
 
 def test_a_service_that_cannot_be_reached_does_not_stop_the_training(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = quiet(hooks=[Notifies("http://127.0.0.1:9/nobody", notify_on=("training_end",))])
-    trainer.fit(Net(), batches(2), batches(2))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # a port that is taken, but not listened to
+        hook = Notifies(f"http://127.0.0.1:{nobody.getsockname()[1]}/hook", notify_on=("training_end",))
+        trainer = quiet(hooks=[hook])
+        trainer.fit(Net(), batches(2), batches(2))
     assert (trainer.status, trainer.global_step) == ("completed", 2)
     assert "hook 'notifies' failed in on_train_end" in caplog.text
 
@@ -938,8 +943,9 @@ def test_patience_counts_checks_so_a_run_without_epochs_can_stop() -> None:
     ends: list[str] = []
     trainer = quiet(hooks=[Impatient(3)], max_epochs=-1, val_check_interval=2)
     trainer.on("train_end")(lambda status: ends.append(status))
+    trainer.on("train_end")(lambda trainer: trainer.save_checkpoint("last", "last"))
     trainer.fit(Net(lr=0.0), Endless(), batches(1))
-    assert (trainer.global_step, ends) == (8, ["stopped"])
+    assert (trainer.global_step, ends, Path("last").is_dir()) == (8, ["stopped"], True)
     assert trainer.state.stop_reason == "no better for 3 checks"
 
 

@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import OptionError
+from hookline import HooklineError, OptionError
 
 
 def plain() -> nn.Module:
@@ -154,3 +154,24 @@ def test_batches_that_are_no_pairs_need_a_step_function() -> None:
 def test_a_hookline_module_brings_its_own_and_refuses_others() -> None:
     with pytest.raises(OptionError, match="Net has training_step and configure_optimizers"):
         quiet().fit(Net(), batches(), loss=F.mse_loss)
+
+
+def test_a_hook_may_replace_the_loss_function_in_the_middle_of_a_run() -> None:
+    net, losses = nn.Linear(4, 2), []
+    trainer = quiet(max_epochs=1)
+    trainer.on("train_batch_end")(lambda loss: losses.append(loss))
+
+    @trainer.on("train_batch_start")
+    def change(trainer: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            trainer.loss = lambda outputs, targets: (outputs - targets).abs().mean() + 100
+
+    trainer.fit(net, batches(4), loss=F.mse_loss, optimizer=torch.optim.SGD(net.parameters(), lr=0.0))
+    assert [loss > 100 for loss in losses] == [False, False, True, True]
+
+
+def test_the_loss_of_a_module_that_computes_its_own_cannot_be_replaced() -> None:
+    trainer = quiet()
+    trainer.fit(Net(), batches(1))
+    with pytest.raises(HooklineError, match="on_before_backward"):
+        trainer.loss = F.l1_loss

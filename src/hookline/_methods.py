@@ -55,12 +55,12 @@ class HookMethods:
         """
 
     def on_before_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss. A returned value replaces
-        the loss.
+        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss, batch, batch_idx. A
+        returned value replaces the loss.
         """
 
     def on_after_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been added; every micro-batch."""
+        """Gradients have been added; every micro-batch. Facts: batch, batch_idx."""
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, STEP_DONE
@@ -222,12 +222,12 @@ class ModuleMethods:
         """
 
     def on_before_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss. A returned value replaces
-        the loss.
+        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss, batch, batch_idx. A
+        returned value replaces the loss.
         """
 
     def on_after_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been added; every micro-batch."""
+        """Gradients have been added; every micro-batch. Facts: batch, batch_idx."""
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, STEP_DONE

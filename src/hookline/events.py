@@ -68,7 +68,7 @@ FACT_ROWS: tuple[Fact, ...] = (
     _known("experiment", "the same under the name TensorBoard users know", reads="s.logger"),
     _known("status", "'training' (or 'running'), then 'completed', 'stopped', 'preempted', 'interrupted' or 'error'"),
     # facts with a moment of their own
-    Fact("batch", "the batch as the loader made it, on the device once it was moved"),
+    Fact("batch", "the batch as the loader made it, on the device once it was moved", spellings=("data_batch",)),
     Fact("batch_idx", "the number of the batch in this epoch, from 0"),
     Fact("dataloader_idx", "which loader the batch came from", spellings=("loader_idx",)),
     Fact("dataloader_name", "that loader's name", spellings=("loader_name",)),
@@ -147,11 +147,12 @@ EVENT_ROWS: tuple[Event, ...] = (
           inside="window"),
     Event("optimizer_zero_grad", "M", ("epoch", "batch_idx", "optimizer"), "Clear the gradients.",
           inside="window", action=True),
-    Event("on_before_backward", "HM", ("loss",), "The loss is about to be differentiated; a returned loss replaces it.",
+    Event("on_before_backward", "HM", ("loss", "batch", "batch_idx"),
+          "The loss is about to be differentiated; a returned loss replaces it.",
           inside="batch", returns=REPLACE, replaces="live_loss", live={"loss": "s.live_loss"}),
     Event("backward", "SM", ("loss",), "Differentiate the loss.",
           inside="batch", action=True, live={"loss": "s.scaled_loss"}),
-    Event("on_after_backward", "HM", (), "Gradients have been added; every micro-batch.", inside="batch"),
+    Event("on_after_backward", "HM", ("batch", "batch_idx"), "Gradients have been added; every micro-batch.", inside="batch"),
     Event("on_before_optimizer_step", "HM", _OPTIMIZER,
           "Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, "
           "STEP_DONE says that the hook has made it.",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
 from hookline.errors import HookError, closest
 from hookline.events import Event, EventTable
+from hookline.filters import When
 from hookline.hook import TIERS, FunctionHook, Hook, snake_case
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
@@ -136,6 +137,10 @@ class HookList:
             raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
         return self._entries[name]
 
+    def check_event(self, name: str) -> None:
+        """A wrong event name is an error that teaches."""
+        self._table.named(name)
+
     # ---- changing -----------------------------------------------------------------------------------------------
 
     def add(self, hook: Any, name: str | None = None) -> Handle:
@@ -240,6 +245,21 @@ class HookList:
         base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(hook).__name__)
         numbered = (f"{base}_{n}" for n in itertools.count(2))
         return base if base not in self._entries else next(each for each in numbered if each not in self._entries)
+
+
+class FunctionRegistration:
+    """What `trainer.on(...)` returns: call it with a function to register it, which gives a handle."""
+
+    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
+        if not events:
+            raise HookError("trainer.on() needs an event: trainer.on('train_batch_end').")
+        for event in events:
+            hooks.check_event(event)
+        self._hooks, self._events, self._when, self._name = hooks, events, when, name
+
+    def __call__(self, function: Callable[..., Any]) -> Handle:
+        """Register the function."""
+        return self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
 
 
 def _instance_of(cls: type) -> Any:

@@ -31,9 +31,10 @@ class Metrics(MutableMapping[str, float]):
         """All values as floats, with one read per device."""
         waiting = [(key, value) for key, value in self._values.items() if type(value) is not float]
         tensors = [(key, value) for key, value in waiting if isinstance(value, Tensor)]
-        if len(tensors) > 1 and len({value.device for _, value in tensors}) == 1:
-            stacked = torch.stack([value.reshape(()).to(torch.float64 if value.device.type == "cpu" else torch.float32)
-                                   for _, value in tensors])  # fmt: skip
+        devices = {value.device for _, value in tensors}
+        few_on_cpu = len(tensors) <= 4 and all(device.type == "cpu" for device in devices)  # then one by one is cheaper
+        if len(tensors) > 1 and len(devices) == 1 and not few_on_cpu:
+            stacked = torch.stack([value.reshape(()).float() for _, value in tensors])
             self._values.update(zip([key for key, _ in tensors], stacked.tolist(), strict=True))
         for key, value in self._values.items():
             if type(value) is not float:
@@ -82,10 +83,11 @@ class MissingMetric(HooklineError, KeyError):
 class Accumulator:
     """A running reduction that costs two list appends per value."""
 
-    __slots__ = ("count", "reduce", "total", "values", "weights")
+    __slots__ = ("count", "is_mean", "reduce", "total", "values", "weights")
 
     def __init__(self, reduce: str = "mean") -> None:
         self.reduce = reduce
+        self.is_mean = reduce == "mean"
         self.values: list[Any] = []
         self.weights: list[float] = []
         self.total: Any = None
@@ -93,6 +95,10 @@ class Accumulator:
 
     def add(self, value: Any, weight: float) -> None:
         """Take a detached scalar tensor or a number."""
+        if self.is_mean and type(value) is float:
+            self.total = value * weight if self.total is None else self.total + value * weight
+            self.count += weight
+            return
         self.values.append(value)
         self.weights.append(weight)
         if len(self.values) >= FOLD_AFTER:

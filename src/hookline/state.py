@@ -60,9 +60,9 @@ class State(MutableMapping[str, Any]):
     """The user's loss, until backward."""
     scaled_loss: Any = None
     """What is differentiated: the loss divided by the window's length and scaled."""
-    loss_tensor: Tensor | None = None
-    """The user's loss, detached."""
-    window_losses: list[Tensor] | None = None
+    last_loss: Tensor | float | None = None
+    """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
+    window_losses: list[Any] | None = None
     """All losses of the window, if it has more than one batch."""
     norm_tensor: Tensor | None = None
     used_lr: float | None = None
@@ -104,7 +104,7 @@ class State(MutableMapping[str, Any]):
     @property
     def loss(self) -> float | None:
         """This batch's loss as a float: reads the device."""
-        return None if self.loss_tensor is None else float(self._reader(self.loss_tensor))
+        return None if self.last_loss is None else float(self._reader(self.last_loss))
 
     @property
     def window_loss(self) -> float | None:
@@ -112,15 +112,15 @@ class State(MutableMapping[str, Any]):
         mean = self.mean_of_window()
         return None if mean is None else float(self._reader(mean))
 
-    def _reader(self, loss: Tensor) -> OnceFloat:
-        made: OnceFloat = self._once("read loss" if loss is self.loss_tensor else "read mean", loss, OnceFloat)
+    def _reader(self, loss: Tensor | float) -> OnceFloat:
+        made: OnceFloat = self._once("read loss" if loss is self.last_loss else "read mean", loss, OnceFloat)
         return made
 
-    def mean_of_window(self) -> Tensor | None:
+    def mean_of_window(self) -> Tensor | float | None:
         """The same, still on its device."""
         if self.window_losses is None:  # a window of one batch
-            return self.loss_tensor
-        return self._once("mean_of_window", self.window_losses, lambda losses: torch.stack(losses).mean())  # type: ignore[no-any-return]
+            return self.last_loss
+        return self._once("mean_of_window", self.window_losses, _mean)  # type: ignore[no-any-return]
 
     @property
     def grad_norm(self) -> float | None:
@@ -159,8 +159,8 @@ class State(MutableMapping[str, Any]):
     def _batch_values(self, returned: Any) -> dict[str, Any]:
         values: dict[str, Any] = {k: v for k, v in returned.items() if is_scalar(v)} if isinstance(returned, dict) else {}
         values = {key: value.detach() if isinstance(value, Tensor) else value for key, value in values.items()}
-        if self.loss_tensor is not None:
-            values["loss"] = self.loss_tensor
+        if self.last_loss is not None:
+            values["loss"] = self.last_loss
         return {**values, **self.log.batch_values}
 
     @property
@@ -171,7 +171,7 @@ class State(MutableMapping[str, Any]):
     @property
     def ctx(self) -> StepContext:
         """This update as one object."""
-        made: StepContext = self._once("ctx", self.loss_tensor, lambda loss: self._make_ctx())
+        made: StepContext = self._once("ctx", self.last_loss, lambda loss: self._make_ctx())
         return made
 
     def _make_ctx(self) -> StepContext:
@@ -254,6 +254,12 @@ _PLAIN_FACTS = (
     "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
     "logger", "metrics", "stop_reason",
 )  # fmt: skip
+
+
+def _mean(losses: list[Any]) -> Any:
+    if not losses:
+        return None
+    return torch.stack(losses).mean() if isinstance(losses[0], Tensor) else sum(losses) / len(losses)
 
 
 def is_scalar(value: Any) -> bool:

@@ -23,25 +23,26 @@ class PlainSteps(Actions):
         if loss is not None and step is not None:
             raise OptionError("Pass either loss= (called with outputs and targets) or step= (called with model and batch).")
         self.net = net
-        self._loss = loss
+        self.loss = loss
+        """The loss of outputs and targets; a hook may put another one here."""
         self._optimizer = optimizer
         self._step = step
         self._wants_index = step is not None and _wants_index(step)
 
     def again(self, optimizer: Any) -> PlainSteps:
         """The same steps for another run, with another optimizer if one is given."""
-        return PlainSteps(self.net, self._loss, self._step, self._optimizer if optimizer is None else optimizer)
+        return PlainSteps(self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer)
 
     def _measure(self, batch: Any, batch_idx: int) -> Any:
         if self._step is not None:
             return self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
-        if self._loss is None:
+        if self.loss is None:
             raise OptionError(
                 f"{type(self.net).__name__} is a plain nn.Module: pass loss=torch.nn.functional.cross_entropy (or another "
                 "function of outputs and targets), or step=lambda model, batch: ..., or derive it from hookline.Module."
             )
         inputs, targets = _pair(batch)
-        return self._loss(self.net(inputs), targets)
+        return self.loss(self.net(inputs), targets)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The step function, or the loss of the model's outputs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,8 +15,7 @@ from hookline.errors import HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
-from hookline.hook import FunctionHook
-from hookline.hooklist import Handle, HookList
+from hookline.hooklist import FunctionRegistration, Handle, HookList
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
@@ -31,6 +29,7 @@ from hookline.module import DataModule, Module
 from hookline.options import OptionArguments, check_bool, make_options
 from hookline.plan import Plan
 from hookline.registry import hook_class
+from hookline.rundir import RunDirectory
 from hookline.seeding import isolated_rng, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
@@ -75,7 +74,7 @@ class Trainer:
         self._run: Run | None = None
         self._last: Run | None = None
         self._fitted: Run | None = None
-        self._new_run_dir: Path | None = None
+        self._directory = RunDirectory(self.options)
 
     # ---- the verbs ----------------------------------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Trainer:
                 setattr(state, name, getattr(self._fitted.state, name))
         return Run(
             self, stage, self.options, self.plan, state, self.strategy,
-            module, steps, datamodule, loaders, self._make_run_dir,
+            module, steps, datamodule, loaders, self._directory.path,
         )  # fmt: skip
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
@@ -175,7 +174,8 @@ class Trainer:
         self._run = self._last = run
         self.state = run.state
         if run.stage == "fit":
-            self._new_run_dir, self._fitted = None, run
+            self._directory.renew()
+            self._fitted = run
         try:
             return carry_out(run, body)
         finally:
@@ -220,6 +220,19 @@ class Trainer:
     ) -> FunctionRegistration:  # fmt: skip
         """Register a function: `@trainer.on("train_batch_end", every=100)`, or `trainer.on("step_end")(function)`."""
         return FunctionRegistration(self.hooks, list(events), When(every, once, after, before, when), name)
+
+    def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
+        """Print the loss every so many batches; the hook is called `console_log`."""
+        return self.add_hook(hook_class("console_log")(log_every_n_batches=log_every_n_batches), "console_log")
+
+    def add_json_logging(self, log_every_n_batches: int = 100) -> Handle:
+        """Write structured records into the run's directory; the hook is called `json_log`."""
+        return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
+
+    def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
+        """Save every so many epochs; the hook is called `checkpoint`, its other options are ModelCheckpoint's."""
+        hook = hook_class("model_checkpoint")(every_n_epochs=save_every_n_epochs, **options)
+        return self.add_hook(hook, "checkpoint")
 
     def emit(self, event: str, **facts: Any) -> Any:
         """Fire an event that `hookline.declare_event` declared; returns the replaced fact, if the event has one."""
@@ -307,6 +320,18 @@ class Trainer:
     module = model
 
     @property
+    def loss(self) -> Any:
+        """The loss function given to fit for a plain nn.Module; a hook may replace it in the middle of a run."""
+        return getattr(self._last.steps, "loss", None) if self._last is not None else None
+
+    @loss.setter
+    def loss(self, loss: Callable[..., Any]) -> None:
+        if self._last is None or not isinstance(self._last.steps, PlainSteps):
+            raise HooklineError("trainer.loss can be replaced in a run of a plain nn.Module; a hookline.Module computes "
+                                "its own: replace it in on_before_backward.")  # fmt: skip
+        self._last.steps.loss = loss
+
+    @property
     def optimizers(self) -> list[Any]:
         """The optimizers of the run."""
         return self.state.optimizers
@@ -352,35 +377,7 @@ class Trainer:
     @property
     def run_dir(self) -> Path:
         """Where this run writes."""
-        return self._make_run_dir()
-
-    def _make_run_dir(self) -> Path:
-        if self.options.run_dir is not None:
-            path = Path(self.options.run_dir)
-        elif self._new_run_dir is not None:
-            path = self._new_run_dir
-        else:
-            base = Path(self.options.default_root_dir) / "runs"
-            name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-            candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-            path = self._new_run_dir = next(base / each for each in candidates if not (base / each).exists())
-        path.mkdir(parents=True, exist_ok=True)
-        return path
-
-
-class FunctionRegistration:
-    """What `trainer.on(...)` returns: call it with a function to register it, which gives a handle."""
-
-    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
-        if not events:
-            raise HooklineError("trainer.on() needs an event: trainer.on('train_batch_end').")
-        for event in events:
-            EVENTS.named(event)
-        self._hooks, self._events, self._when, self._name = hooks, events, when, name
-
-    def __call__(self, function: Callable[..., Any]) -> Handle:
-        """Register the function."""
-        return self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
+        return self._directory.path()
 
 
 def _listed(what: str, hooks: Any) -> list[Any]:

@@ -37,8 +37,8 @@ def batch_size(batch: Any) -> int:
     kind = type(batch)
     if kind is tuple or kind is list:  # the common case first: this runs every batch
         first = batch[0] if batch else None
-        if type(first) is Tensor and first.ndim:
-            return first.shape[0]
+        if type(first) is Tensor and (shape := first.shape):
+            return shape[0]
     array = first_array(batch)
     return int(array.shape[0]) if array is not None and array.ndim else 1
 

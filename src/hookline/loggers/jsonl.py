@@ -18,6 +18,8 @@ import torch
 
 from hookline.loggers.base import Logger
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
 
 class JSONLines(Logger):
     """Writes `log.jsonl` in the run's directory. Images and figures become files beside it."""
@@ -42,7 +44,11 @@ class JSONLines(Logger):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _end_torn_line(self.path)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)
-        line = json.dumps(jsonable({"type": kind, "time": round(time.time(), 3), **record}), allow_nan=False)
+        whole = {"type": kind, "time": round(time.time(), 3), **record}
+        try:
+            line = _encode(whole)
+        except (TypeError, ValueError):  # something JSON has no word for
+            line = _encode(jsonable(whole))
         self._file.write(line + "\n")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:

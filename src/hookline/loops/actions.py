@@ -132,6 +132,6 @@ def _clear_gradients(s: Any) -> None:
 
 
 def _step_with_closure(s: Any) -> None:
-    closure, loss = s.optimizer_closure, s.loss_tensor
+    closure, loss = s.optimizer_closure, s.last_loss
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
-    s.loss_tensor = loss  # the batch's loss is the one before the update, however often it was computed anew
+    s.last_loss = loss  # the batch's loss is the one before the update, however often it was computed anew

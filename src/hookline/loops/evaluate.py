@@ -113,7 +113,7 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
     except StopTraining as stop:
         s.returned = None
         s.request_stop(stop.reason)
-    s.loss_tensor = own.take(s.returned, s.log.weight, s.dataloader_name)
+    s.last_loss = own.take(s.returned, s.log.weight, s.dataloader_name)
     names.batch_end(plan)(s)
 
 
@@ -159,7 +159,7 @@ def restore_modes(s: State) -> None:
 class Interlude:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
-    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "loss_tensor", "modes", "returned")
+    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "last_loss", "modes", "returned")
 
     def __init__(self, s: State) -> None:
         self.s = s

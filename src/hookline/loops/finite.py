@@ -15,15 +15,15 @@ class FiniteWatch:
     """Looks at the loss of the step before, when reading it costs nothing any more."""
 
     def __init__(self, device: torch.device) -> None:
-        self.previous: Tensor | None = None
+        self.previous: Any = None
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._host: Tensor | None = None
         self._arrived: Any = None
 
-    def _look_on_cpu(self, loss: Tensor) -> None:
+    def _look_on_cpu(self, loss: Any) -> None:
         previous, self.previous = self.previous, loss
-        if previous is not None and not math.isfinite(previous.item()):
-            self._complain(previous.item())
+        if previous is not None and not math.isfinite(previous):
+            self._complain(float(previous))
 
     def _look_on_cuda(self, loss: Tensor) -> None:
         """Copy into pinned memory without blocking; look once the copy has arrived, then send the next."""
@@ -43,8 +43,10 @@ class FiniteWatch:
 
     def settle(self) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run."""
-        if self.previous is not None and self.previous.device.type != "meta" and not math.isfinite(self.previous.item()):
-            self._complain(self.previous.item())
+        if self.previous is None or (isinstance(self.previous, Tensor) and self.previous.device.type == "meta"):
+            return
+        if not math.isfinite(self.previous):
+            self._complain(float(self.previous))
 
     def _complain(self, value: float) -> None:
         self.previous = None

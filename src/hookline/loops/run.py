@@ -53,6 +53,14 @@ class Window:
 class Run:
     """Everything one call of fit, validate, test or predict needs."""
 
+    __slots__ = (  # slots, because the batch body reads them all the time
+        "accumulate", "brought", "clips", "clips_otherwise", "datamodule", "epoch_advanced", "epoch_rng", "given_loaders",
+        "loaders", "log_every", "manual_backward", "manual_optimizers", "module", "moves", "on_cpu", "options", "plan",
+        "position", "recomputes", "restored", "resume_from", "run_dir", "save_requests", "scaler", "schedules",
+        "setup_began", "skips_nonfinite", "stage", "started", "state", "step_before_batch", "steps", "strategy", "trainer",
+        "unscaled", "validated_at", "watch", "window",
+    )  # fmt: skip
+
     def __init__(
         self, trainer: Any, stage: str, options: Options, plan: Plan, state: State, strategy: Strategy,
         module: nn.Module, steps: Actions, datamodule: Any, loaders: dict[str, Any], run_dir: Callable[[], Path],
@@ -76,6 +84,7 @@ class Run:
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
         self.scaler = strategy.precision.begin()
+        self.on_cpu = strategy.device.type == "cpu"
         self.unscaled: set[int] = set()
         """Manual optimization: the optimizers whose gradients were unscaled since the scaler's last update."""
         self.watch = FiniteWatch(strategy.device)

@@ -21,8 +21,10 @@ from hookline.state import State, is_scalar
 def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Signal | None:
     """One batch: move, step, backward, and the update if it completes the window. Returns END_EPOCH to end the epoch."""
     log, window = s.log, run.window
-    s.cache.clear()
-    log.batch_values.clear()
+    if s.cache:
+        s.cache.clear()
+    if log.batch_values:
+        log.batch_values.clear()
 
     plan.on_before_batch_transfer(s)
     if run.moves:
@@ -49,7 +51,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     else:
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
         if loss is None:
-            s.loss_tensor = None
+            s.last_loss = None
             window.had_none = True
         else:
             learn_from(run, plan, s, loss, weight)
@@ -79,15 +81,15 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
     s.live_loss = loss
     if window.count == 0:
         zero_grad(plan, s)
-    loss = differentiate(run, plan, s)
+    noted = differentiate(run, plan, s)
     window.count += 1
     if run.accumulate > 1:
-        window.losses.append(loss)
+        window.losses.append(noted)
     if run.skips_nonfinite:
-        window.held.append((loss, weight))
+        window.held.append((noted, weight))
     else:
-        run.watch.look(loss)
-        s.log.train_loss.add(loss, weight)
+        run.watch.look(noted)
+        s.log.train_loss.add(noted, weight)
 
 
 def take_manual_loss(run: Run, s: State, weight: int) -> None:
@@ -97,11 +99,12 @@ def take_manual_loss(run: Run, s: State, weight: int) -> None:
         run.scaler.update()
         run.unscaled.clear()
     loss = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
-    s.loss_tensor = loss.detach() if isinstance(loss, Tensor) else None
-    if s.loss_tensor is not None:
+    s.last_loss = None
+    if isinstance(loss, Tensor):
+        s.last_loss = loss.item() if run.on_cpu else loss.detach()
         if not run.skips_nonfinite:
-            run.watch.look(s.loss_tensor)
-        s.log.train_loss.add(s.loss_tensor, weight)
+            run.watch.look(s.last_loss)
+        s.log.train_loss.add(s.last_loss, weight)
 
 
 def close_window(run: Run, plan: Plan, s: State) -> None:
@@ -123,8 +126,8 @@ def zero_grad(plan: Plan, s: State) -> None:
         plan.optimizer_zero_grad(s)
 
 
-def differentiate(run: Run, plan: Plan, s: State) -> Tensor:
-    """Backward with its events. Returns the user's loss, detached, never divided or scaled."""
+def differentiate(run: Run, plan: Plan, s: State) -> Any:
+    """Backward with its events. Returns the user's loss, never divided or scaled, without its graph."""
     plan.on_before_backward(s)
     loss = s.live_loss
     scaled = loss if run.window.size == 1 else loss / run.window.size
@@ -137,9 +140,10 @@ def differentiate(run: Run, plan: Plan, s: State) -> Tensor:
                             "return its mean.") from error  # fmt: skip
         raise
     s.live_loss = s.scaled_loss = None  # lets go of the graph
-    s.loss_tensor = loss = loss.detach()
+    # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
+    s.last_loss = loss = loss.item() if run.on_cpu else loss.detach()
     plan.on_after_backward(s)
-    return loss  # type: ignore[no-any-return]
+    return loss
 
 
 def update(run: Run, plan: Plan, s: State) -> None:
@@ -171,7 +175,8 @@ def update(run: Run, plan: Plan, s: State) -> None:
                 plan.configure_gradient_clipping(s)
                 if s.gradient_clip_val is not None:
                     plan.on_gradient_clip(s)
-            s.optimizer_closure.fresh = True
+            if run.recomputes:
+                s.optimizer_closure.fresh = True
             plan.optimizer_step(s)
         if s.optimizer_idx == 0:
             s.used_lr = s.optimizer.param_groups[0]["lr"]
@@ -244,10 +249,10 @@ def is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
     return False
 
 
-def _is_finite(losses: list[Tensor]) -> bool:
-    if losses[0].device.type == "meta":
-        return True
-    return math.isfinite((losses[0] if len(losses) == 1 else torch.stack(losses).sum()).item())
+def _is_finite(losses: list[Any]) -> bool:
+    if not isinstance(losses[0], Tensor):
+        return all(map(math.isfinite, losses))
+    return losses[0].device.type == "meta" or math.isfinite(torch.stack(losses).sum().item())
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
@@ -281,11 +286,11 @@ class Closure:
         run, s = self.run, self.run.state
         if self.fresh or not self.recomputes(s.optimizer):
             self.fresh = False
-            return s.loss_tensor
+            return torch.as_tensor(s.last_loss)
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
             s.live_loss = loss_of(run, run.plan.training_step(s))
             if s.live_loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             differentiate(run, run.plan, s)
-        return s.loss_tensor
+        return torch.as_tensor(s.last_loss)

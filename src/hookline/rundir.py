@@ -1,0 +1,35 @@
+"""The directory of a run: everything a run writes is below it."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+
+from hookline.options import Options
+
+
+class RunDirectory:
+    """`run_dir`, or a new name below `default_root_dir/runs` for every run; made when something is first written."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._named: Path | None = None
+
+    def renew(self) -> None:
+        """The next run gets a directory of its own."""
+        self._named = None
+
+    def path(self) -> Path:
+        """The directory, which exists from now on."""
+        if self._options.run_dir is not None:
+            path = Path(self._options.run_dir)
+        elif self._named is not None:
+            path = self._named
+        else:
+            base = Path(self._options.default_root_dir) / "runs"
+            name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+            candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
+            path = self._named = next(base / each for each in candidates if not (base / each).exists())
+        path.mkdir(parents=True, exist_ok=True)
+        return path
