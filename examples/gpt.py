@@ -86,14 +86,18 @@ class GPT(Module):
 
 
 class WatchGradients(Hook):
-    """In which block is the largest gradient? The method names the event, its parameters name the facts it wants."""
+    """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they want."""
+
+    leader = ""
 
     @every("50 steps")
     def on_step_end(self, trainer: Trainer, module: GPT, step: int, grad_norm: float) -> None:
-        norms = {name: float(p.grad.norm()) for name, p in module.blocks.named_parameters() if p.grad is not None}
-        largest = max(norms, key=lambda name: norms[name])
-        print(f"step {step:4}   gradient norm {grad_norm:.2f}, largest in block {largest}")
-        trainer.log("grad_norm", grad_norm)
+        trainer.log("grad_norm", grad_norm, prog_bar=True)
+        norms = {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
+        leader = max(norms, key=lambda name: norms[name])
+        if leader != self.leader:
+            print(f"step {step:4}   largest gradient: {leader}")
+            self.leader = leader
 
 
 def show_costs(trainer: Trainer, seconds: float) -> None:
@@ -111,7 +115,7 @@ def show_costs(trainer: Trainer, seconds: float) -> None:
 def main() -> None:
     """Train, and tell what came of it."""
     parser = argparse.ArgumentParser(description="Train a small GPT on the texts behind Python's help().")
-    parser.add_argument("--steps", type=int, default=1000, help="optimizer updates (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=800, help="optimizer updates (default: %(default)s)")
     parser.add_argument("--run-dir", help="where to write (default: a new directory in runs/)")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
