@@ -286,7 +286,7 @@ class Closure:
         run, s = self.run, self.run.state
         if self.fresh or not self.recomputes(s.optimizer):
             self.fresh = False
-            return torch.as_tensor(s.last_loss)
+            return s.last_loss if s.last_loss is None else torch.as_tensor(s.last_loss)
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
             s.live_loss = loss_of(run, run.plan.training_step(s))
