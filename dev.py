@@ -27,7 +27,8 @@ def run(*command: str | Path, quiet: bool = False) -> None:
     """Say what is run, run it, and stop if it fails."""
     shown = " ".join(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)
     print(f"$ {shown}", flush=True)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    # threads that wait for each other actively would slow everything down on a machine that does something else as well
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
     try:
         subprocess.run([str(each) for each in command], cwd=ROOT, env=environment, check=True, capture_output=quiet, text=True)
     except subprocess.CalledProcessError as error:

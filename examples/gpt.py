@@ -92,7 +92,7 @@ class WatchGradients(Hook):
 
     @every("50 steps")
     def on_step_end(self, trainer: Trainer, module: GPT, step: int, grad_norm: float) -> None:
-        trainer.log("grad_norm", grad_norm, prog_bar=True)
+        trainer.log("grad_norm", grad_norm)
         norms = {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
         leader = max(norms, key=lambda name: norms[name])
         if leader != self.leader:
@@ -104,11 +104,10 @@ def show_costs(trainer: Trainer, seconds: float) -> None:
     """Hookline counts the calls of every hook and the time they take."""
     costs = trainer.hooks.cost()
     table = Table("hook", "event", title=f"Hooks took {sum(cost.seconds for cost in costs) / seconds:.2%} of {seconds:.0f} s")
-    for heading in ("calls", "ms", "µs/call", "worst µs"):
+    for heading in ("calls", "total ms", "µs/call"):
         table.add_column(heading, justify="right")
     for cost in costs:
-        times = (f"{cost.seconds * 1e3:.1f}", f"{cost.mean * 1e6:.0f}", f"{cost.worst * 1e6:.0f}")
-        table.add_row(cost.hook, cost.event, str(cost.calls), *times)
+        table.add_row(cost.hook, cost.event, str(cost.calls), f"{cost.seconds * 1e3:.1f}", f"{cost.mean * 1e6:.0f}")
     Console().print(table)
 
 

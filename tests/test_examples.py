@@ -72,8 +72,9 @@ def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Pat
 
 
 def test_the_table_shows_what_every_hook_cost_without_cutting_names(output: str) -> None:
-    rows = dict(re.findall(r"│ (\w+) +│ on_(?:step_end|validation_end|train_batch_end) +│ +(\d+) │", output))
-    assert rows == {"watch_gradients": "1", "report": "5", "progress_bar": "50"}
+    rows = set(re.findall(r"│ (\w+) +│ (\w+) +│ +(\d+) │ +[\d.]+ │ +\d+ │", output))
+    assert {("watch_gradients", "on_step_end", "1"), ("report", "on_validation_end", "5")} <= rows
+    assert ("progress_bar", "on_train_batch_end", "50") in rows
     assert "…" not in output.split("Hooks took")[1]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Logger, OptionError, Trainer
-from hookline.loggers import JSONLines, Loggers, make_loggers
+from hookline.loggers import BadValue, JSONLines, Loggers, Queued, base, make_loggers
 
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("log_metrics", ({"a": 1.0}, 1, 0)), ("log_hyperparams", ({"lr": 0.1},)), ("add_scalar", ("a", 1.0, 1)),
@@ -42,7 +43,7 @@ def test_everything_reaches_every_logger_and_a_plain_logger_takes_everything(met
 
 
 def test_no_public_method_of_a_logger_is_forgotten_by_the_group() -> None:
-    public = {name for name in vars(Logger) if not name.startswith("_")}
+    public = {name for name, value in vars(Logger).items() if not name.startswith("_") and callable(value)}
     assert public <= set(vars(Loggers))
     assert public == set(dict(CALLS))
 
@@ -118,3 +119,81 @@ def test_a_trainer_logs_json_lines_unless_told_otherwise() -> None:
     assert [type(each) for each in Trainer().loggers.members] == [JSONLines]
     assert not Trainer(logger=False).loggers
     assert not Trainer(fast_dev_run=True).loggers
+
+
+class Fails(Logger):
+    """Breaks on its first row."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        self.calls.append("log_metrics")
+        raise OSError("disk full")
+
+    def close(self) -> None:
+        self.calls.append("close")
+        raise OSError("disk full")
+
+
+def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others_notice(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = Fails(), Spy()
+    trainer = quiet(logger=[bad, good], log_every_n_steps=1)
+    trainer.fit(Net(), batches(3))
+    assert trainer.state.step == 3
+    assert bad.calls == ["log_metrics", "close"]  # it may still hold a file
+    assert sum(name == "log_metrics" for name, _ in good.calls) == 4 and good.calls[-1][0] == "close"
+    assert [record.message for record in caplog.records] == ["Fails failed in log_metrics and is switched off for this run"]
+    assert "disk full" in caplog.text
+    trainer.validate(Net(), batches(1))
+    assert bad.calls == ["log_metrics", "close"] * 2  # the next run tries again
+
+
+def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
+    class Interrupted(Logger):
+        def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Loggers([Interrupted()]).add_text("a", "b")
+
+
+def test_a_wrong_image_is_the_callers_mistake_and_switches_nobody_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    group = Loggers([JSONLines(tmp_path / "log.jsonl")])
+    with pytest.raises(BadValue, match=r"'x' takes an image of shape .* not a Tensor of shape \(2, 4, 4\)"):
+        group.add_image("x", torch.zeros(2, 4, 4))
+    group.add_text("x", "still here")
+    group.close()
+    assert "still here" in (tmp_path / "log.jsonl").read_text() and not caplog.records
+
+
+def test_the_group_has_the_first_client_of_its_members() -> None:
+    class Talks(Logger):
+        @property
+        def client(self) -> Any:
+            return "raw"
+
+    assert Loggers().client is Loggers([Logger()]).client is None
+    assert Loggers([Logger(), Talks()]).client == "raw"
+
+
+def test_a_logger_that_asks_for_a_queue_gets_one() -> None:
+    class Slow(Logger):
+        queued = True
+
+    plain, slow, own = Logger(), Slow(), Queued(Slow(), size=5)
+    first, second, third = make_loggers([plain, slow, own], JSONLines).members
+    assert first is plain and third is own
+    assert isinstance(second, Queued) and second.logger is slow and second.label == "Slow"
+
+
+def test_values_are_made_plain() -> None:
+    nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], 3: True, "huge": 10**400, "text": "x\ud800"}
+    assert base.flat(nested) == {
+        "a/b": 1, "a/c/d": "None", "e": "[1, 2]", "3": True, "huge": str(10**400), "text": "x\\ud800",
+    }  # fmt: skip
+    assert base.pixels("x", torch.tensor([[0.0, 0.5], [2.0, math.nan]])).squeeze().tolist() == [[0, 127], [255, 0]]
+    assert base.pixels("x", torch.tensor([[0, 300], [-5, 7]])).squeeze().tolist() == [[0, 255], [0, 7]]
+    assert base.finite("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
+    names = {base.file_name(tag, 1, "png") for tag in ("a/b", "a b", "../a_b", "")}
+    assert len(names) == 4 and not any("/" in name or name.startswith(".") for name in names)

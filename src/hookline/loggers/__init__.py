@@ -1,6 +1,33 @@
 """Where metrics go."""
 
-from hookline.loggers.base import Logger, Loggers, make_loggers
-from hookline.loggers.jsonl import JSONLines
+from __future__ import annotations
 
-__all__ = ["JSONLines", "Logger", "Loggers", "make_loggers"]
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.loggers.base import BadValue, Logger, Loggers
+from hookline.loggers.console import Console
+from hookline.loggers.csv_file import CSV
+from hookline.loggers.jsonl import JSONLines
+from hookline.loggers.mlflow import MLflow
+from hookline.loggers.queued import Queued
+from hookline.loggers.tensorboard import TensorBoard
+from hookline.loggers.trackio import Trackio
+from hookline.loggers.wandb import WandB
+
+__all__ = ["CSV", "BadValue", "Console", "JSONLines", "Logger", "Loggers", "MLflow", "Queued", "TensorBoard", "Trackio", "WandB",
+           "make_loggers"]  # fmt: skip
+
+
+def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
+    """From `Trainer(logger=...)`: True, False, one logger or several. Those that talk to another package get a queue."""
+    if given is True:
+        return Loggers([default()])
+    if given is False or given is None:
+        return Loggers()
+    members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
+    for each in members:
+        if not isinstance(each, Logger):
+            raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them.")
+    return Loggers(Queued(each) if each.queued else each for each in members)

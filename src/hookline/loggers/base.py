@@ -1,16 +1,47 @@
-"""What a logger can take. Every method does nothing here, so a logger overrides what it supports."""
+"""What a logger can take, several loggers as one, and the values loggers are given, made plain."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
+import io
+import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from hookline.errors import OptionError
+import numpy as np
+import torch
+
+from hookline.errors import HooklineError, OptionError
+
+log = logging.getLogger("hookline")
+
+
+class BadValue(HooklineError, ValueError):
+    """Something that cannot be logged: the caller's mistake, so it is raised where it was made."""
 
 
 class Logger:
-    """Base of loggers: scalars, histograms, text, images, figures and hyper-parameters."""
+    """Base of loggers: scalars, histograms, text, images, figures and hyper-parameters.
+
+    Every method does nothing here, so a logger overrides what it supports.
+    """
+
+    queued = False
+    """Whether the trainer puts it behind a queue of its own, because it may be slow or hang."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
+    def client(self) -> Any:
+        """The client underneath, for what only that one can do: a SummaryWriter, a W&B run... None if there is none."""
+        return None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """A run begins; `run_dir()` makes its directory if something is to be written there."""
@@ -41,59 +72,233 @@ class Logger:
 
 
 class Loggers(Logger):
-    """Several loggers as one, or none: `self.experiment` always exists."""
+    """Several loggers as one, or none: `self.experiment` always exists.
+
+    A member that fails is reported once and left alone for the rest of the run; the others and the training go on.
+    """
 
     def __init__(self, loggers: Iterable[Logger] = ()) -> None:
         self.members = list(loggers)
+        self._failed: list[Logger] = []
 
     def __bool__(self) -> bool:
         return bool(self.members)
 
-    def open(self, run_dir: Callable[[], Path]) -> None:
+    def _tell(self, method: str, *given: Any) -> None:
         for each in self.members:
-            each.open(run_dir)
+            if self._failed and any(each is failed for failed in self._failed):
+                continue
+            try:
+                getattr(each, method)(*given)
+            except BadValue:
+                raise
+            except Exception:
+                self._failed.append(each)
+                log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
+
+    @property
+    def client(self) -> Any:
+        """The first client that a member has; with several, use the `client` of the one you mean."""
+        working = [each for each in self.members if not any(each is failed for failed in self._failed)]
+        return next((client for client in (each.client for each in working) if client is not None), None)
+
+    def open(self, run_dir: Callable[[], Path]) -> None:
+        self._failed = []
+        self._tell("open", run_dir)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        for each in self.members:
-            each.log_metrics(metrics, step, epoch)
+        self._tell("log_metrics", metrics, step, epoch)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        for each in self.members:
-            each.log_hyperparams(params)
+        self._tell("log_hyperparams", params)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        for each in self.members:
-            each.add_scalar(tag, scalar_value, global_step)
+        self._tell("add_scalar", tag, scalar_value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        for each in self.members:
-            each.add_histogram(tag, values, global_step)
+        self._tell("add_histogram", tag, values, global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        for each in self.members:
-            each.add_text(tag, text_string, global_step)
+        self._tell("add_text", tag, text_string, global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        for each in self.members:
-            each.add_image(tag, img_tensor, global_step)
+        if self.members:
+            check_image(tag, img_tensor)
+        self._tell("add_image", tag, img_tensor, global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        for each in self.members:
-            each.add_figure(tag, figure, global_step)
+        self._tell("add_figure", tag, figure, global_step)
 
     def close(self) -> None:
-        for each in self.members:
-            each.close()
+        for each in self._failed:  # it may still hold a file or a connection
+            with contextlib.suppress(Exception):
+                each.close()
+        self._tell("close")
 
 
-def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """From `Trainer(logger=...)`: True, False, one logger or several."""
-    if given is True:
-        return Loggers([default()])
-    if given is False or given is None:
-        return Loggers()
-    members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
-    for each in members:
-        if not isinstance(each, Logger):
-            raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them.")
-    return Loggers(members)
+class ClientLogger(Logger):
+    """Base of loggers that hand everything to another package's client, made when the first record comes."""
+
+    package = ""
+    extra = ""
+
+    def __init__(self, queued: bool = True) -> None:
+        if not isinstance(queued, bool):
+            raise OptionError(f"queued={queued!r} must be True or False.")
+        if importlib.util.find_spec(self.package) is None:
+            raise OptionError(f"{self.label} needs the package {self.package!r}: pip install hookline[{self.extra}]")
+        self.queued = queued
+        self._run_dir: Callable[[], Path] | None = None
+        self._client: Any = None
+        self._newest_step = 0
+
+    def open(self, run_dir: Callable[[], Path]) -> None:
+        self._run_dir, self._newest_step = run_dir, 0
+
+    @property
+    def client(self) -> Any:
+        """The other package's own object. It exists during a run."""
+        if self._client is None:
+            if self._run_dir is None:
+                raise HooklineError(f"{self.label} has a client only during a run.")
+            self._client = self._connect(self._run_dir())
+        return self._client
+
+    def _connect(self, run_dir: Path) -> Any:
+        """Make the client."""
+        raise NotImplementedError
+
+    def _disconnect(self) -> None:
+        """Everything must be on disk, or sent."""
+        raise NotImplementedError
+
+    def _write(self, metrics: Mapping[str, float], step: int) -> None:
+        """Hand over a row of numbers."""
+        raise NotImplementedError
+
+    def _step(self, given: int | None) -> int:
+        """Without a step, a record belongs to the newest one there was."""
+        if given is not None:
+            self._newest_step = max(self._newest_step, int(given))
+        return self._newest_step if given is None else int(given)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        self._write({"epoch": float(epoch), **metrics}, self._step(step))
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
+        self._write({tag: number(tag, scalar_value)}, self._step(global_step))
+
+    def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
+        self.add_image(tag, picture(tag, figure), global_step)
+
+    def close(self) -> None:
+        self._run_dir = None
+        if self._client is not None:
+            try:
+                self._disconnect()
+            finally:
+                self._client = None
+
+
+# ---- values, as loggers need them --------------------------------------------------------------------------------
+
+
+def number(tag: str, value: Any) -> float:
+    """A float, read from its device if need be."""
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise BadValue(f"{tag!r} takes one number, not {_kind(value)}.") from error
+
+
+def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
+    """All values in a row, on the host."""
+    try:
+        tensor = _tensor(values)
+        return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).flatten().numpy()
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise BadValue(f"{tag!r} takes a tensor of numbers, not {_kind(values)}.") from error
+
+
+def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
+    """The values that a histogram can show, and how many it cannot."""
+    every = numbers(tag, values)
+    shown = every[np.isfinite(every)]
+    return shown, every.size - shown.size
+
+
+def check_image(tag: str, image: Any) -> None:
+    """Refuse what has not the shape of an image; reads nothing from a device."""
+    shape = tuple(getattr(image, "shape", ()))
+    if len(shape) != 2 and (len(shape) != 3 or shape[0] not in (1, 3, 4)):
+        raise BadValue(f"{tag!r} takes an image of shape (1, 3 or 4, height, width) or (height, width), not {_kind(image)}.")
+
+
+def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
+    """An image, bytes or floats from 0 to 1, as bytes of shape (height, width, channels)."""
+    check_image(tag, image)
+    try:
+        data = _tensor(image).cpu()
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise BadValue(f"{tag!r} takes an image of numbers, not {_kind(image)}.") from error
+    data = data.unsqueeze(0) if data.ndim == 2 else data
+    if data.is_floating_point():
+        data = data.float().nan_to_num(0.0).clamp(0, 1) * 255
+    elif data.dtype == torch.bool:
+        data = data.to(torch.uint8) * 255
+    return np.ascontiguousarray(data.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
+
+
+def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
+    """A figure drawn as an image of shape (4, height, width)."""
+    if not hasattr(figure, "savefig"):
+        raise BadValue(f"{tag!r} takes a matplotlib figure, not {_kind(figure)}.")
+    from PIL import Image  # comes with matplotlib
+
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return np.array(Image.open(file).convert("RGBA")).transpose(2, 0, 1)
+
+
+def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Nested parameters side by side (`options/max_epochs`), each something that every client can keep."""
+    side_by_side: dict[str, bool | int | float | str] = {}
+    for key, value in params.items():
+        name = printable(f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            side_by_side.update(flat(value, f"{name}/"))
+        elif isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53):
+            side_by_side[name] = value
+        else:
+            side_by_side[name] = printable(str(value))
+    return side_by_side
+
+
+def file_name(tag: str, step: int | None, ending: str) -> str:
+    """A readable file name for any tag, its own for each, that cannot leave its folder."""
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]
+    unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{readable}-{unique}-{step}.{ending}"
+
+
+def printable(text: str) -> str:
+    """Text that any encoding can hold: half a character (a lone surrogate) is shown by its number."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check_folder(name: str, folder: str | Path) -> str:
+    """A folder below the run's directory, and nowhere else."""
+    path = PurePath(folder)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise OptionError(f"{name}={str(folder)!r} must be a folder inside the run's directory: no '..', no absolute path.")
+    return str(path)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """As a tensor; an array is copied, because torch takes neither read-only nor reversed ones."""
+    return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach()
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")

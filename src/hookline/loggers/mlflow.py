@@ -1,0 +1,121 @@
+"""MLflow, through its tracking client: a local database in the run's directory, or a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.loggers.base import ClientLogger, file_name, finite, flat, pixels, printable
+from hookline.loggers.jsonl import png
+
+LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
+
+
+class MLflow(ClientLogger):
+    """Logs to an MLflow run of the experiment `experiment`.
+
+    `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of the run's
+    directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to go on with. `client` is
+    an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is neither used nor changed.
+
+    MLflow allows few characters in names: the others become `_`. Text, images and histograms are artifacts.
+    """
+
+    package = "mlflow"
+    extra = "mlflow"
+
+    def __init__(
+        self, experiment: str = "hookline", run_name: str | None = None, tracking_uri: str | None = None,
+        run_id: str | None = None, tags: Mapping[str, str] | None = None, queued: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(queued)
+        self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
+        self.tags = dict(tags or {})
+        self.run_id = run_id
+        """The run's id, once it has begun."""
+        self._given_id = run_id
+        self._place: Path | None = None
+        self._names: dict[str, str] = {}
+
+    def _connect(self, run_dir: Path) -> Any:
+        from mlflow import MlflowClient
+
+        uri, artifacts = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not uri:
+            here = run_dir.resolve() / "mlflow"
+            here.mkdir(exist_ok=True)
+            uri, artifacts = f"sqlite:///{here / 'mlflow.db'}", (here / "artifacts").as_uri()
+        client = MlflowClient(tracking_uri=uri)
+        if self._place not in (None, run_dir):  # another directory, another run
+            self.run_id = self._given_id
+        self._place = run_dir
+        if self.run_id is None:
+            found = client.get_experiment_by_name(self.experiment)
+            experiment = found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+            self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
+        else:
+            client.update_run(self.run_id, status="RUNNING")
+        return client
+
+    def _disconnect(self) -> None:
+        self._client.set_terminated(self.run_id, "FINISHED")
+
+    def _write(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        rows = [Metric(self._name(name), float(value), now, step) for name, value in metrics.items()]
+        client = self.client
+        for start in range(0, len(rows), LARGEST_BATCH):
+            client.log_batch(self.run_id, metrics=rows[start : start + LARGEST_BATCH])
+
+    def _name(self, tag: str) -> str:
+        """A name that MLflow allows; two tags never share one."""
+        name = self._names.get(tag)
+        if name is None:
+            parts = [part for part in re.sub(r"[^A-Za-z0-9_\-. :/]", "_", tag).split("/") if part.strip(". ")]
+            name = "/".join(parts)[:LONGEST_NAME] or "_"
+            if name in self._names.values():
+                name = file_name(tag, 0, "").removesuffix("-0.")
+            self._names[tag] = name
+        return name
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """A parameter cannot be changed in MLflow; if a run goes on with another value, that is kept as a tag."""
+        from mlflow.entities import Param, RunTag
+
+        client = self.client
+        known = client.get_run(self.run_id).data.params
+        given = {self._name(name): str(value)[:LONGEST_VALUE] for name, value in flat(params).items()}
+        new = [Param(name, value) for name, value in given.items() if name not in known]
+        changed = [RunTag(f"now.{name}"[:LONGEST_NAME], value) for name, value in given.items()
+                   if known.get(name, value) != value]  # fmt: skip
+        for start in range(0, len(new), LARGEST_BATCH):
+            client.log_batch(self.run_id, params=new[start : start + LARGEST_BATCH])
+        for start in range(0, len(changed), LARGEST_BATCH):
+            client.log_batch(self.run_id, tags=changed[start : start + LARGEST_BATCH])
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        shown, others = finite(tag, values)
+        counts, edges = np.histogram(shown, bins=30) if shown.size else (np.array([]), np.array([]))
+        step = self._step(global_step)
+        record = {"tag": printable(tag), "step": step, "counts": counts.tolist(), "edges": edges.tolist(), "nonfinite": others}
+        self.client.log_dict(self.run_id, record, f"histograms/{file_name(tag, step, 'json')}")
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        name = file_name(tag, self._step(global_step), "txt")
+        self.client.log_text(self.run_id, printable(str(text_string)), f"text/{name}")
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        data, name = png(pixels(tag, img_tensor).transpose(2, 0, 1)), file_name(tag, self._step(global_step), "png")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(data)
+            self.client.log_artifact(self.run_id, str(path), "images")

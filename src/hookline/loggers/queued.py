@@ -1,0 +1,195 @@
+"""A slow logger behind a bounded queue: the training hands its records over and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.errors import OptionError
+from hookline.loggers.base import Logger, check_image, number, numbers, picture, pixels
+from hookline.loggers.jsonl import jsonable
+
+log = logging.getLogger("hookline")
+
+Record = tuple[str, tuple[Any, ...]]
+LARGEST = 256 * 2**20
+
+
+class Queued(Logger):
+    """Hands every record to `logger` in a thread of its own.
+
+    `size` records wait at most (and 256 MiB of arrays); what comes while it is full is dropped and counted. Closing takes
+    at most `timeout` seconds, and what is not written by then is given up. A failure is reported once and switches the
+    logger off. Values are copied when they are handed over, so the training may change them right away.
+    """
+
+    def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
+        if not isinstance(logger, Logger) or isinstance(logger, Queued):
+            raise OptionError(f"Queued(logger={logger!r}) takes one logger.")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise OptionError(f"size={size!r} must be a whole number from 1.")
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
+            raise OptionError(f"timeout={timeout!r} must be a number of seconds above 0.")
+        self.logger, self.size, self.timeout = logger, size, timeout
+        self.dropped = 0
+        """Records of this run that found the queue full."""
+        self.off = False
+        """Whether it failed or hung, and takes nothing any more."""
+        self._thread: threading.Thread | None = None
+        self._abandoned = False
+        self._run_dir: Callable[[], Path] | None = None
+        self._records: deque[Record] = deque()
+        self._bytes = 0
+        self._busy = False
+        self._changed = threading.Condition()
+
+    @property
+    def label(self) -> str:
+        return self.logger.label
+
+    # ---- in the training's thread -------------------------------------------------------------------------------
+
+    def open(self, run_dir: Callable[[], Path]) -> None:
+        """The thread itself starts with the first record."""
+        if self._thread is not None and not self._abandoned:
+            self.close()
+        self._run_dir, self.dropped = run_dir, 0
+        self.off = self._abandoned = self._thread is not None and self._thread.is_alive()
+        if not self.off:
+            self._thread = None
+        else:
+            log.warning("%s still hangs in the run before and stays switched off", self.label)
+
+    def _put(self, method: str, *given: Any, always: bool = False) -> None:
+        if self.off:
+            return
+        if self._thread is None:
+            self._start()
+        weight = _weight(given)
+        with self._changed:
+            full = len(self._records) >= self.size or (self._bytes and self._bytes + weight > LARGEST)
+            if not full or always:
+                self._records.append((method, given))
+                self._bytes += weight
+                self._changed.notify_all()
+                return
+            self.dropped += 1
+            first = self.dropped == 1
+        if first:
+            log.warning("%s is slower than the run: its queue of %s records is full, records are dropped", self.label, self.size)
+
+    def _start(self) -> None:
+        self._records, self._bytes, self._busy = deque(), 0, False
+        if self._run_dir is not None:
+            here = self._run_dir()  # made by the thread that owns the run
+            self._records.append(("open", (lambda: here,)))
+        self._thread = threading.Thread(target=self._work, name=f"hookline-{self.label}", daemon=True)
+        self._thread.start()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        self._put("log_metrics", dict(metrics), step, epoch)
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        self._put("log_hyperparams", jsonable(params))
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
+        self._put("add_scalar", tag, number(tag, scalar_value), global_step)
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        self._put("add_histogram", tag, np.array(numbers(tag, values)), global_step)
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        self._put("add_text", tag, str(text_string), global_step)
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        check_image(tag, img_tensor)
+        self._put("add_image", tag, pixels(tag, img_tensor).transpose(2, 0, 1).copy(), global_step)
+
+    def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
+        """Drawn here: matplotlib belongs to one thread, and the figure may be closed right after."""
+        if not self.off:
+            self._put("add_image", tag, picture(tag, figure), global_step)
+
+    @property
+    def client(self) -> Any:
+        """The logger's client, waited for if it is not there yet; None if it is switched off or does not come in time."""
+        if self.off:
+            return None
+        answer: list[Any] = []
+        arrived = threading.Event()
+        self._put("client", answer, arrived, always=True)
+        arrived.wait(self.timeout)
+        return answer[0] if answer else None
+
+    def flush(self) -> bool:
+        """Wait until everything is written, at most `timeout` seconds; says whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._records and not self._busy, self.timeout)
+
+    def close(self) -> None:
+        thread = self._thread
+        if thread is None or self._abandoned:
+            return
+        with self._changed:
+            self._records.append(("close", ()))
+            self._changed.notify_all()
+        thread.join(self.timeout)
+        self._settle(thread)
+        if self.dropped:
+            log.warning("%s could not keep up: %s records were dropped", self.label, self.dropped)
+
+    def _settle(self, thread: threading.Thread) -> None:
+        """Either the thread is gone, or it hangs and is left behind."""
+        if not thread.is_alive():
+            self._thread = None
+            return
+        with self._changed:
+            lost = sum(method != "close" for method, _ in self._records) + self._busy
+            self.off = self._abandoned = True
+            self._records = deque([("close", ())])  # for the day it comes back
+        log.warning("%s did not finish within %s s: %s records are given up", self.label, self.timeout, lost)
+
+    # ---- in its own thread --------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._records)
+                method, given = self._records.popleft()
+                self._bytes -= _weight(given)
+                self._busy = True
+            if method == "close" and self.off:
+                with contextlib.suppress(Exception):
+                    self.logger.close()
+            elif not self.off:
+                self._hand_over(method, given)
+            if method == "client":
+                given[1].set()
+            if method == "close":
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+                return
+
+    def _hand_over(self, method: str, given: tuple[Any, ...]) -> None:
+        try:
+            if method == "client":
+                given[0].append(self.logger.client)
+            else:
+                getattr(self.logger, method)(*given)
+        except BaseException:  # even a client that wants to end the program only ends its own part
+            self.off = True
+            log.warning("%s failed in %s and is switched off for this run", self.label, method, exc_info=True)
+
+
+def _weight(given: tuple[Any, ...]) -> int:
+    return sum(each.nbytes if isinstance(each, np.ndarray) else len(each) if isinstance(each, str) else 0 for each in given)

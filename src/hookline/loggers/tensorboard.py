@@ -1,0 +1,59 @@
+"""TensorBoard, through torch's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
+
+
+class TensorBoard(ClientLogger):
+    """Writes event files into `folder` of the run's directory; see them with `tensorboard --logdir runs`.
+
+    `flush_secs`: how often the newest records become visible. `client` is a `torch.utils.tensorboard.SummaryWriter`.
+    """
+
+    package = "tensorboard"
+    extra = "tensorboard"
+
+    def __init__(self, folder: str = "tensorboard", flush_secs: int = 30, queued: bool = True) -> None:
+        super().__init__(queued)
+        if not isinstance(flush_secs, int) or isinstance(flush_secs, bool) or flush_secs < 1:
+            raise OptionError(f"flush_secs={flush_secs!r} must be a whole number of seconds from 1.")
+        self.folder = check_folder("folder", folder)
+        self.flush_secs = flush_secs
+
+    def _connect(self, run_dir: Path) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(run_dir / self.folder), flush_secs=self.flush_secs)
+
+    def _disconnect(self) -> None:
+        self._client.close()
+
+    def _write(self, metrics: Mapping[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self.client.add_scalar(printable(name), float(value), step)
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Into the same run: the writer's own `add_hparams` would make a run of its own for them."""
+        from torch.utils.tensorboard.summary import hparams
+
+        for summary in hparams(flat(params), {}):  # type: ignore[no-untyped-call]
+            self.client.file_writer.add_summary(summary)
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        (shown, others), step = finite(tag, values), self._step(global_step)
+        if shown.size:
+            self.client.add_histogram(printable(tag), shown, step)
+        if others:
+            self.client.add_scalar(printable(f"{tag}/nonfinite"), others, step)
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        self.client.add_text(printable(tag), printable(str(text_string)), self._step(global_step))
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        self.client.add_image(printable(tag), pixels(tag, img_tensor), self._step(global_step), dataformats="HWC")

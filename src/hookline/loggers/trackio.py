@@ -1,0 +1,112 @@
+"""Trackio, through its own client: a local database in the run's directory."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hookline.errors import HooklineError, OptionError, closest
+from hookline.loggers.base import ClientLogger, finite, flat, pixels, printable
+
+RESUME = ("allow", "must", "never")
+RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
+
+
+class Trackio(ClientLogger):
+    """Logs to a run of the Trackio project `project`, kept in `trackio` of the run's directory.
+
+    See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept there instead.
+    `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run. Trackio knows one place at a
+    time, so two loggers of one program cannot write into different directories at once.
+    """
+
+    package = "trackio"
+    extra = "trackio"
+    _in_use: ClassVar[dict[int, Path]] = {}
+
+    def __init__(
+        self, project: str = "hookline", name: str | None = None, group: str | None = None, resume: str = "allow",
+        queued: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(queued)
+        if not isinstance(project, str) or not project:
+            raise OptionError(f"project={project!r} must be the name of a project.")
+        if resume not in RESUME:
+            raise OptionError(f"resume={resume!r}, allowed: {', '.join(map(repr, RESUME))}.{closest(str(resume), RESUME)}")
+        self.project, self.name, self.group, self.resume = project, name, group, resume
+        self._began = False
+
+    def _connect(self, run_dir: Path) -> Any:
+        import trackio
+
+        folder = Path(os.environ.get("TRACKIO_DIR") or run_dir.resolve() / "trackio")
+        if any(other != folder for other in self._in_use.values()):
+            raise HooklineError(f"Trackio already writes to {next(iter(self._in_use.values()))}; it knows one place at a time.")
+        _move_to(folder, self.project)
+        # in a context of its own, so that a run which the program has begun itself is not ended
+        run = contextvars.Context().run(
+            trackio.init, self.project, name=self.name, group=self.group, resume=self.resume, embed=False,
+            auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+        self._in_use[id(self)] = folder
+        self._began = False
+        return run
+
+    def _disconnect(self) -> None:
+        try:
+            self._client.finish()
+        finally:
+            self._in_use.pop(id(self), None)
+
+    def _write(self, metrics: Mapping[str, Any], step: int) -> None:
+        self.client.log({_key(name): value for name, value in metrics.items()}, step=step)
+        self._began = True
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Trackio keeps them with the first record; what comes later is kept as a text."""
+        plain, client = flat(params), self.client
+        if not self._began:
+            client.config.update({f"config{name}" if name.startswith("_") else name: value for name, value in plain.items()})
+        else:
+            self.add_text("hyperparams", "\n".join(f"- {name}: {value}" for name, value in plain.items()))
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        import trackio
+
+        shown, others = finite(tag, values)
+        row: dict[str, Any] = {tag: trackio.Histogram(shown)} if shown.size else {}
+        self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        import trackio
+
+        self._write({tag: trackio.Markdown(printable(str(text_string)))}, self._step(global_step))
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        import trackio
+
+        image = pixels(tag, img_tensor)
+        self._write({tag: trackio.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step))
+
+
+def _key(tag: str) -> str:
+    name = printable(tag)
+    return f"metric/{name}" if name in RESERVED or name.startswith("__") else name
+
+
+def _move_to(folder: Path, project: str) -> None:
+    """Trackio fixes its place when it is imported, in several modules; every run has a place of its own here."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    places = {"TRACKIO_DIR": folder, "MEDIA_DIR": folder / "media", "ARTIFACTS_DIR": folder / "artifacts"}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "trackio":
+            for constant, path in places.items():
+                if constant in vars(module):
+                    setattr(module, constant, path)
+    if folder not in SQLiteStorage.get_project_db_path(project).parents:
+        raise HooklineError("this version of trackio cannot be moved to the run's directory; set TRACKIO_DIR yourself")

@@ -1,0 +1,99 @@
+"""Weights & Biases, online or offline."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.errors import OptionError, closest
+from hookline.loggers.base import ClientLogger, finite, pixels, printable
+from hookline.loggers.jsonl import jsonable
+
+STEP = "trainer/global_step"
+UNNAMED = "unnamed"  # W&B leaves out what has no name
+MODES = ("online", "offline", "disabled")
+RESUME = ("allow", "must", "never", "auto")
+
+
+class WandB(ClientLogger):
+    """Logs to a W&B run, whose files are in `wandb` of the run's directory.
+
+    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for what `WANDB_MODE`
+    says. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of `wandb.init`; so is everything in
+    `settings`. `client` is the W&B run. If your program has called `wandb.init` itself, that run is used and left open.
+
+    Charts are drawn over `trainer/global_step`: W&B's own step cannot go back, so it would drop late records.
+    """
+
+    package = "wandb"
+    extra = "wandb"
+
+    def __init__(
+        self, project: str = "hookline", name: str | None = None, mode: str | None = None, id: str | None = None,
+        resume: str | bool | None = None, tags: Sequence[str] = (), entity: str | None = None, notes: str | None = None,
+        settings: Mapping[str, Any] | None = None, queued: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(queued)
+        if mode is not None and mode not in MODES:
+            raise OptionError(f"mode={mode!r}, allowed: {', '.join(map(repr, MODES))}.{closest(str(mode), MODES)}")
+        if resume is not None and not isinstance(resume, bool) and resume not in RESUME:
+            raise OptionError(f"resume={resume!r}, allowed: {', '.join(map(repr, RESUME))}.{closest(str(resume), RESUME)}")
+        if isinstance(tags, str) or not all(isinstance(each, str) for each in tags):
+            raise OptionError(f"tags={tags!r} must be a list of words.")
+        self._init = {"project": project, "name": name, "mode": mode, "id": id, "resume": resume, "tags": list(tags),
+                      "entity": entity, "notes": notes}  # fmt: skip
+        self._settings = dict(settings or {})
+        self._ours = True
+
+    def _connect(self, run_dir: Path) -> Any:
+        import wandb
+
+        self._ours = wandb.run is None
+        # without a time limit, a run without a key would wait at a prompt for ever
+        settings = wandb.Settings(**{"login_timeout": 30.0, **self._settings})
+        run = wandb.run or wandb.init(dir=str(run_dir.resolve()), settings=settings, **self._init)  # type: ignore[arg-type]
+        run.define_metric(STEP, hidden=True)
+        run.define_metric("*", step_metric=STEP, step_sync=True)
+        return run
+
+    def _disconnect(self) -> None:
+        if self._ours:
+            self._client.finish()
+
+    def _write(self, metrics: Mapping[str, Any], step: int) -> None:
+        self.client.log({**{printable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step})
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        self.client.config.update(_plain(jsonable(params)), allow_val_change=True)
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        import wandb
+
+        shown, others = finite(tag, values)
+        row: dict[str, Any] = {tag: wandb.Histogram(np_histogram=np.histogram(shown, bins=64))} if shown.size else {}
+        self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        import wandb
+
+        shown = f"<pre>{html.escape(printable(str(text_string)))}</pre>"
+        self._write({tag: wandb.Html(shown, inject=False)}, self._step(global_step))
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        import wandb
+
+        image = pixels(tag, img_tensor)
+        self._write({tag: wandb.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step))
+
+
+def _plain(value: Any) -> Any:
+    """The same with text that W&B can send."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return printable(value) if isinstance(value, str) else value

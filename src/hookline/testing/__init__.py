@@ -1,0 +1,9 @@
+"""Testing hooks: fire single events at one, play it through a tiny real run, or use the pytest fixtures.
+
+A hook's methods are ordinary methods, so a plain call with a mock works too.
+"""
+
+from hookline.testing.drive import Played, fire, play
+from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
+
+__all__ = ["Played", "TinyModule", "fire", "play", "tiny_batches", "tiny_trainer"]

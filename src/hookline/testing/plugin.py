@@ -1,0 +1,29 @@
+"""pytest fixtures, there as soon as Hookline is installed. Nothing heavy is imported until one is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def hook_player(tmp_path: Path) -> Callable[..., Any]:
+    """`hookline.testing.play`, writing into a directory of the test's own."""
+    from hookline.testing import play
+
+    def play_here(*hooks: Any, **options: Any) -> Any:
+        options.setdefault("default_root_dir", tmp_path)
+        return play(*hooks, **options)
+
+    return play_here
+
+
+@pytest.fixture
+def fire_event() -> Callable[..., Any]:
+    """`hookline.testing.fire`."""
+    from hookline.testing import fire
+
+    return fire
