@@ -254,7 +254,7 @@ def test_every_epoch_starts_its_means_anew() -> None:
 def test_rows_go_out_every_n_steps_and_at_the_epoch_end() -> None:
     rows = Rows()
     quiet(logger=rows, log_every_n_steps=2).fit(Logs(), batches(5))
-    assert rows.of("x") == [(2, 1.0), (4, 3.0)]
+    assert rows.of("x") == [(2, 1.0), (4, 3.0), (5, 4.0)]  # nothing that was logged is lost at the end of an epoch
     assert [step for step, _ in rows.of("train/loss")] == [2, 4, 5]
     assert [step for step, _ in rows.of("lr")] == [2, 4]
 

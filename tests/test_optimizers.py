@@ -122,12 +122,19 @@ def test_any_object_with_a_step_can_be_a_scheduler() -> None:
     assert net.scheduler.steps == 3
 
 
-def test_without_an_optimizer_weights_stay_as_they_are() -> None:
+def test_without_an_optimizer_nothing_would_be_trained_so_it_is_refused() -> None:
     class NoOptimizer(Net):
         def configure_optimizers(self) -> Any:
             return None
 
-    net = NoOptimizer()
-    before = net.layer.weight.detach().clone()
-    quiet().fit(net, batches(2))
-    assert torch.equal(net.layer.weight, before)
+    with pytest.raises(OptionError, match="NoOptimizer.configure_optimizers returned no optimizer"):
+        quiet().fit(NoOptimizer(), batches(2))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    class Stranger(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(Net().parameters(), lr=0.1)
+
+    with pytest.raises(OptionError, match="SGD holds no parameter of Stranger"):
+        quiet().fit(Stranger(), batches(2))

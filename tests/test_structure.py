@@ -37,12 +37,14 @@ LAYERS = {
     # 5: plug-ins, which may import 0 to 2
     "hooks": 5, "dialects": 5, "config": 5,
     # 6: around it all; the package itself only names what can be imported from it
-    "cli": 6, "testing": 6, "": 7,
+    "cli": 6, "testing": 6, "scaffold": 6, "__main__": 6, "": 7,
 }  # fmt: skip
 PLUG_INS = ("hooks", "dialects", "config")
 TORCH_FREE = (0, 1)
 HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
-BY_NAME = {"hookline", "hookline.registry"}  # the two places that look modules up by name: lazy names, built-in hooks
+# the places that look modules up by name: lazy names, built-in hooks, and Module.load_from_checkpoint, which reads a format
+# that lies a layer above it
+BY_NAME = {"hookline", "hookline.registry", "hookline.module"}
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 
@@ -116,7 +118,7 @@ def test_no_module_takes_part_in_a_cycle_not_even_inside_a_function() -> None:
         visit(module, [])
 
 
-def test_modules_are_looked_up_by_name_in_two_places_only() -> None:
+def test_modules_are_looked_up_by_name_in_few_places_only() -> None:
     looking = set()
     for module, path in NAMES.items():
         for node in ast.walk(ast.parse(path.read_text())):

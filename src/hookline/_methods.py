@@ -74,7 +74,7 @@ class HookMethods:
         """The weights are new, the gradients still there; `step` has advanced. Facts: optimizer, optimizer_idx."""
 
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> Any:
-        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason."""
+        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The batch is done; every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
@@ -241,7 +241,7 @@ class ModuleMethods:
         """The weights are new, the gradients still there; `step` has advanced. Facts: optimizer, optimizer_idx."""
 
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> Any:
-        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason."""
+        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The batch is done; every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,

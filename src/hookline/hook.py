@@ -90,4 +90,4 @@ def on(
 
 def snake_case(name: str) -> str:
     """`GradientMonitor` -> `gradient_monitor`, `LRMonitor` -> `lr_monitor`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("NaN", "Nan")).lower()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
-from hookline.errors import HookError, StopTraining, closest
+from hookline.errors import HookError, OptionError, StopTraining, closest
 from hookline.events import RECEIVERS, Event, EventTable
 from hookline.filters import Filter, _When, filters_of
 
@@ -96,7 +96,7 @@ def _forgiving(call: Caller, listener: Listener, disable: Callable[[Listener], N
     def forgiving(s: Any) -> Any:
         try:
             return call(s)
-        except StopTraining:
+        except (StopTraining, HookError, OptionError):  # a request, and wrong settings that nobody would notice otherwise
             raise
         except Exception:
             log.warning("%s failed in %s and is %s", listener.label, listener.event.name,
@@ -124,7 +124,7 @@ def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.per
 
 
 def _filtered(call: Caller, filters: list[Filter]) -> Caller:
-    if len(filters) == 1:
+    if len(filters) == 1 and isinstance(filters[0], _When):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
     # those that count must see every moment; a predicate, and `once` last of all, only what the others let through
@@ -132,6 +132,8 @@ def _filtered(call: Caller, filters: list[Filter]) -> Caller:
     choosing = [each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts]
 
     def filtered(s: Any) -> Any:
+        if s.sanity_checking:  # schedules begin with the training
+            return None
         if all([each(s) for each in counting]) and all(each(s) for each in choosing):  # noqa: C419
             return call(s)
         return None

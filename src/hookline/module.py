@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -199,9 +201,25 @@ class Module(Actions, ModuleMethods, nn.Module):
         schedulers = self._run.state.schedulers
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
-    def manual_backward(self, loss: Tensor) -> None:
-        """Differentiate a loss with the events around it and the strategy's scaling."""
-        self._run.manual_backward(loss)
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        """Differentiate a loss with the events around it and the strategy's scaling; options as for `Tensor.backward`."""
+        self._run.manual_backward(loss, **options)
+
+    def clip_gradients(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = "norm"
+    ) -> Tensor | None:
+        """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled first."""
+        if not self.automatic_optimization:
+            self._run.manual_unscale(optimizer)
+        return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    # ---- made again ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(cls, path: str | Path, **overrides: Any) -> Self:
+        """A module with the weights of a checkpoint, made with the arguments that `HParams` kept, or with these instead."""
+        loading = importlib.import_module("hookline.checkpoint.loading")  # by name: that layer is above this one
+        return loading.load_module(cls, path, **overrides)  # type: ignore[no-any-return]
 
 
 class DataModule(DataMethods):

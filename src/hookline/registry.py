@@ -16,6 +16,27 @@ GROUP = "hookline.hooks"
 
 BUILTIN_HOOKS: dict[str, str] = {
     "progress_bar": "hookline.hooks.progress_bar:ProgressBar",
+    "console_log": "hookline.hooks.console_log:ConsoleLog",
+    "json_log": "hookline.hooks.json_log:JSONLog",
+    "lr_monitor": "hookline.hooks.lr_monitor:LRMonitor",
+    "throughput": "hookline.hooks.throughput:Throughput",
+    "device_stats": "hookline.hooks.device_stats:DeviceStats",
+    "timer": "hookline.hooks.timer:Timer",
+    "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
+    "webhook": "hookline.hooks.webhook:Webhook",
+    "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
+    "nan_guard": "hookline.hooks.nan_guard:NaNGuard",
+    "activation_monitor": "hookline.hooks.activation_monitor:ActivationMonitor",
+    "profiler": "hookline.hooks.profiler:Profiler",
+    "lr_finder": "hookline.hooks.lr_finder:LRFinder",
+    "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
+    "model_checkpoint": "hookline.hooks.model_checkpoint:ModelCheckpoint",
+    "upload_checkpoint": "hookline.hooks.upload_checkpoint:UploadCheckpoint",
+    "hparams": "hookline.hooks.hparams:HParams",
+    "weight_averaging": "hookline.hooks.weight_averaging:WeightAveraging",
+    "freeze_schedule": "hookline.hooks.freeze_schedule:FreezeSchedule",
+    "lr_schedule": "hookline.hooks.lr_schedule:LRSchedule",
+    "loss_schedule": "hookline.hooks.loss_schedule:LossSchedule",
 }
 
 

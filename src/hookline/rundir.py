@@ -15,10 +15,13 @@ class RunDirectory:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._named: Path | None = None
+        self._used = False
 
     def renew(self) -> None:
-        """The next run gets a directory of its own."""
-        self._named = None
+        """A run begins: it gets a directory of its own, or the one that was already asked for."""
+        if self._used:
+            self._named = None
+        self._used = True
 
     def path(self) -> Path:
         """The directory, which exists from now on."""
@@ -30,6 +33,16 @@ class RunDirectory:
             base = Path(self._options.default_root_dir) / "runs"
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-            path = self._named = next(base / each for each in candidates if not (base / each).exists())
+            path = self._named = next(base / each for each in candidates if _made(base / each))
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _made(path: Path) -> bool:
+    """Make a directory that was not there; of several processes that start together, one gets it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True

@@ -60,6 +60,8 @@ class State(MutableMapping[str, Any]):
     """The user's loss, until backward."""
     scaled_loss: Any = None
     """What is differentiated: the loss divided by the window's length and scaled."""
+    backward_options: dict[str, Any] = field(default_factory=dict)
+    """What `manual_backward` was given besides the loss."""
     last_loss: Tensor | float | None = None
     """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
     window_losses: list[Any] | None = None
@@ -73,6 +75,8 @@ class State(MutableMapping[str, Any]):
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str = "norm"
     predictions: list[Any] = field(default_factory=list)
+    batches_in_pass: int = 0
+    """Batches evaluated so far, over all evaluations."""
     modes: list[Any] = field(default_factory=list)
     """Every submodule's train or eval flag before an evaluation."""
     # what one event is about
@@ -249,7 +253,7 @@ _KEYS: dict[str, Callable[[State], Any]] = {
     "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
 }  # fmt: skip
 _PLAIN_FACTS = (
-    "module", "wrapped_model", "device", "status", "trainer",
+    "module", "wrapped_model", "batch_idx", "device", "status", "trainer",
     "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
     "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
     "logger", "metrics", "stop_reason",

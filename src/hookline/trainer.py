@@ -108,6 +108,8 @@ class Trainer:
             if module is not None or loaders is not None or datamodule is not None:
                 raise OptionError("validate() inside a run validates that run's own module and loaders; call it without any.")
             return self._validate_in_run(self._run)
+        if isinstance(loaders, DataModule):
+            loaders, datamodule = None, loaders
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
 
@@ -116,6 +118,8 @@ class Trainer:
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
     ) -> Metrics:  # fmt: skip
         """Measure on the test data."""
+        if isinstance(loaders, DataModule):
+            loaders, datamodule = None, loaders
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
 
@@ -124,6 +128,8 @@ class Trainer:
         return_predictions: bool = True,
     ) -> list[Any]:  # fmt: skip
         """Collect what `predict_step` returns: a list, or one list per loader."""
+        if isinstance(loaders, DataModule):
+            loaders, datamodule = None, loaders
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
 
@@ -286,6 +292,8 @@ class Trainer:
             raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
         request = SaveRequest(Path(path) if path is not None else None, reason)
         if self._run is not None:
+            if self._run.stage != "fit":
+                raise HooklineError(f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}.")
             self._run.save_requests.append(request)
         elif (last := self._fitted or self._last) is not None:
             guests = Guests(last)

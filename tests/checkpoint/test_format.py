@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookline import CheckpointError
-from hookline.checkpoint.format import pack, unpack
+from hookline.checkpoint.format import TensorStore, pack, unpack
 
 
 def there_and_back(value: Any) -> Any:
@@ -85,7 +85,7 @@ def test_a_parameter_comes_back_as_its_values() -> None:
 
 def test_tied_tensors_are_stored_once_and_come_back_tied() -> None:
     weight = torch.randn(3, 3)
-    stored: dict[str, Tensor] = {}
+    stored = TensorStore()
     packed = pack({"a": weight, "b": [weight], "view": weight.view(3, 3), "other": weight.clone()}, stored, "root")
     assert len(stored) == 2
     restored = unpack(packed, stored)

@@ -75,7 +75,7 @@ def test_a_source_with_getitem_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("length", "limit", "expected"), [
-    (10, 1.0, 10), (10, 1, 1), (10, 3, 3), (10, 30, 10), (10, 0, 0), (10, 0.0, 0), (10, 0.25, 2), (3, 0.1, 0),
+    (10, 1.0, 10), (10, 1, 1), (10, 3, 3), (10, 30, 10), (10, 0, 0), (10, 0.0, 0), (10, 0.25, 2),
     (None, 5, 5), (None, 1.0, None),
 ])  # fmt: skip
 def test_a_limit_is_a_number_of_batches_or_a_fraction(length: int | None, limit: float, expected: int | None) -> None:

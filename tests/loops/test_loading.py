@@ -134,8 +134,12 @@ def test_a_val_loader_without_a_validation_step_is_refused_before_training() -> 
 
 def test_a_module_without_a_training_step_is_refused() -> None:
     class Nothing(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
         def configure_optimizers(self) -> Any:
-            return None
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     with pytest.raises(OptionError, match="has no training_step"):
         quiet().fit(Nothing(), batches())

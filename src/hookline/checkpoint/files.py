@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hookline.checkpoint.format import pack, unpack
+from hookline.checkpoint.format import TensorStore, pack, unpack
 from hookline.errors import CheckpointError
 
 FORMAT = 1
@@ -22,8 +22,7 @@ FILES = ("model.safetensors", "state.safetensors", "state.json")
 
 def write(contents: dict[str, Any], path: Path) -> None:
     """Write a checkpoint; what exists under its name is whole."""
-    model: dict[str, Tensor] = {}
-    rest: dict[str, Tensor] = {}
+    model, rest = TensorStore(), TensorStore()
     structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

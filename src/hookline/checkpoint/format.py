@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,14 @@ from torch import Tensor
 from hookline.errors import CheckpointError
 
 TAG = "$"
+
+
+class TensorStore(dict[str, Tensor]):
+    """Tensors by name, and by the memory they lie in, so that the same one is found again at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index: dict[Any, str] = {}
 
 
 def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
@@ -34,6 +43,8 @@ def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         signed = array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" and array.itemsize > 1 else array
         return {TAG: "array", "key": _keep(torch.from_numpy(np.array(signed)), tensors, where), "dtype": array.dtype.str,
                 "scalar": isinstance(value, np.generic)}  # fmt: skip
+    if kind is Counter:  # MultiStepLR keeps its milestones in one, and needs its zero for what is missing
+        return {TAG: "counter", "value": pack(dict(value), tensors, where)}
     if kind is dict or kind.__name__ in ("OrderedDict", "defaultdict"):
         if all(isinstance(key, str) and key != TAG for key in value):
             return {key: pack(each, tensors, f"{where}.{key}") for key, each in value.items()}
@@ -66,6 +77,8 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "array":
         array = tensors[value["key"]].numpy().view(np.dtype(value["dtype"]))
         return array[()] if value["scalar"] else array
+    if kind == "counter":
+        return Counter(unpack(value["value"], tensors))
     if kind == "dict":
         return {unpack(key, tensors): unpack(each, tensors) for key, each in value["value"]}
     if kind in ("tuple", "set"):
@@ -75,17 +88,14 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _keep(tensor: Tensor, tensors: dict[str, Tensor], where: str) -> str:
-    for key, known in tensors.items():
-        if known is tensor or _is_same(known, tensor):
-            return key  # tied weights are stored once
+    memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()) if tensor.numel() else None
+    index = tensors.index if isinstance(tensors, TensorStore) else {}
+    if memory is not None and memory in index:
+        return index[memory]  # tied weights are stored once
     key = where
     while key in tensors:
         key += "'"
     tensors[key] = tensor
+    if memory is not None:
+        index[memory] = key
     return key
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    if a.device.type == "meta" or a.numel() == 0 or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()

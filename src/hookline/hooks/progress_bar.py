@@ -1,72 +1,141 @@
-"""A live line of progress on a terminal, plain lines every few seconds elsewhere."""
+"""How far a run is: live bars on a terminal, one cell in a notebook, plain lines every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 from hookline.hook import Hook
+from hookline.hooks._screens import Bar, Screen, choose_screen
+from hookline.hooks.monitored import check_number
 
 
 class ProgressBar(Hook):
-    """Shows epoch, batches, rate and metrics. Between two refreshes a batch pays only for a look at the clock."""
+    """Shows batches, rate, time left and metrics of training, sanity check, validation, test and prediction.
+
+    Between two refreshes a batch pays only for a look at the clock; numbers are read from the device when they are drawn.
+    """
 
     tier = "builtin"
     ranks = "zero"
     on_error = "disable"
 
     def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
+        """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines off a terminal."""
+        check_number("ProgressBar", "refresh", refresh, least=0.0)
+        check_number("ProgressBar", "plain_every", plain_every, least=0.0)
         self.refresh = refresh
         self.plain_every = plain_every
-        self._next = 0.0
-        self._progress: Any = None
-        self._task: Any = None
+        self._next = math.inf
+        self._screen: Screen | None = None
+        self._training: Bar | None = None
+        self._passes: list[Bar] = []
+        """One bar per loader of the evaluation that is going on."""
 
-    def on_train_start(self, batches_seen: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    # ---- training -----------------------------------------------------------------------------------------------
 
-        self.console = Console(stderr=True)
-        self._started, self._seen, self._task = time.monotonic(), batches_seen, None
-        if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                       TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"))  # fmt: skip
-            self._progress = Progress(*columns, console=self.console, auto_refresh=False)
-            self._progress.start()
-        self._pause = self.refresh if self._progress else self.plain_every
-        self._next = self._started + self._pause
-
-    def on_train_epoch_start(self, trainer: Any, epoch: int) -> None:
-        self._total = trainer.num_training_batches
-        if self._progress is not None:
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task = self._progress.add_task(f"epoch {epoch}", total=self._total, numbers="")
+    def on_train_epoch_start(self, trainer: Any, state: Any) -> None:
+        self._open()
+        self._training = Bar(f"epoch {state.epoch}", trainer.num_training_batches, state.batch_idx, word=" batch")
 
     def on_train_batch_end(self, state: Any, clock: Any = time.monotonic) -> None:
         if clock() >= self._next:
-            self._show(state)
+            self._show_training(state)
 
     def on_train_epoch_end(self, state: Any) -> None:
-        if self._progress is not None:
-            self._show(state)
+        if self._screen is not None and self._screen.live:
+            self._show_training(state)
 
     def on_train_end(self, state: Any) -> None:
-        self._show(state)
+        self._show_training(state)
+
+    def _show_training(self, state: Any) -> None:
+        if self._training is not None:
+            numbers = {"loss": state.loss, **state.log.bar, **_of_pass(state, "val/")}
+            self._training.advance(state.batch_idx + 1, numbers)
+            self._draw()
+
+    # ---- evaluation and prediction ------------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Any, sanity_checking: bool) -> None:
+        self._begin_pass(trainer, "val", "sanity check" if sanity_checking else "validation",
+                         trainer.options.num_sanity_val_steps if sanity_checking else -1)  # fmt: skip
+
+    def on_test_start(self, trainer: Any) -> None:
+        self._begin_pass(trainer, "test", "test")
+
+    def on_predict_start(self, trainer: Any) -> None:
+        self._begin_pass(trainer, "predict", "prediction")
+
+    def on_validation_batch_end(self, state: Any, clock: Any = time.monotonic) -> None:
+        if clock() >= self._next:
+            self._show_pass(state)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_epoch_end(self, state: Any) -> None:
+        self._end_pass(state, {} if state.sanity_checking else _of_pass(state, "val/"))
+
+    def on_test_epoch_end(self, state: Any) -> None:
+        self._end_pass(state, _of_pass(state, "test/"))
+
+    def on_predict_epoch_end(self, state: Any) -> None:
+        self._end_pass(state, {})
+
+    def _begin_pass(self, trainer: Any, kind: str, name: str, limit: int = -1) -> None:
+        self._open()
+        self._began = time.monotonic()
+        loaders = trainer._last.loaders.get(kind, [])
+        self._waiting = [
+            (f"{name} {each.name}" if len(loaders) > 1 else name,
+             each.length if limit < 0 else limit if each.length is None else min(limit, each.length))
+            for each in loaders
+        ]  # fmt: skip
+
+    def _show_pass(self, state: Any, numbers: dict[str, Any] | None = None) -> None:
+        while len(self._passes) <= state.dataloader_idx:  # the loaders before this one are done
+            self._finish_passes()
+            self._passes.append(Bar(*self._waiting[len(self._passes)], began=self._began))
+        self._passes[-1].advance(state.batch_idx + 1, numbers or {})
+        self._draw()
+
+    def _finish_passes(self) -> None:
+        for bar in self._passes:
+            bar.advance(bar.total or bar.done, {})
+
+    def _end_pass(self, state: Any, numbers: dict[str, Any]) -> None:
+        if state.stage != "fit":  # there are no training lines to show the results in
+            self._show_pass(state, numbers)
+        else:
+            self._passes.clear()
+            if self._training is not None:
+                self._training.pause(time.monotonic() - self._began)
+
+    # ---- the screen ---------------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        self._screen, self._training, self._next = None, None, math.inf
+        self._passes.clear()
 
     def teardown(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()  # leaves the terminal as it was, whatever happened
-            self._progress = None
+        if self._screen is not None:
+            self._screen.close()  # leaves the terminal as it was, whatever happened
+            self._screen = None
 
-    def _show(self, state: Any) -> None:
-        now = time.monotonic()
-        self._next = now + self._pause
-        rate = (state.batches_seen - self._seen) / max(now - self._started, 1e-9)
-        numbers = {"loss": state.loss, **state.log.bar, **{k: v for k, v in state.metrics.items() if k.startswith("val/")}}
-        text = " ".join(f"{name} {float(value):.4g}" for name, value in numbers.items() if value is not None)
-        text = f"{rate:.1f} it/s {text}"
-        if self._progress is not None:
-            self._progress.update(self._task, completed=state.batch_idx + 1, numbers=text, refresh=True)
-        else:
-            self.console.print(f"epoch {state.epoch} batch {state.batch_idx + 1}/{self._total or '?'} {text}", highlight=False)
+    def _open(self) -> None:
+        if self._screen is None:
+            self._screen = choose_screen()
+            self._pause = self.refresh if self._screen.live else self.plain_every
+            self._next = time.monotonic() + self._pause
+
+    def _draw(self) -> None:
+        if self._screen is not None:
+            self._screen.draw([*([self._training] if self._training else []), *self._passes])
+            self._next = time.monotonic() + self._pause
+
+
+def _of_pass(state: Any, prefix: str) -> dict[str, Any]:
+    """An evaluation's results, unread; those of single loaders would be too many."""
+    values = state.metrics.raw().items()
+    return {key: value for key, value in values if key.startswith(prefix) and not key.startswith(f"{prefix}dl_")}

@@ -42,14 +42,14 @@ def settle_closures(run: Run) -> None:
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
     run.state.optimizer_closure = Closure(run)
-    if recompute and run.steps.automatic_optimization:
+    if recompute and not run.is_manual:
         run.recomputes = True
         _install(run, run.plan.table["optimizer_step"])
 
 
 def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
     """Receiver, method name, and whether a user's class overrides it."""
-    if event.name == "optimizer_step" and not run.steps.automatic_optimization:
+    if event.name == "optimizer_step" and run.is_manual:
         return "M", event.name, False  # an override that calls the optimizer would call itself
     for receiver, owner in (("D", run.datamodule), ("M", run.steps)):
         if receiver in event.receivers and owner is not None:
@@ -105,10 +105,12 @@ def _to_eval(run: Run) -> Caller:
 
 
 DEFAULTS: dict[str, Callable[[Run], Caller]] = {
-    "backward": lambda run: lambda s: s.scaled_loss.backward(),
+    "backward": lambda run: (
+        (lambda s: s.scaled_loss.backward(**s.backward_options)) if run.is_manual else lambda s: s.scaled_loss.backward()
+    ),
     "optimizer_zero_grad": lambda run: _clear_gradients,
     "optimizer_step": lambda run: (
-        (lambda s: s.optimizer.step(s.optimizer_closure)) if not run.steps.automatic_optimization
+        (lambda s: s.optimizer.step(s.optimizer_closure)) if run.is_manual
         else _step_with_closure if run.recomputes else lambda s: s.optimizer.step()
     ),
     "configure_gradient_clipping": _clip,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hookline.binding import Caller
 from hookline.data.batch import batch_size
-from hookline.errors import StopTraining
-from hookline.loops.run import Run
+from hookline.errors import OptionError, StopTraining
+from hookline.loops.run import Run, see_off
 from hookline.metrics import Accumulator, Metrics
 from hookline.plan import Plan
 from hookline.state import State, is_scalar
@@ -79,12 +79,18 @@ def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
         with torch.no_grad():
             for s.dataloader_idx, loader in enumerate(loaders):
                 s.dataloader_name = loader.name
+                before = s.batches_in_pass
                 for s.batch_idx, s.batch in enumerate(loader.batches(0)):
                     if s.batch_idx == limit:
                         break
                     evaluate_batch(run, plan, s, names, own)
                     if s.should_stop and run.stage != "fit":
                         break
+                if s.should_stop and run.stage != "fit":
+                    break
+                if s.batches_in_pass == before:
+                    raise OptionError(f"The {names.loaders} loader {loader.name!r} yielded no batch; a generator can be "
+                                      "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
         log.mode = "now"
         results = {**own.results(), **log.finish("eval")}
         log.newest.raw().update(results)
@@ -105,9 +111,10 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
     if run.moves:
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
-    names.batch_start(plan)(s)
+    s.batches_in_pass += 1
     s.log.mode = "eval"
     s.log.weight = batch_size(s.batch)
+    names.batch_start(plan)(s)
     try:
         s.returned = names.step(plan)(s)
     except StopTraining as stop:
@@ -115,6 +122,8 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
         s.request_stop(stop.reason)
     s.last_loss = own.take(s.returned, s.log.weight, s.dataloader_name)
     names.batch_end(plan)(s)
+    if run.leaving:
+        see_off(run)
 
 
 class OwnMetrics:

@@ -16,6 +16,7 @@ class FiniteWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.previous: Any = None
+        self.broken = False
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._host: Tensor | None = None
         self._arrived: Any = None
@@ -43,12 +44,14 @@ class FiniteWatch:
 
     def settle(self) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run."""
+        if self.broken:
+            raise NonFiniteLoss("The loss was not finite, so nothing made from this run is saved any more.")
         if self.previous is None or (isinstance(self.previous, Tensor) and self.previous.device.type == "meta"):
             return
         if not math.isfinite(self.previous):
             self._complain(float(self.previous))
 
     def _complain(self, value: float) -> None:
-        self.previous = None
+        self.broken = True
         raise NonFiniteLoss(f"The loss became {value}. The run stops, and nothing made from it is saved. "
                             "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip

@@ -10,7 +10,7 @@ from hookline.data.loaders import Loader
 from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.evaluate import VALIDATION, evaluate
 from hookline.loops.loading import load
-from hookline.loops.run import Run
+from hookline.loops.run import Run, see_off
 from hookline.loops.saving import save_due
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
@@ -29,12 +29,16 @@ def fit(run: Run) -> None:
     if is_finished(run):
         log.warning("Nothing to train: %s", why_finished(run))
         return
+    if not run.module.training:
+        log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
+                    "should, before fit.", type(run.module).__name__)  # fmt: skip
     plan.on_train_start(s)
     while not is_finished(run):
         train_epoch(run, loader)
     run.watch.settle()
     s.status = "stopped" if s.should_stop else "completed"
     plan.on_train_end(s)
+    run.write_pending()
     save_due(run)
 
 
@@ -51,7 +55,9 @@ def train_epoch(run: Run, loader: Loader) -> None:
     s.log.mode = "train"
     validate_every = validation_interval(run, loader)
     exhausted = False
-    for s.batch_idx, s.batch in enumerate(open_loader(run, loader), run.position):
+    is_leaving = s.should_stop and is_finished(run)  # asked for when the epoch began
+    batches = iter(()) if is_leaving else open_loader(run, loader)
+    for s.batch_idx, s.batch in enumerate(batches, run.position):
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
             if train_batch(run, plan, s, batches_left) is END_EPOCH:
@@ -59,7 +65,9 @@ def train_epoch(run: Run, loader: Loader) -> None:
                 break
         except StopTraining as stop:  # from a step of the module; hooks' own are handled where they are called
             s.request_stop(stop.reason)
-        run.position = s.batch_idx + 1
+        run.position = s.batch_idx + 1  # for batches that were skipped; the others have said so themselves
+        if run.leaving:
+            see_off(run)
         if validate_every and run.position % validate_every == 0:
             validate(run)
         if run.save_requests:
@@ -67,8 +75,8 @@ def train_epoch(run: Run, loader: Loader) -> None:
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
             break
     else:
-        exhausted = True
-        refuse_empty(run, loader)
+        exhausted = not is_leaving
+        refuse_short(run, loader, exhausted)
     complete = exhausted or run.position == loader.length
 
     if complete:
@@ -82,13 +90,15 @@ def train_epoch(run: Run, loader: Loader) -> None:
 
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
-    resumed = run.position > 0 and "rng" in run.restored
-    if resumed:
-        set_rng_state(run.restored["epoch_rng"])  # a shuffling loader draws its order from here
-    run.epoch_rng = rng_state()
+    saved = run.restored.pop("rng", None)
+    if saved is not None:  # a shuffling loader draws its order from here, whatever was drawn while the run was set up
+        begins = run.restored["epoch_rng"] if run.position else saved
+        set_rng_state(begins)
+        loader.set_generator_states(begins["loader"])
+    run.epoch_rng = {**rng_state(), "loader": loader.generator_states()}
     batches = loader.batches(run.state.epoch, run.position)
-    if resumed:
-        set_rng_state(run.restored.pop("rng"))
+    if saved is not None and run.position:
+        set_rng_state(saved)
     return batches
 
 
@@ -98,7 +108,6 @@ def end_epoch(run: Run, complete: bool) -> None:
     results = s.log.finish("train")
     if complete:
         s.epochs_seen += 1
-    s.log.pending = {}
     s.nested_validate = True
     plan.on_train_epoch_end(s)
     s.nested_validate = False
@@ -134,11 +143,14 @@ def why_finished(run: Run) -> str:
     return s.stop_reason or "a stop was asked for" if s.should_stop and s.epochs_seen >= options.min_epochs else ""
 
 
-def refuse_empty(run: Run, loader: Loader) -> None:
-    """A loader that yields nothing would make an endless loop of empty epochs."""
-    if run.position == 0:
+def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
+    """A loader that yields nothing would make an endless loop; one that ends too soon hides an error of its dataset."""
+    if exhausted and run.position == 0:
         hint = "; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else ""
         raise OptionError(f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}.")
+    if exhausted and loader.is_exact and loader.length is not None and run.position < loader.length:
+        raise OptionError(f"The training loader {loader.name!r} ended after {run.position} of {loader.length} batches. "
+                          "Does its dataset raise StopIteration?")  # fmt: skip
 
 
 # ---- validation --------------------------------------------------------------------------------------------------
@@ -162,7 +174,7 @@ def sanity_check(run: Run) -> None:
 def validate(run: Run) -> None:
     """Validation in the course of training."""
     evaluate(run, VALIDATION)
-    run.validated_at = run.state.batches_seen
+    run.validated_at = (run.state.epoch, run.state.batches_seen)
 
 
 def validation_interval(run: Run, loader: Loader) -> int:
@@ -186,6 +198,6 @@ def validation_interval(run: Run, loader: Loader) -> int:
 def validation_closes_epoch(run: Run, complete: bool) -> bool:
     """At an epoch's end: once-per-epoch validation that has not run yet, or a last look before an early stop."""
     s, options = run.state, run.options
-    if not run.loaders["val"] or run.validated_at == s.batches_seen or (s.epoch + 1) % options.check_val_every_n_epoch:
+    if not run.loaders["val"] or run.validated_at == (s.epoch, s.batches_seen) or (s.epoch + 1) % options.check_val_every_n_epoch:
         return False
     return (complete and options.val_check_interval == 1.0) or (not complete and s.should_stop)

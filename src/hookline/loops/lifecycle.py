@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import torch
 
 from hookline._version import __version__
-from hookline.errors import StopTraining
+from hookline.errors import OptionError, StopTraining
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.compiling import compile_model
-from hookline.loops.manual import ManualOptimizer, manual_backward
-from hookline.loops.run import Run
+from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
+from hookline.loops.run import Run, see_off
 from hookline.loops.saving import restore_hook, restore_module, restore_progress, save_due
 from hookline.module import Module
 from hookline.optimizers import parse
@@ -49,6 +49,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         failures += plan.strategy_teardown(s) or ()
         if run.stage == "fit":
             plan.on_fit_end(s)
+            save_due(run)
     except BaseException as caught:
         error = s.exception = caught
         s.status = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"
@@ -58,11 +59,17 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         failures += save_after_failure(run)
         if strategy_is_up:
             failures += plan.strategy_teardown(s) or ()
+    try:
+        see_off(run)
+    except BaseException as caught:
+        failures.append(caught)
     failures += plan.teardown(s) or ()
     try:
+        see_off(run)  # those that teardown itself has sent away
         guests.leave()
     except BaseException as caught:
         failures.append(caught)
+    s.exception = s.returned = None  # they would keep the failed step's tensors alive
     if error is None and failures:
         error = failures.pop(0)
     if error is None:
@@ -70,11 +77,16 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
     for failure in failures:
         where = "; ".join(getattr(failure, "__notes__", []))
         error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure} ({where})")
-    raise error
+    try:
+        raise error
+    finally:
+        del error, failures  # a traceback that holds this frame, which holds the error, would be a cycle
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
     """Checkpoints that listeners of on_exception asked for: there is no later save point any more."""
+    if run.watch.broken:
+        run.save_requests.clear()
     try:
         save_due(run)
     except BaseException as failure:
@@ -105,6 +117,7 @@ def place_on_strategy(run: Run) -> None:
     if run.stage != "fit":
         return
     s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    check_optimizers(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
@@ -112,6 +125,19 @@ def place_on_strategy(run: Run) -> None:
         restore_progress(run)
         plan.on_checkpoint_load(s)
     plan.on_fit_start(s)
+
+
+def check_optimizers(run: Run) -> None:
+    """Training that would change nothing is refused, not carried out in silence."""
+    name, optimizers = type(run.module).__name__, run.state.optimizers
+    if not optimizers and not run.is_manual:
+        raise OptionError(f"{name}.configure_optimizers returned no optimizer, so nothing would be trained. Return one, or set "
+                          "automatic_optimization = False and train in training_step.")  # fmt: skip
+    own = {id(parameter) for parameter in run.module.parameters()}
+    for optimizer in optimizers:
+        if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise OptionError(f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
+                              "Was it made for another model?")  # fmt: skip
 
 
 class Guests:
@@ -133,6 +159,7 @@ class Guests:
         """Let module, data module and strategy hear events."""
         run, table = self.run, self.run.plan.table
         run.manual_backward = functools.partial(manual_backward, run)
+        run.manual_unscale = functools.partial(unscale_once, run)
         if isinstance(run.module, Module):
             run.module._door.run = run
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
@@ -169,6 +196,9 @@ class Guests:
         run, s, key = self.run, self.run.state, ("H", entry.name)
         if key in run.plan.up or not run.setup_began:
             return  # it was up before, or its turn will come
+        for listener in [each for each in run.leaving if each.owner is entry.hook]:  # it comes back before it has gone
+            run.leaving.remove(listener)
+            run.plan.caller(listener)(s)
         self._start(entry)
         run.plan.up.add(key)
         self._call(entry, "setup")
@@ -179,7 +209,7 @@ class Guests:
         key = ("H", entry.name)
         if key in self.run.plan.up:
             self.run.plan.up.discard(key)
-            self._call(entry, "teardown")
+            self.run.leaving += [each for each in entry.listeners if each.event.name == "teardown"]
 
     def _call(self, entry: Entry, event: str) -> None:
         for listener in entry.listeners:

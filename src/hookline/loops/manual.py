@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from hookline.errors import SKIP_STEP, STEP_DONE
 from hookline.loops.run import Run
 from hookline.loops.step import differentiate, overflowed
+from hookline.optimizers import used_rate
 
 
 class ManualOptimizer:
@@ -34,11 +35,12 @@ class ManualOptimizer:
         run, s = self._run, self._focus()
         plan, scaler = run.plan, run.scaler
         if scaler is not None:
-            if id(self.optimizer) in run.unscaled:  # a second step in one batch
+            if id(self.optimizer) in run.stepped:  # a second step in one batch
                 scaler.update()
                 run.unscaled.clear()
-            run.unscaled.add(id(self.optimizer))
-            if overflowed(scaler, self.optimizer):
+                run.stepped.clear()
+            run.stepped.add(id(self.optimizer))
+            if unscale_once(run, self.optimizer):
                 s.reason = "nonfinite"
                 plan.on_step_skipped(s)
                 return
@@ -51,7 +53,7 @@ class ManualOptimizer:
             if signal is not STEP_DONE:
                 s.optimizer_closure = closure
                 plan.optimizer_step(s)
-            s.used_lr = self.optimizer.param_groups[0]["lr"]
+            s.used_lr = used_rate(self.optimizer)
             s.step = run.step_before_batch + 1
             plan.on_after_optimizer_step(s)
 
@@ -61,7 +63,21 @@ class ManualOptimizer:
         return s
 
 
-def manual_backward(run: Run, loss: Tensor) -> None:
-    """Differentiate a loss with the events around it."""
-    run.state.live_loss = loss
-    differentiate(run, run.plan, run.state)
+def unscale_once(run: Run, optimizer: Any) -> bool:
+    """Make the gradients true before they are clipped or used, once per step; whether one is infinite."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    if run.scaler is None:
+        return False
+    if id(optimizer) not in run.unscaled:
+        run.unscaled[id(optimizer)] = overflowed(run.scaler, optimizer)
+    return run.unscaled[id(optimizer)]
+
+
+def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
+    """Differentiate a loss with the events around it; options are those of `Tensor.backward`."""
+    s = run.state
+    s.live_loss, s.backward_options = loss, options
+    noted = differentiate(run, run.plan, s)
+    s.backward_options = {}
+    if not run.skips_nonfinite:
+        run.watch.look(noted)

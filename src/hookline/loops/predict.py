@@ -38,6 +38,10 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
                     plan.on_predict_batch_end(s)
                     if keep:
                         s.predictions[s.dataloader_idx].append(s.returned)
+                    if s.should_stop:
+                        break
+                if s.should_stop:
+                    break
         plan.on_predict_epoch_end(s)
         plan.on_predict_end(s)
         plan.on_predict_model_train(s)

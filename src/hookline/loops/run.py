@@ -50,15 +50,59 @@ class Window:
             self.held = []
 
 
+def see_off(run: Run) -> None:
+    """Hooks that were removed in the middle get their teardown, now that nobody is calling them any more."""
+    leaving, run.leaving = run.leaving, []
+    for listener in leaving:
+        run.plan.caller(listener)(run.state)
+
+
 class Run:
     """Everything one call of fit, validate, test or predict needs."""
 
     __slots__ = (  # slots, because the batch body reads them all the time
-        "accumulate", "brought", "clips", "clips_otherwise", "datamodule", "epoch_advanced", "epoch_rng", "given_loaders",
-        "loaders", "log_every", "manual_backward", "manual_optimizers", "module", "moves", "on_cpu", "options", "plan",
-        "position", "recomputes", "restored", "resume_from", "run_dir", "save_requests", "scaler", "schedules",
-        "setup_began", "skips_nonfinite", "stage", "started", "state", "step_before_batch", "steps", "strategy", "trainer",
-        "unscaled", "validated_at", "watch", "window",
+        "accumulate",
+        "brought",
+        "clips",
+        "clips_otherwise",
+        "datamodule",
+        "epoch_advanced",
+        "epoch_rng",
+        "given_loaders",
+        "is_manual",
+        "leaving",
+        "loaders",
+        "log_every",
+        "manual_backward",
+        "manual_optimizers",
+        "manual_unscale",
+        "module",
+        "moves",
+        "on_cpu",
+        "options",
+        "plan",
+        "position",
+        "recomputes",
+        "restored",
+        "resume_from",
+        "run_dir",
+        "save_requests",
+        "scaler",
+        "schedules",
+        "setup_began",
+        "skips_nonfinite",
+        "stage",
+        "started",
+        "state",
+        "step_before_batch",
+        "stepped",
+        "steps",
+        "strategy",
+        "trainer",
+        "unscaled",
+        "validated_at",
+        "watch",
+        "window",
     )  # fmt: skip
 
     def __init__(
@@ -83,18 +127,23 @@ class Run:
         self.accumulate = options.accumulate_grad_batches
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
-        self.scaler = strategy.precision.begin()
+        self.scaler = strategy.precision.begin() if stage == "fit" else strategy.precision.scaler
         self.on_cpu = strategy.device.type == "cpu"
-        self.unscaled: set[int] = set()
-        """Manual optimization: the optimizers whose gradients were unscaled since the scaler's last update."""
+        self.is_manual = not steps.automatic_optimization
+        self.unscaled: dict[int, bool] = {}
+        """Manual optimization: the optimizers whose gradients were unscaled since the scaler's last update; True: overflowed."""
+        self.stepped: set[int] = set()
+        self.manual_unscale: Callable[[Any], Any] = lambda optimizer: None
+        self.leaving: list[Any] = []
+        """Entries of hooks that were removed and get their teardown at the next batch boundary."""
         self.watch = FiniteWatch(strategy.device)
         self.epoch_advanced = False
         self.step_before_batch = 0
         """However many optimizers take part in a batch, `step` counts one."""
         self.position = 0
         """Batches of this epoch that are done: where a resumed epoch goes on."""
-        self.validated_at = -1
-        """`batches_seen` at the last validation."""
+        self.validated_at = (-1, -1)
+        """Epoch and `batches_seen` at the last validation."""
         self.setup_began = False
         self.save_requests: list[SaveRequest] = []
         self.brought: list[Any] = []
@@ -104,7 +153,7 @@ class Run:
         self.resume_from: Path | None = None
         self.restored: dict[str, Any] = {}
         self.manual_optimizers: list[Any] = []
-        self.manual_backward: Callable[[Any], None] = lambda loss: None
+        self.manual_backward: Callable[..., None] = lambda loss: None
         self.recomputes = False
         """Whether an optimizer calls the closure to compute the loss anew."""
         self.moves = False

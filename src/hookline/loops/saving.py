@@ -53,7 +53,7 @@ def collect(run: Run) -> dict[str, Any]:
         "log": s.log.state_dict(),
         "filters": {each.name: [[f.state_dict() for f in listener.filters] for listener in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
-        "rng": rng_state(),
+        "rng": {**rng_state(), "loader": [state for each in run.loaders.get("train", []) for state in each.generator_states()]},
         "epoch_rng": run.epoch_rng,
     }  # fmt: skip
 
@@ -119,6 +119,8 @@ def restore_progress(run: Run) -> None:
     s.checkpoint = None
     s.path = run.resume_from
     set_rng_state(contents["rng"])
+    # what hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run
+    run.restored = {key: contents[key] for key in ("hooks", "filters", "rng", "epoch_rng")}
 
 
 def restore_counters(run: Run) -> None:
@@ -127,6 +129,6 @@ def restore_counters(run: Run) -> None:
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
     run.position = contents["position"]["batches"]
-    run.validated_at = contents["position"]["validated_at"]
+    run.validated_at = tuple(contents["position"]["validated_at"])
     run.epoch_advanced = contents["position"]["epoch_advanced"]
     s.resumed = True

@@ -34,7 +34,7 @@ def advance_on_metric(run: Run) -> None:
 
 def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     s = run.state
-    if not run.steps.automatic_optimization:
+    if run.is_manual:
         return  # then the training step advances them itself
     for schedule in run.schedules:
         if schedule.interval != interval or count % schedule.frequency or metric not in (None, schedule.needs_metric):

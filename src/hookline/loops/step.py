@@ -13,7 +13,7 @@ from hookline.data.batch import batch_size, count_tokens
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
-from hookline.optimizers import gradients, needs_closure, total_norm
+from hookline.optimizers import gradients, needs_closure, total_norm, used_rate
 from hookline.plan import Plan, nobody
 from hookline.state import State, is_scalar
 
@@ -37,16 +37,19 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
         return signal
     if window.batches == 0 and run.accumulate > 1:
         window.size = run.accumulate if batches_left is None else min(run.accumulate, batches_left)
-    window.batches += 1
-    last = window.batches >= window.size
+    last = window.batches + 1 >= window.size
     if signal is not None:  # SKIP_BATCH: no further events, but a window that ends here still steps on the others
+        window.batches += 1
         if last:
             close_window(run, plan, s)
         return None
 
     before = run.step_before_batch = s.step
+    if run.is_manual:
+        s.last_loss = None
     s.returned = plan.training_step(s)
-    if not run.steps.automatic_optimization:
+    window.batches += 1  # only now: a step that failed is done again after a resume
+    if run.is_manual:
         take_manual_loss(run, s, weight)
     else:
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
@@ -60,6 +63,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     updated = s.step > before
     if run.schedules:
         advance_due(run, updated, batches_left)
+    run.position = s.batch_idx + 1
     s.batches_seen += 1
     s.samples_seen += weight
     if "tokens_seen" in plan.wanted:
@@ -70,6 +74,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     s.nested_validate = False
     if updated:
         end_of_step(run, plan, s)
+    s.returned = None  # what the step returned may hold a graph
     return None
 
 
@@ -98,10 +103,14 @@ def take_manual_loss(run: Run, s: State, weight: int) -> None:
     if run.scaler is not None and run.unscaled:
         run.scaler.update()
         run.unscaled.clear()
-    loss = s.returned.get("loss") if isinstance(s.returned, dict) else s.returned
-    s.last_loss = None
-    if isinstance(loss, Tensor):
+        run.stepped.clear()
+    loss = s.returned
+    if isinstance(loss, dict):
+        note_numbers(run, loss)
+        loss = loss.get("loss")
+    if isinstance(loss, Tensor):  # else it is that of the last backward
         s.last_loss = loss.item() if run.on_cpu else loss.detach()
+    if s.last_loss is not None:
         if not run.skips_nonfinite:
             run.watch.look(s.last_loss)
         s.log.train_loss.add(s.last_loss, weight)
@@ -179,7 +188,7 @@ def update(run: Run, plan: Plan, s: State) -> None:
                 s.optimizer_closure.fresh = True
             plan.optimizer_step(s)
         if s.optimizer_idx == 0:
-            s.used_lr = s.optimizer.param_groups[0]["lr"]
+            s.used_lr = used_rate(s.optimizer)
         s.step = before + 1
         plan.on_after_optimizer_step(s)
     if scaler is not None:
@@ -215,14 +224,19 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
     if isinstance(returned, dict):
         if "loss" not in returned:
             raise LossError(f"training_step returned a dictionary without 'loss' (keys: {', '.join(map(str, returned))}).")
-        for key, value in returned.items():
-            if key != "loss" and is_scalar(value):
-                run.state.log.mean("train/" + key, value)
+        note_numbers(run, returned)
         returned = returned["loss"]
     if returned is None or isinstance(returned, Tensor):
         return returned
     raise LossError(f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}, which cannot be trained on: "
                     "return the loss as a tensor, a dictionary with 'loss', or None to leave the batch out.")  # fmt: skip
+
+
+def note_numbers(run: Run, returned: dict[str, Any]) -> None:
+    """The numbers beside the loss: their means over the epoch are logged without being asked for."""
+    for key, value in returned.items():
+        if key != "loss" and is_scalar(value):
+            run.state.log.mean("train/" + key, value)
 
 
 def _cannot_train_on(s: State) -> str:
@@ -289,7 +303,8 @@ class Closure:
             return s.last_loss if s.last_loss is None else torch.as_tensor(s.last_loss)
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
-            s.live_loss = loss_of(run, run.plan.training_step(s))
+            s.returned = run.plan.training_step(s)
+            s.live_loss = loss_of(run, s.returned)
             if s.live_loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             differentiate(run, run.plan, s)

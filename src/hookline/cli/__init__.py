@@ -1,0 +1,132 @@
+"""The command line. What is heavy is imported by the command that needs it, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from hookline._version import __version__
+from hookline.cli.codes import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE
+
+RUNS = {
+    "fit": "train",
+    "validate": "measure on the validation data",
+    "test": "measure on the test data",
+    "predict": "write predictions to predictions.jsonl in the run's directory",
+    "explain": "show the lifecycle of a run with its listeners, without running it",
+}
+CODES = """exit codes: 0 it went well (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
+130 stopped by Ctrl-C, 141 whoever read the output went away"""
+OVERRIDES = """Any key of the configuration can be set here, after the file:
+  --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is returned."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _command(given)
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it exits
+        return BROKEN_PIPE
+    except Exception as error:
+        return _report(error, given)
+
+
+def _command(given: list[str]) -> int:
+    parser = make_parser()
+    overrides: list[str] = []
+    if given and given[0] in RUNS:
+        from hookline.config.files import split_overrides  # needs neither torch nor jsonargparse
+        from hookline.config.load import TYPED
+
+        pairs, given = split_overrides(given, TYPED)
+        overrides = [f"--{key}={text}" for key, text in pairs]
+    chosen = parser.parse_args(given)
+    if chosen.command in RUNS:
+        from hookline.cli import runs
+
+        return runs.run(chosen, overrides)
+    if chosen.command == "new":
+        from hookline import scaffold
+
+        for path in scaffold.write_project(chosen.directory):
+            print(f"wrote {path}")
+        print(f"\nNext: cd {chosen.directory} && hookline fit run.toml && python -m pytest")
+        return OK
+    from hookline.cli import lists
+
+    return lists.show(chosen)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong options end with a hint about where a key of the configuration belongs."""
+
+    def error(self, message: str) -> Any:
+        """As argparse, with the hint."""
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        for each in unknown[:1]:
+            from hookline.config.trainer import option_names
+
+            name = each.lstrip("-").partition("=")[0].replace("-", "_")
+            if name in option_names():
+                message += f"\nThis is an option of the trainer: --trainer.{name}"
+        super().error(message)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = _Parser("hookline", description="Train PyTorch models with every moment of the training open to hooks.",
+                     epilog=CODES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"hookline {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, doc: str, epilog: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.", epilog=epilog or CODES,
+                                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+        added.add_argument("--json", action="store_true", help="for programs: one JSON document on stdout")
+        return added
+
+    for name, doc in RUNS.items():
+        added = command(name, doc, f"{OVERRIDES}\n\n{CODES}")
+        added.add_argument("config", metavar="CONFIG", help="a .toml or .yaml file")
+        added.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="class paths may also name this")
+        added.add_argument("--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path")
+        if name == "explain":
+            added.add_argument("--verb", choices=[each for each in RUNS if each != "explain"], default="fit")
+            added.add_argument("--all", action="store_true", help="also events that nobody listens to")
+        else:
+            added.add_argument("--traceback", action="store_true", help="show where an error of Hookline was raised")
+    added = command("hooks", "list the hooks there are, or describe one")
+    added.add_argument("name", nargs="?", metavar="NAME")
+    added = command("events", "list the events of a run, or describe one")
+    added.add_argument("name", nargs="?", metavar="NAME")
+    command("schema", "print the JSON schema of a configuration, for editors")
+    added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
+    added.add_argument("directory", metavar="DIR")
+    return parser
+
+
+def _report(error: Exception, given: list[str]) -> int:
+    """Say what went wrong: errors about a configuration in words, others as Python does."""
+    from hookline.config.problems import ConfigError
+    from hookline.errors import HooklineError, OptionError
+
+    settled = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not hasattr(error, "__notes__"))
+    notes: list[str] = getattr(error, "__notes__", [])
+    if "--json" in given:
+        about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
+        print(json.dumps({"error": {"type": type(error).__name__, **about}}))
+    if isinstance(error, HooklineError) and "--traceback" not in given:
+        print("\n".join([f"hookline: {error}", *(f"  {note}" for note in notes if not settled)]), file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    return USAGE if settled else FAILED

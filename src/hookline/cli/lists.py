@@ -1,0 +1,124 @@
+"""`hooks`, `events` and `schema`: what there is, as text or for programs. Torch is imported only to describe a hook."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import inspect
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from hookline.cli.codes import OK
+from hookline.events import EVENTS, RECEIVERS, Event
+from hookline.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
+
+
+def show(chosen: argparse.Namespace) -> int:
+    """Print a list, or one of its members."""
+    if chosen.command == "schema":
+        from hookline.config.schema import schema
+
+        print(json.dumps(schema(), indent=2))
+        return OK
+    data: Any
+    if chosen.command == "hooks":
+        data = hook_data(chosen.name) if chosen.name else [listed_hook(name) for name in sorted(offered_hooks())]
+        text = _hook_text(data) if chosen.name else _table([(each["name"], each["doc"]) for each in data])
+    else:
+        data = event_data(EVENTS.named(chosen.name)) if chosen.name else [event_data(each) for each in EVENTS]
+        text = _event_text(data) if chosen.name else _table([(each["name"], each["doc"]) for each in data])
+    print(json.dumps(data) if chosen.json else text)
+    return OK
+
+
+def listed_hook(name: str) -> dict[str, Any]:
+    """A hook without importing it: its doc is read from the source of built-ins, others say which package offers them."""
+    path = offered_hooks()[name]
+    if name not in BUILTIN_HOOKS:
+        offers = [each.dist.name for each in importlib.metadata.entry_points(group=GROUP, name=name) if each.dist is not None]
+        package = ", ".join(offers) or "?"
+        return {"name": name, "class_path": path.replace(":", "."), "builtin": False, "doc": f"offered by {package}: {path}"}
+    module, _, cls = path.partition(":")
+    file = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    found = next(each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef)
+                 and each.name == cls)  # fmt: skip
+    return {"name": name, "class_path": path.replace(":", "."), "builtin": True, "doc": _first(ast.get_docstring(found) or "")}
+
+
+def hook_data(name: str) -> dict[str, Any]:
+    """A hook with its parameters and the events it listens to."""
+    from hookline.config.parts import annotation
+    from hookline.config.problems import plain, spelled
+    from hookline.listener import event_methods
+
+    cls = hook_class(name)
+    found = []
+    for parameter in inspect.signature(cls).parameters.values():
+        hint = annotation(cls, parameter.name)
+        required = parameter.default is parameter.empty
+        found.append({
+            "name": parameter.name, "type": spelled(hint) if hint is not None else "anything", "required": required,
+            "default": None if required else plain(parameter.default),
+        })  # fmt: skip
+    bare = object.__new__(cls)
+    events = sorted({event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard})
+    doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
+    path = offered_hooks()[name].replace(":", ".")
+    return {"name": name, "class_path": path, "builtin": name in BUILTIN_HOOKS, "doc": doc, "parameters": found,
+            "events": events}  # fmt: skip
+
+
+def _own_doc(cls: Any) -> str:
+    return inspect.cleandoc(vars(cls).get("__init__").__doc__ or "") if "__init__" in vars(cls) else ""
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """A row of the table."""
+    return {
+        "name": event.name, "doc": event.doc, "heard_by": [RECEIVERS[each] for each in event.receivers], "action": event.action,
+        "facts": {fact.name: fact.doc for fact in EVENTS.facts_at(event) if fact.name in event.facts},
+        "known_everywhere": [fact.name for fact in EVENTS.facts_at(event) if fact.name not in event.facts],
+        "returns": event.returns, "signals": list(event.signals), "spellings": list(event.spellings), "verbs": list(event.verbs),
+    }  # fmt: skip
+
+
+def _first(doc: str) -> str:
+    return " ".join(doc.partition("\n\n")[0].split())
+
+
+def _width() -> int:
+    return max(60, shutil.get_terminal_size((100, 20)).columns)
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    wide = max((len(name) for name, _ in rows), default=0) + 2
+    lines = [textwrap.wrap(doc, max(30, _width() - wide)) or [""] for _, doc in rows]
+    return "\n".join("\n".join([f"{name:<{wide}}{first}", *(" " * wide + each for each in more)])
+                     for (name, _), (first, *more) in zip(rows, lines, strict=True))  # fmt: skip
+
+
+def _hook_text(data: dict[str, Any]) -> str:
+    rows = [(f"  {each['name']}", f"{each['type']}" + ("" if each["required"] else f" (default: {json.dumps(each['default'])})"))
+            for each in data["parameters"]]  # fmt: skip
+    use = f'[hooks.{data["name"]}]\nclass_path = "{data["name"]}"'
+    heard = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
+    return "\n\n".join([
+        f"{data['name']} ({data['class_path']})", data["doc"], f"Parameters:\n{_table(rows) or '  none'}", "\n".join(heard),
+        f"In a configuration:\n{textwrap.indent(use, '  ')}",
+    ])  # fmt: skip
+
+
+def _event_text(data: dict[str, Any]) -> str:
+    returned = {"nothing": "ignored", "signal": " or ".join(data["signals"]), "replace": "takes the place of the fact",
+                "value": "what the run goes on with"}[data["returns"]]  # fmt: skip
+    parts = [f"{data['name']}: {data['doc']}", f"Heard by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
+             "Facts:\n" + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none of its own"),
+             f"A returned value: {returned}."]  # fmt: skip
+    if data["spellings"]:
+        parts.append(f"Also written: {', '.join(data['spellings'])}.")
+    parts.append("\n".join(textwrap.wrap(f"Facts of every event: {', '.join(data['known_everywhere'])}.", _width())))
+    return "\n\n".join(parts)

@@ -1,0 +1,140 @@
+"""`fit`, `validate`, `test`, `predict` and `explain`: from a configuration to a run, and what is said about it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hookline.cli.codes import INTERRUPTED, OK
+from hookline.config import Parts, load_config
+from hookline.hook import Hook
+
+
+def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
+    """Carry out one verb."""
+    config = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook)
+    parts = config.build()
+    from hookline.trainer import Trainer
+
+    trainer = parts.make_trainer(Trainer)
+    if chosen.command == "explain":
+        return _explain(chosen, trainer, parts)
+    saved = SavedPath()
+    trainer.add_hook(saved)
+    # what hooks and modules print is not the JSON document
+    aside = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
+    predictions: Any = None
+    with stopping_on_ctrl_c(trainer) as pressed:
+        try:
+            with aside:
+                predictions = _carry_out(chosen.command, trainer, parts)
+        except KeyboardInterrupt:
+            pressed.append(signal.SIGINT)
+    _say(chosen, trainer, saved, predictions, interrupted=bool(pressed))
+    return INTERRUPTED if pressed else OK
+
+
+def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
+    if verb == "fit":
+        trainer.fit(parts.module, datamodule=parts.datamodule, resume=parts.checkpoint, **parts.fit_arguments)
+        return None
+    if parts.checkpoint is not None:
+        _load_weights(parts)
+    if verb == "predict":
+        return trainer.predict(parts.module, datamodule=parts.datamodule)
+    functions = {name: each for name, each in parts.fit_arguments.items() if name in ("loss", "step")}
+    measure = trainer.validate if verb == "validate" else trainer.test
+    measure(parts.module, datamodule=parts.datamodule, **functions)
+    return None
+
+
+class SavedPath(Hook):
+    """Remembers the newest checkpoint, to tell the user how to go on."""
+
+    name = "cli_saved_path"
+    tier = "builtin"
+    path: Path | None = None
+
+    def on_checkpoint_save(self, path: Path) -> None:
+        """A checkpoint is durable."""
+        self.path = path
+
+
+@contextlib.contextmanager
+def stopping_on_ctrl_c(trainer: Any) -> Iterator[list[int]]:
+    """The first Ctrl-C ends the run after the batch that is going on and saves it, the second one ends it at once."""
+    pressed: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        if pressed or trainer.state.stage != "fit":
+            raise KeyboardInterrupt
+        pressed.append(number)
+        print("\nStopping after this batch and saving; Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
+        trainer.options.min_epochs = 0  # whoever presses Ctrl-C means now
+        trainer.stop("Ctrl-C")
+        trainer.save_checkpoint(reason="signal")
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _load_weights(parts: Parts) -> None:
+    from hookline.checkpoint.files import read
+
+    assert parts.checkpoint is not None
+    parts.module.load_state_dict(read(parts.checkpoint)["module"])
+
+
+def _explain(chosen: argparse.Namespace, trainer: Any, parts: Parts) -> int:
+    explanation = trainer.explain(parts.module, datamodule=parts.datamodule, verb=chosen.verb)
+    print(json.dumps(explanation.data()) if chosen.json else explanation.text(everything=chosen.all))
+    return OK
+
+
+def _say(chosen: argparse.Namespace, trainer: Any, saved: SavedPath, predictions: Any, interrupted: bool) -> None:
+    state = trainer.state
+    told: dict[str, Any] = {
+        "command": chosen.command, "status": "interrupted" if interrupted else trainer.status, "step": trainer.global_step,
+        "epochs": state.epochs_seen, "metrics": {name: float(value) for name, value in trainer.metrics.items()},
+        "checkpoint": str(saved.path) if saved.path is not None else None,
+    }  # fmt: skip
+    if predictions is not None:
+        told["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
+    if trainer.loggers or saved.path is not None or predictions is not None:
+        told["run_dir"] = str(trainer.run_dir)
+    if chosen.json:
+        from hookline.loggers.jsonl import jsonable
+
+        print(json.dumps(jsonable(told)))
+        return
+    reason = f" ({state.stop_reason})" if state.stop_reason else ""
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
+    print(f"{chosen.command} {told['status']}{reason} at step {told['step']}{': ' if numbers else ''}{numbers}")
+    for what in ("predictions", "checkpoint", "run_dir"):
+        if told.get(what):
+            print(f"{what.replace('_dir', ' directory')}: {told[what]}")
+    if interrupted and saved.path is not None:
+        print(f"To continue: hookline fit {chosen.config} --checkpoint {saved.path}")
+
+
+def _write(predictions: Any, path: Path) -> Path:
+    """One line per batch, or per batch of each loader."""
+    from hookline.loggers.jsonl import jsonable
+
+    with path.open("w", encoding="utf-8") as file:
+        for each in predictions:
+            file.write(json.dumps(jsonable(each), allow_nan=False) + "\n")
+    return path

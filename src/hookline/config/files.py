@@ -1,0 +1,199 @@
+"""Reading a configuration file, and laying the command line's values over it. Nothing is imported or built here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.config.problems import ConfigError, Override
+
+SUFFIXES = (".toml", ".yaml", ".yml")
+_OVERRIDE = re.compile(r"--(?P<key>[A-Za-z_][\w-]*(?:\.[\w:/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
+
+
+class Source:
+    """The values of a configuration, and where each one came from."""
+
+    def __init__(self, values: dict[str, Any], path: Path | None = None, name: str = "") -> None:
+        self.values = values
+        self.path = path
+        self.name = name or (str(path) if path is not None else "configuration")
+        self.typed: dict[str, str] = {}
+        """Key -> the option on the command line that set it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the file is: class paths may name modules beside it."""
+        return self.path.resolve().parent if self.path is not None else None
+
+    def where(self, key: str) -> str:
+        """The file, or the option if the command line said it."""
+        known = [each for each in self.typed if each == key or key.startswith(f"{each}.") or each.startswith(f"{key}.")]
+        last = key.rpartition(".")[2]
+        known += [each for each in self.typed if key.endswith(f".init_args.{last}") and each == key.replace(".init_args", "")]
+        return f"{self.name} with {self.typed[known[0]]}" if known else self.name
+
+    def wrong(self, key: str, problem: str, *value: Any) -> ConfigError:
+        """The error, with everything that is known about the place."""
+        return ConfigError(problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value))
+
+    def override(self, settings: Iterable[tuple[str, str]]) -> None:
+        """Lay values over the file's: `("trainer.max_epochs", "3")`."""
+        for key, text in settings:
+            self.typed[key] = f"--{key}"
+            *parents, last = key.split(".")
+            table: dict[str, Any] = self.values
+            for depth, name in enumerate(parents):
+                inner: Any = table.get(name)
+                if isinstance(inner, list):
+                    inner = _named(inner)
+                elif isinstance(inner, str):
+                    inner = {"class_path": inner}
+                elif inner is None or isinstance(inner, bool):
+                    inner = {}
+                elif not isinstance(inner, dict):
+                    raise self.wrong(".".join(parents[: depth + 1]), f"there is nothing below it that --{key} could set.", inner)
+                table[name] = inner
+                table = inner
+            inner = table.get("init_args")
+            (inner if isinstance(inner, dict) and last in inner else table)[last] = Override(text)
+            if parents[-1:] == ["init_args"]:
+                self._drop_beside(parents, last)
+
+    def _drop_beside(self, parents: list[str], name: str) -> None:
+        """What was set in init_args takes the place of the same argument beside it."""
+        table = self.values
+        for each in parents[:-1]:
+            table = table[each]
+        table.pop(name, None)
+
+
+def read(path: str | Path) -> Source:
+    """A TOML or YAML file as plain values."""
+    path = Path(path)
+    name = str(path)
+    if path.is_dir() and any((path / each).exists() for each in ("manifest.json", "meta.json", "model.safetensors")):
+        raise ConfigError("this is a checkpoint. A configuration is never taken from a checkpoint: name the file the run was "
+                          "started with, and add --checkpoint to continue from here.", where=name)  # fmt: skip
+    if path.is_dir() or path.suffix not in SUFFIXES:
+        kind = "is a directory" if path.is_dir() else f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+        raise ConfigError(f"a configuration is a file that ends in {', '.join(SUFFIXES)}; this {kind}.", where=name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = sorted(each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES) if path.parent.is_dir() else []
+        raise ConfigError(f"there is no such file. In its folder: {', '.join(beside) or 'no configuration'}.",
+                          where=name) from None  # fmt: skip
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"it cannot be read: {error}", where=name) from None
+    values = _toml(text, name) if path.suffix == ".toml" else _yaml(text, name)
+    return Source(values, path)
+
+
+def _toml(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name) from None
+
+
+def _toml_hint(text: str, error: str) -> str:
+    """The line it is about; text without quotes is what newcomers stumble over."""
+    line = re.search(r"line (\d+)", error)
+    lines = text.splitlines()
+    if line is None or not 0 < int(line[1]) <= len(lines):
+        return ""
+    bad = lines[int(line[1]) - 1].strip()
+    quotes = " Text needs quotes." if re.search(r'=\s*[A-Za-z_./]', bad) and not re.search(r"=\s*(true|false)\b", bad) else ""
+    return f" The line is: {bad}.{quotes}"
+
+
+def _yaml(text: str, name: str) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+    from jsonargparse import get_loader
+
+    try:
+        _refuse_doubles(yaml.compose(text, Loader=yaml.SafeLoader), name)
+        values = get_loader("yaml")(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"this is no valid YAML: {' '.join(str(error).split())}", where=name) from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError("a configuration is a table of keys and values.", where=name)
+    return _text_keys(values, name, "")
+
+
+def _refuse_doubles(node: Any, name: str) -> None:
+    """YAML lets a later key of the same name win in silence."""
+    for part in getattr(node, "value", ()) if not isinstance(getattr(node, "value", ""), str) else ():
+        pair = part if isinstance(part, tuple) else (None, part)
+        if pair[0] is not None:
+            seen = [key.value for key, _ in node.value if key.value == pair[0].value]
+            if len(seen) > 1:
+                raise ConfigError(f"this key is there {len(seen)} times; the last is in line "
+                                  f"{max(k.start_mark.line for k, _ in node.value if k.value == pair[0].value) + 1}.",
+                                  where=name, key=str(pair[0].value))  # fmt: skip
+        _refuse_doubles(pair[1], name)
+
+
+def _text_keys(values: Mapping[Any, Any], name: str, above: str) -> dict[str, Any]:
+    """YAML reads the keys `on:` and `3:` as something else than text."""
+    for key in values:
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {key!r} is read as {type(key).__name__}; put it in quotes.", where=name, key=above)
+    return {key: _text_keys(each, name, f"{above}.{key}".lstrip(".")) if isinstance(each, Mapping) else each
+            for key, each in values.items()}  # fmt: skip
+
+
+def split_overrides(arguments: list[str], known: Iterable[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
+    """`--a.b 3 --c.d=4 --e.f` -> pairs of key and text, and the arguments that are none of these."""
+    settings: list[tuple[str, str]] = []
+    rest: list[str] = []
+    known = set(known)
+    index = 0
+    while index < len(arguments):
+        each = arguments[index]
+        index += 1
+        if each == "--":
+            rest += arguments[index - 1 :]
+            break
+        match = _OVERRIDE.fullmatch(each)
+        if match is None or ("." not in match["key"] and match["key"] not in known):
+            rest.append(each)
+        elif match["value"] is not None:
+            settings.append((match["key"], match["value"]))
+        elif index < len(arguments) and not arguments[index].startswith("--"):
+            settings.append((match["key"], arguments[index]))
+            index += 1
+        else:
+            settings.append((match["key"], "true"))
+    return settings, rest
+
+
+def short_name(path: str) -> str:
+    """`pkg.hooks.MyHook` -> `my_hook`: what a hook in a list is called."""
+    from hookline.hook import snake_case
+
+    return snake_case(re.split(r"[.:]", path)[-1])
+
+
+def _named(given: list[Any]) -> dict[str, Any]:
+    """A list of class paths as a mapping of names, so that one of them can be overridden."""
+    named: dict[str, Any] = {}
+    for each in given:
+        path = each if isinstance(each, str) else each.get("class_path", "") if isinstance(each, dict) else ""
+        base = short_name(path) if isinstance(path, str) and path else f"number_{len(named) + 1}"
+        name, number = base, 2
+        while name in named:
+            name, number = f"{base}_{number}", number + 1
+        named[name] = {"class_path": each} if isinstance(each, str) else each
+    return named
+
+
+def named(given: Any) -> Any:
+    """Lists as mappings of names; anything else as it is."""
+    return _named(given) if isinstance(given, list) else given

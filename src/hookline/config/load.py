@@ -1,0 +1,223 @@
+"""A whole configuration: read, checked from top to bottom, and made into the parts of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookline.config import files
+from hookline.config.files import Source, named
+from hookline.config.hooks import read_hooks
+from hookline.config.making import make_hooks
+from hookline.config.permissions import PATH, Permissions, dangerous
+from hookline.config.problems import ConfigError, Override, nearest, plain
+from hookline.errors import HooklineError, OptionError
+from hookline.registry import offered_hooks
+
+SECTIONS: dict[str, str] = {
+    "module": "the model and its training: a hookline.Module, or any torch.nn.Module with `loss` and `optimizer`",
+    "datamodule": "the data: a hookline.DataModule",
+    "trainer": "options of the trainer: max_epochs, precision, device, strategy and so on",
+    "hooks": "hooks by name, or a list of class paths",
+    "loggers": "loggers by name, a list of class paths, or false",
+    "optimizer": "the optimizer, in place of the module's own",
+    "lr_scheduler": "its learning-rate schedule",
+    "loss": "for a plain torch.nn.Module: a function of outputs and targets, or a loss class",
+    "step": "for a plain torch.nn.Module: a function of model and batch, instead of `loss`",
+    "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict)",
+    "config": "a table of your own; hooks ask for it as `config`",
+    "allow": "further packages that class paths may name",
+}
+
+TYPED = tuple(name for name in SECTIONS if name != "allow")
+"""Sections that can be set on the command line as a whole; `--allow` there is the person's own word."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a configuration describes, made: give them to a trainer."""
+
+    source: Source
+    module: Any
+    datamodule: Any
+    hooks: dict[str, Any]
+    disabled: list[str]
+    trainer_arguments: dict[str, Any]
+    fit_arguments: dict[str, Any] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    keys: dict[str, str] = field(default_factory=dict)
+    """Name of a hook -> its key in the file."""
+
+    def make_trainer(self, trainer: Callable[..., Any]) -> Any:
+        """Call the class of trainers with its options, and give it the hooks under their names."""
+        try:
+            made = trainer(**self.trainer_arguments)
+        except OptionError as error:
+            raise self._wrong("trainer", error) from error
+        for name, hook in self.hooks.items():
+            try:
+                made.add_hook(hook, name)
+                if name in self.disabled:
+                    made.disable_hook(name)
+            except HooklineError as error:
+                raise self._wrong(self.keys.get(name, f"hooks.{name}"), error) from error
+        return made
+
+    def _wrong(self, key: str, error: HooklineError) -> ConfigError:
+        option = re.match(r"(\w+)=", str(error))
+        key = f"{key}.{option[1]}" if option and key == "trainer" else key
+        return self.source.wrong(key, str(error))
+
+
+class Config:
+    """A configuration that was read and whose keys are known; `build` checks the rest and makes the parts."""
+
+    def __init__(self, source: Source, allow: Iterable[str] = ()) -> None:
+        self.source = source
+        for key in source.values:
+            if key not in SECTIONS:
+                self._unknown(key)
+        self.permissions = Permissions(source.folder, [*_allowed(allow), *self._allowed_by_file()])
+        self.hooks = read_hooks(source, source.values.get("hooks"))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of it as plain values, those of the command line included."""
+        values: dict[str, Any] = plain(self.source.values)
+        return values
+
+    def _unknown(self, key: str) -> None:
+        from hookline.config.trainer import option_names
+
+        value = self.source.values[key]
+        if key in option_names():
+            raise self.source.wrong(key, f"this is an option of the trainer: write trainer.{key}.", value)
+        if key in offered_hooks():
+            raise self.source.wrong(key, f"this is a hook: write hooks.{key}.", value)
+        raise self.source.wrong(key, f"there is no such section.{nearest(key, SECTIONS, 'Sections')}", value)
+
+    def _allowed_by_file(self) -> list[str]:
+        given = self.source.values.get("allow", [])
+        if isinstance(given, dict) and list(given) == ["modules"]:
+            given = given["modules"]
+        given = plain(given)
+        given = [given] if isinstance(given, str) else given
+        if not isinstance(given, list) or not all(isinstance(each, str) and PATH.fullmatch(each) for each in given):
+            raise self.source.wrong("allow", "must be a list of packages or modules, such as [\"mypackage\"].", given)
+        for each in given:
+            if dangerous(each):
+                raise self.source.wrong("allow", f"{each!r} can run commands or write files, so a file cannot allow it; "
+                                   f"if you mean it, add --allow {each} on the command line.", given)  # fmt: skip
+        return given
+
+    def build(self) -> Parts:
+        """Check everything that has a type and make it. Errors name the key; nothing has been trained or written by then."""
+        import torch  # noqa: F401 - what follows needs it, and everything before this line does not
+
+        from hookline.config import trainer as trainer_section
+        from hookline.config.optim import read_optimizer
+        from hookline.module import Module
+
+        source, permissions = self.source, self.permissions
+        arguments = trainer_section.read(source, permissions)
+        arguments["logger"] = trainer_section.read_loggers(source, permissions)
+        arguments["config"] = plain(source.values.get("config"))
+        if not isinstance(arguments["config"], dict | None):
+            raise source.wrong("config", "must be a table.", source.values["config"])
+        optimizer = read_optimizer(source, permissions)
+        functions = {name: trainer_section.read_function(source, name, permissions) for name in ("loss", "step")}
+        functions = {name: each for name, each in functions.items() if each is not None}
+        hooks = make_hooks(source, self.hooks, permissions)
+        checkpoint = self._checkpoint()
+        datamodule = trainer_section.read_datamodule(source, permissions)
+        if "seed" in arguments:  # also what the module's own weights are drawn from
+            from hookline.seeding import seed_everything
+
+            seed_everything(arguments["seed"])
+        module = trainer_section.read_module(source, permissions)
+        if isinstance(module, Module):
+            for name in functions:
+                raise source.wrong(name, f"this is for a plain torch.nn.Module; {type(module).__name__} has steps of its own.",
+                              source.values[name])  # fmt: skip
+            if optimizer is not None:
+                optimizer.module = module
+                module.configure_optimizers = optimizer.configure_optimizers  # type: ignore[method-assign]
+        elif optimizer is not None:
+            functions["optimizer"] = optimizer
+        keys = dict(zip(hooks, (part.key for _, part in self.hooks), strict=True))
+        disabled = [name for name, (_, part) in zip(hooks, self.hooks, strict=True) if part.settings.get("enabled") is False]
+        self._settle_progress_bar(arguments, hooks, keys)
+        self._watch_monitors(hooks, keys)
+        return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
+
+    def _checkpoint(self) -> Path | None:
+        given = self.source.values.get("checkpoint")
+        if given is None:
+            return None
+        if not isinstance(given, str) or not given:
+            raise self.source.wrong("checkpoint", "must be the path of a checkpoint.", given)
+        path = Path(given)
+        if not isinstance(given, Override) and self.source.folder is not None:
+            path = self.source.folder / path  # a path in a file is meant from where the file is
+        if not path.exists():
+            raise self.source.wrong("checkpoint", f"there is no checkpoint at {path}.", given)
+        return path
+
+    def _settle_progress_bar(self, arguments: dict[str, Any], hooks: dict[str, Any], keys: dict[str, str]) -> None:
+        """A bar that is configured as a hook takes the place of the trainer's own."""
+        for name, hook in hooks.items():
+            if type(hook).__name__ == "ProgressBar":
+                if arguments.get("enable_progress_bar"):
+                    raise self.source.wrong(keys[name], "there would be two progress bars: leave out enable_progress_bar.")
+                arguments["enable_progress_bar"] = False
+
+    def _watch_monitors(self, hooks: dict[str, Any], keys: dict[str, str]) -> None:
+        from hookline.config.monitors import CheckMonitors
+
+        watched = {part.keys["monitor"]: str(part.init_args["monitor"]) for _, part in self.hooks
+                   if isinstance(part.init_args.get("monitor"), str)}  # fmt: skip
+        schedule = self.source.values.get("lr_scheduler")
+        if isinstance(schedule, dict) and isinstance(schedule.get("monitor"), str):
+            watched["lr_scheduler.monitor"] = str(schedule["monitor"])
+        if watched:
+            check = CheckMonitors(self.source, watched)
+            hooks[check.name], keys[check.name] = check, "hooks"
+
+
+def load_config(
+    given: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, allow: Iterable[str] = (),
+    hooks: Iterable[str] = (),
+) -> Config:  # fmt: skip
+    """Read a TOML or YAML file (or take a mapping), with values of the command line over it.
+
+    `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`; `allow` are further
+    packages that class paths may name; `hooks` are further hooks, by name or class path.
+    """
+    source = Source(_copied(given)) if isinstance(given, Mapping) else files.read(given)
+    settings, rest = files.split_overrides(list(overrides), TYPED)
+    if rest:
+        raise ConfigError(f"{rest[0]!r} is no override; write --section.key value.", where="command line")
+    for extra in hooks:
+        present = named(source.values.get("hooks") or {})
+        source.values["hooks"] = present if isinstance(present, dict) else {}
+        name = files.short_name(extra)
+        source.values["hooks"][name] = {"class_path": extra}
+        source.typed[f"hooks.{name}"] = f"--hook {extra}"
+    source.override(settings)
+    return Config(source, allow)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key): _copied(each) if isinstance(each, Mapping) else list(each) if isinstance(each, list | tuple) else each
+            for key, each in values.items()}  # fmt: skip
+
+
+def _allowed(given: Iterable[str]) -> list[str]:
+    found = [part.strip() for each in given for part in each.split(",")]
+    for each in found:
+        if not PATH.fullmatch(each) or each.partition(".")[0] == "jsonargparse":
+            raise ConfigError(f"--allow takes the name of a package or module, not {each!r}.", where="command line")
+    return found

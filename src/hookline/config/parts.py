@@ -1,0 +1,256 @@
+"""A part of a run by class path: looked up where it may come from, checked for its kind and its parameters, then made."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+import typing
+from argparse import ArgumentError
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from hookline.config.files import Source
+from hookline.config.permissions import PATH, Permissions
+from hookline.config.problems import SECRET, ConfigError, Override, choices, nearest, shown, spelled
+from hookline.errors import HooklineError, closest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a place in a configuration takes."""
+
+    word: str
+    kinds: tuple[type, ...]
+    home: str = ""
+    """Where a name without a dot is looked up."""
+    skip: frozenset[str | int] = frozenset()
+    """Parameters that the run fills in itself."""
+    settings: tuple[str, ...] = ()
+    """Keys beside class_path and init_args that are about the part, not for its class."""
+
+    @property
+    def wanted(self) -> str:
+        """The classes in words."""
+        return " or ".join(_public(each) for each in self.kinds)
+
+
+def _public(cls: type) -> str:
+    """Where people import it from: hookline.Hook, torch.nn.Module, torch.optim.Optimizer."""
+    depth = 2 if cls.__module__.startswith("torch.") else 1
+    return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
+
+
+@dataclass(slots=True)
+class Part:
+    """One class path with its arguments, and the key each of them has in the file."""
+
+    key: str
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def read_part(source: Source, key: str, given: Any, place: Place, default_path: str = "") -> Part:
+    """`"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
+    if isinstance(given, str):
+        return Part(key, str(given))
+    if not isinstance(given, dict):
+        raise source.wrong(key, f"must be a class path, or a table with class_path and init_args, for {place.word}.", given)
+    path = given.get("class_path", default_path)
+    if not isinstance(path, str) or not path:
+        near = next((each for each in given if closest(each, ["class_path"])), None)
+        hint = f" Did you mean 'class_path' instead of {near!r}?" if near is not None and near != "class_path" else ""
+        raise source.wrong(key, f"class_path is missing: the dotted name of {place.word}.{hint}", given)
+    part = Part(key, str(path))
+    inner = given.get("init_args", {})
+    if inner is None:
+        inner = {}
+    if not isinstance(inner, dict):
+        raise source.wrong(f"{key}.init_args", "must be a table of arguments.", inner)
+    for name, value in inner.items():
+        part.init_args[name], part.keys[name] = value, f"{key}.init_args.{name}"
+    for name, value in given.items():
+        if name in ("class_path", "init_args"):
+            continue
+        if name in part.init_args:
+            raise source.wrong(f"{key}.{name}", f"this is given twice, here and in {key}.init_args.", value)
+        part.init_args[name], part.keys[name] = value, f"{key}.{name}"
+    return part
+
+
+def resolve(source: Source, part: Part, place: Place, permissions: Permissions) -> Any:
+    """The class a path names: permission first, then the import, then its kind."""
+    path = part.class_path
+    key = f"{part.key}.class_path"
+    if not PATH.fullmatch(path):
+        raise source.wrong(key, f"this is no dotted name of {place.word}, such as 'package.module.Class'.", path)
+    if "." not in path and ":" not in path:
+        if not place.home:
+            raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
+        path = f"{place.home}.{path}"
+    dotted = path.replace(":", ".")
+    if refusal := permissions.refusal(dotted):
+        raise source.wrong(key, refusal, part.class_path)
+    permissions.open_folder()
+    found = _import(source, key, dotted, part, place)
+    if not inspect.isclass(found):
+        if hasattr(found, "__hookline_on__") and not part.init_args and place.word == "a hook":
+            return found
+        kind = "a module" if inspect.ismodule(found) else f"a {type(found).__name__}"
+        raise source.wrong(key, f"this is {kind}, not a class; needed is a subclass of {place.wanted}.", part.class_path)
+    if not issubclass(found, place.kinds):
+        bases = ", ".join(each.__name__ for each in found.__mro__[1:3] if each is not object) or "object"
+        raise source.wrong(key, f"{found.__name__} (derived from {bases}) is not {place.word}: needed is a subclass of "
+                      f"{place.wanted}.", part.class_path)  # fmt: skip
+    if inspect.isabstract(found):
+        raise source.wrong(key, f"{found.__name__} is abstract; name a class derived from it.", part.class_path)
+    return found
+
+
+def _import(source: Source, key: str, dotted: str, part: Part, place: Place) -> Any:
+    module, _, name = dotted.rpartition(".")
+    try:
+        return pkgutil.resolve_name(f"{module}:{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+            error.add_note(f"while importing {dotted} for {key} of {source.name}")
+            raise  # the module is there, and needs another one that is not
+        if module.rpartition(".")[0] and error.name == module:  # perhaps a class inside a class
+            try:
+                return pkgutil.resolve_name(f"{module.rpartition('.')[0]}:{module.rpartition('.')[2]}.{name}")
+            except (ModuleNotFoundError, AttributeError):
+                pass
+        problem = f"there is no module {error.name!r}. Is it installed, or beside the file?"
+        raise source.wrong(key, problem, part.class_path) from None
+    except AttributeError as error:
+        if "has no attribute" not in str(error):
+            raise
+        there = pkgutil.resolve_name(module)
+        names = [each for each in dir(there) if inspect.isclass(getattr(there, each, None)) and not each.startswith("_")]
+        fitting = [each for each in names if issubclass(getattr(there, each), place.kinds)] or names
+        raise source.wrong(key, f"{module} has no {name!r}.{nearest(name, fitting, 'It has')}", part.class_path) from None
+
+
+# ---- parameters --------------------------------------------------------------------------------------------------
+
+
+def parameters(cls: type, skip: Iterable[str] = ()) -> list[str]:
+    """What a class takes, its parents' through **kwargs included."""
+    return _parser(cls, frozenset(skip))[1]
+
+
+def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    names = parser.add_class_arguments(cls, fail_untyped=False, skip={*skip} or None)
+    return parser, names
+
+
+def check(source: Source, part: Part, cls: type, place: Place, permissions: Permissions) -> dict[str, Any]:
+    """The arguments as their types want them, nested class paths as objects; the first wrong one is refused."""
+    with permissions.enforced():
+        parser, names = _parser(cls, place.skip)
+        for name, value in part.init_args.items():
+            if name not in names:
+                raise source.wrong(part.keys[name], _unknown(cls, name, names, place), value)
+            if name == "filename":
+                _check_filename(source, part.keys[name], value)
+        values = {name: _one(source, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
+        try:
+            parsed = parser.parse_object(values)
+        except (ArgumentError, TypeError, ValueError) as error:
+            missing = [name for name, each in inspect.signature(cls).parameters.items()
+                       if each.default is each.empty and name in names and name not in values]  # fmt: skip
+            if missing:
+                problem = f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
+                raise source.wrong(part.key, problem) from None
+            raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_innermost(error)}") from None
+        made = parser.instantiate(parsed)
+        return {name: made[name] for name in values}
+
+
+def _one(source: Source, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
+    """Check one value alone, so that an error is about it and nothing else."""
+    from jsonargparse import ArgumentParser
+
+    skip = names - {name}
+    readings = [value.guess, str(value)] if isinstance(value, Override) else [value]
+    failure: Exception | None = None
+    for reading in readings:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls, fail_untyped=False, skip=skip or None)
+        try:
+            parser.parse_object({name: reading})
+            return reading
+        except (ArgumentError, TypeError, ValueError) as error:
+            failure = failure or error
+    assert failure is not None
+    raise source.wrong(part.keys[name], _wrong(cls, name, readings[0], failure), value)
+
+
+def _unknown(cls: type, name: str, names: list[str], place: Place) -> str:
+    near = closest(name, [*names, *place.settings, "class_path", "init_args"])
+    return f"{cls.__name__} has no parameter {name!r}.{near} It has: {', '.join([*names, *place.settings]) or 'none'}."
+
+
+def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
+    text = _innermost(error)
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", str(error)):
+        top = denied[1].partition(".")[0]
+        return f"{denied[1]!r} may not be imported from here, and was not. If you trust it: --allow {top}."
+    hint = annotation(cls, name)
+    if SECRET.search(name):  # jsonargparse quotes the value
+        return f"{name} must be {spelled(hint) if hint is not None else 'something else'}."
+    if hint is None:
+        return text
+    near = closest(str(value), choices(hint))
+    nested = f" ({text})" if isinstance(value, dict) else ""
+    return f"{name} must be {spelled(hint)}.{near}{nested}"
+
+
+def annotation(cls: Any, name: str) -> Any:
+    """The type of a parameter, if it can be told."""
+    for each in inspect.getmro(cls):
+        owner = each if name in vars(each).get("__annotations__", {}) else vars(each).get("__init__")
+        try:
+            hints = typing.get_type_hints(owner, include_extras=True)
+        except (NameError, TypeError, AttributeError):
+            continue
+        if name in hints:
+            return hints[name]
+    return None
+
+
+def _innermost(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    noise = ("Parser key", "Problem with", "Given value", "Subtypes", "Errors", "Does not validate",
+             "Expected a <class 'NoneType'>")  # fmt: skip
+    telling = [line for line in lines if not line.startswith(noise)]
+    return " ".join((telling or lines)[-1:] or [type(error).__name__])
+
+
+def _check_filename(source: Source, key: str, value: Any) -> None:
+    parts = PurePosixPath(str(value).replace("\\", "/"))
+    if isinstance(value, str) and (parts.is_absolute() or ".." in parts.parts):
+        raise source.wrong(key, "a file name cannot leave the run's directory: no '..', and not from the root.", value)
+
+
+def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any:
+    """Call the class. What it refuses is an error of the configuration; what breaks in it is an error of its own."""
+    try:
+        return cls(**arguments)
+    except ConfigError:
+        raise
+    except (HooklineError, ValueError) as error:
+        name = next((each for each in part.init_args if str(error).startswith((f"{each}=", f"{each} ")) or f" {each}=" in
+                     str(error)), None)  # fmt: skip
+        key = part.keys[name] if name is not None else part.key
+        raise source.wrong(key, str(error), *([part.init_args[name]] if name is not None else [])) from error
+    except Exception as error:
+        error.add_note(f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}")
+        raise

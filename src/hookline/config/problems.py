@@ -1,0 +1,126 @@
+"""Errors of a configuration: which file, which key, which value, what is allowed, and what was probably meant."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import OptionError, closest
+
+_PLAIN: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing (null)",
+    Path: "a path", dict: "a table", list: "a list", datetime.timedelta: "a length of time",
+}  # fmt: skip
+
+
+SECRET = re.compile(r"(?:^|[_.])(?:url|urls|token|password|passwd|secret|credentials?|key|dsn)$", re.IGNORECASE)
+"""Keys whose values are never shown: addresses of webhooks and the like are passwords."""
+
+
+class ConfigError(OptionError):
+    """A configuration that is refused, before anything runs."""
+
+    def __init__(self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False) -> None:
+        value = "(not shown)" if SECRET.search(key) else value
+        place = [part for part in (where, f"{key} = {shown(value)}" if key and has_value else key) if part]
+        super().__init__(": ".join([*place, problem]))
+        self.problem, self.where, self.key = problem, where, key
+        self.value = value if has_value else None
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
+        return {"where": self.where, "key": self.key, "value": plain(_masked(self.value)), "problem": self.problem}
+
+
+class Override(str):
+    """A value as it was typed on the command line; what it means depends on the type of where it goes."""
+
+    __slots__ = ()
+
+    @property
+    def guess(self) -> Any:
+        """A number, true, false, null, a list or a table if it looks like one, else the text itself."""
+        named = {"true": True, "false": False, "null": None, "none": None}
+        if self.lower() in named:
+            return named[self.lower()]
+        for read in (int, float, json.loads):
+            try:
+                return read(self)
+            except ValueError:
+                continue
+        if self[:1] in "[{":
+            return _flow(str(self))
+        return str(self)
+
+
+def _flow(text: str) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def plain(value: Any) -> Any:
+    """A value without marks of where it came from."""
+    if isinstance(value, Override):
+        return value.guess
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def shown(value: Any) -> str:
+    """As it would be written in a file, shortened."""
+    text = json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()}
+    return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def nearest(name: str, allowed: Iterable[str], what: str) -> str:
+    """` Did you mean 'x'? <what>: a, b, c.`"""
+    names = list(allowed)
+    return f"{closest(name, names)} {what}: {', '.join(names) or 'none'}."
+
+
+def spelled(annotation: Any) -> str:
+    """A type in words: `int | None` is 'a whole number or nothing (null)'."""
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return spelled(arguments[0])
+    if origin is typing.Literal:
+        return " or ".join(shown(each) for each in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(spelled(each) for each in arguments))
+    if origin in (list, set, frozenset, tuple) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
+        inner = spelled(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
+        if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
+            return "a table"
+        return f"a list of {inner.removeprefix('a ')}{'s' if inner.startswith('a ') else ''}" if inner else "a list"
+    if inspect.isclass(annotation):
+        return f"a {annotation.__name__} (a table with class_path and init_args)"
+    return str(annotation).replace("typing.", "")
+
+
+def choices(annotation: Any) -> list[str]:
+    """The texts a Literal allows, wherever it is in the type."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return [each for each in typing.get_args(annotation) if isinstance(each, str)]
+    return [text for each in typing.get_args(annotation) for text in choices(each)]

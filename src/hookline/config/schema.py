@@ -1,0 +1,124 @@
+"""The JSON schema of a configuration, for editors that complete and check."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.config.hooks_config import HooksConfig, switch_names
+from hookline.config.load import SECTIONS
+from hookline.config.making import SETTINGS
+from hookline.config.parts import annotation, parameters
+from hookline.registry import BUILTIN_HOOKS, hook_class, offered_hooks
+
+_PATH = {"type": "string", "description": "a class path: package.module.Class"}
+
+
+def schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12). Built-in hooks are described with their parameters, other classes by their path."""
+    from hookline.config.trainer import TrainerSettings
+
+    sections: dict[str, Any] = {name: {**_part(), "description": doc} for name, doc in SECTIONS.items()}
+    trainer = _parameters(TrainerSettings)
+    trainer["properties"]["strategy"] = {"anyOf": [{"type": "string"}, _part()]}
+    sections["trainer"] = {**trainer, "description": SECTIONS["trainer"]}
+    sections["loggers"] = {"anyOf": [{"type": "boolean"}, _PATH, {"type": "array", "items": _part()},
+                                     {"type": "object", "additionalProperties": _part()}],
+                           "description": SECTIONS["loggers"]}  # fmt: skip
+    sections["hooks"] = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/hook"}}, _named_hooks()],
+                         "description": SECTIONS["hooks"]}  # fmt: skip
+    sections["lr_scheduler"]["anyOf"][1]["properties"].update(
+        interval={"enum": ["step", "epoch"]}, frequency={"type": "integer", "minimum": 1}, monitor={"type": "string"},
+        strict={"type": "boolean"}, name={"type": "string"},
+    )
+    sections["checkpoint"] = {"type": "string", "description": SECTIONS["checkpoint"]}
+    sections["config"] = {"type": "object", "description": SECTIONS["config"]}
+    sections["allow"] = {"type": "array", "items": {"type": "string"}, "description": SECTIONS["allow"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Hookline configuration",
+        "type": "object",
+        "properties": sections,
+        "required": ["module"],
+        "additionalProperties": False,
+        "$defs": {"hook": _hook()},
+    }
+
+
+def _part() -> dict[str, Any]:
+    """A class path, or a table; arguments may stand in init_args or beside class_path."""
+    table = {"type": "object", "properties": {"class_path": _PATH, "init_args": {"type": "object"}}, "required": ["class_path"]}
+    return {"anyOf": [dict(_PATH), table]}
+
+
+def _named_hooks() -> dict[str, Any]:
+    switches = _parameters(HooksConfig)["properties"]
+    own = {name: _hook_table(name, needs_path=False) for name in BUILTIN_HOOKS}
+    properties = {name: {"anyOf": [{"$ref": "#/$defs/hook"}, table, {"type": "boolean"}]} for name, table in own.items()}
+    properties.update({name: switches[name] for name in switch_names()})
+    return {"type": "object", "properties": properties,
+            "additionalProperties": {"anyOf": [{"$ref": "#/$defs/hook"}, {"const": False}]}}  # fmt: skip
+
+
+def _hook() -> dict[str, Any]:
+    names = {"enum": sorted(offered_hooks()), "description": "a hook's name"}
+    described = [_hook_table(name, needs_path=True) for name in BUILTIN_HOOKS]
+    return {"anyOf": [names, dict(_PATH), *described, _part()["anyOf"][1]]}
+
+
+def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
+    """A built-in hook with its parameters, beside class_path or in init_args."""
+    cls = hook_class(name)
+    inner = _parameters(cls)
+    own = inner["properties"]
+    settings: dict[str, Any] = {setting: {} for setting in SETTINGS if setting not in own}
+    paths = [name, f"{cls.__module__}.{cls.__name__}", f"hookline.hooks.{cls.__name__}"]
+    properties = {**own, **settings, "class_path": {"enum": paths}, "init_args": {**inner, "required": []}}
+    return {"type": "object", "description": (cls.__doc__ or "").partition("\n")[0], "properties": properties,
+            "additionalProperties": False, "required": ["class_path"] if needs_path else []}  # fmt: skip
+
+
+def _parameters(cls: type) -> dict[str, Any]:
+    """The parameters of a class. Not by jsonargparse, which would list whatever subclasses happen to be imported."""
+    signature = inspect.signature(cls).parameters
+    properties: dict[str, Any] = {}
+    for name in parameters(cls):
+        properties[name] = of_type(annotation(cls, name))
+        default = signature[name].default if name in signature else None
+        if isinstance(default, bool | int | float | str):
+            properties[name]["default"] = default
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+_PLAIN: dict[Any, str] = {
+    bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object", list: "array",
+    Path: "string", datetime.timedelta: "string",
+}  # fmt: skip
+
+
+def of_type(hint: Any) -> dict[str, Any]:
+    """The schema of a type; of one that JSON cannot tell from others, an empty one."""
+    if hint is Any or hint is object:
+        return {}
+    if hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        members = [of_type(each) for each in arguments]
+        if all(set(each) == {"type"} and isinstance(each["type"], str) for each in members):
+            return {"type": list(dict.fromkeys(each["type"] for each in members))}
+        return {"anyOf": members} if all(members) else {}
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return {"type": "object"}
+    if inspect.isclass(origin) and issubclass(origin, Iterable):
+        return {"type": "array", "items": of_type(arguments[0]) if arguments else {}}
+    if Callable in (origin, hint):
+        return {"type": ["string", "object"]}
+    return _part() if inspect.isclass(hint) else {}

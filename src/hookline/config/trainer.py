@@ -1,0 +1,140 @@
+"""The trainer's options, and the parts that are one object each: module, data module, loggers, strategy, loss."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hookline.config.files import Source, named
+from hookline.config.parts import Part, Place, check, make, read_part, resolve
+from hookline.config.permissions import Permissions
+from hookline.config.problems import ConfigError, Override, nearest, plain
+from hookline.errors import OptionError
+from hookline.options import Options
+
+
+@dataclass(slots=True)
+class TrainerSettings(Options):
+    """`Options`, and the trainer's other arguments that a file can hold."""
+
+    strategy: str = "auto"
+    """A name, or a Strategy by class path."""
+    device: str = "auto"
+    precision: str | int = 32
+    accounting: bool = True
+    """Count the calls and the time of every hook."""
+
+
+def option_names() -> list[str]:
+    """Every key of the trainer's section."""
+    return [each.name for each in fields(TrainerSettings)]
+
+
+def read(source: Source, permissions: Permissions) -> dict[str, Any]:
+    """The trainer's keyword arguments."""
+    given = source.values.get("trainer", {})
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise source.wrong("trainer", "must be a table of options, such as max_epochs.", given)
+    for name in given:
+        if name not in option_names():
+            raise source.wrong(f"trainer.{name}", f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
+                          given[name])  # fmt: skip
+    place = Place("trainer options", (TrainerSettings,))
+    given = dict(given)
+    strategy = given.pop("strategy", None)
+    part = Part("trainer", "", given, {name: f"trainer.{name}" for name in given})
+    arguments = check(source, part, TrainerSettings, place, permissions)
+    try:
+        TrainerSettings(**arguments)
+    except OptionError as error:
+        name = re.match(r"(\w+)", str(error))
+        key = f"trainer.{name[1]}" if name is not None and name[1] in given else "trainer"
+        raise ConfigError(str(error), where=source.where(key), key=key) from None
+    if strategy is not None:
+        arguments["strategy"] = _strategy(source, strategy, permissions)
+    return arguments
+
+
+def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
+    if isinstance(given, str) and "." not in given and ":" not in given:
+        return str(given)
+    from hookline.strategies.base import Strategy
+
+    return _object(source, "trainer.strategy", given, Place("a strategy", (Strategy,)), permissions)
+
+
+def read_module(source: Source, permissions: Permissions) -> Any:
+    """The model."""
+    from torch import nn
+
+    if source.values.get("module") is None:
+        raise source.wrong("module", "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
+                      "module = \"model.Net\".")  # fmt: skip
+    return _object(source, "module", source.values["module"], Place("a module", (nn.Module,)), permissions)
+
+
+def read_datamodule(source: Source, permissions: Permissions) -> Any:
+    """The data, if the module has no loaders of its own."""
+    from hookline.module import DataModule
+
+    given = source.values.get("datamodule")
+    place = Place("a data module", (DataModule,))
+    return None if given is None else _object(source, "datamodule", given, place, permissions)
+
+
+def read_loggers(source: Source, permissions: Permissions) -> Any:
+    """For `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
+    from hookline.loggers.base import Logger
+
+    given = source.values.get("loggers", True)
+    given = given.guess if isinstance(given, Override) else given
+    if isinstance(given, bool) or given is None:
+        return bool(given)
+    place = Place("a logger", (Logger,), home="hookline.loggers")
+    if isinstance(given, str):
+        return [_object(source, "loggers", given, place, permissions)]
+    given = named(given)
+    if not isinstance(given, dict):
+        raise source.wrong("loggers", "must be a table of named loggers, a list of class paths, true or false.", given)
+    wanted = {name: each for name, each in given.items() if plain(each) is not False}
+    return [_object(source, f"loggers.{name}", each, place, permissions) for name, each in wanted.items()]
+
+
+def read_function(source: Source, key: str, permissions: Permissions) -> Any:
+    """A function by its dotted name, or a loss class with arguments."""
+    given = source.values.get(key)
+    if given is None:
+        return None
+    from torch import nn
+
+    place = Place(f"a {key} function", (nn.Module,), home="torch.nn.functional")
+    part = read_part(source, key, given, place)
+    function = resolve_function(source, part, place, permissions)
+    if function is not None:
+        return function
+    return _object(source, key, given, place, permissions)
+
+
+def resolve_function(source: Source, part: Part, place: Place, permissions: Permissions) -> Any:
+    """The function a path names; None if it names a class."""
+    import pkgutil
+
+    dotted = part.class_path.replace(":", ".") if "." in part.class_path else f"{place.home}.{part.class_path}"
+    if permissions.refusal(dotted) or part.init_args:
+        return None  # `resolve` says why
+    permissions.open_folder()
+    try:
+        found = pkgutil.resolve_name(":".join(dotted.rpartition(".")[::2]))
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if callable(found) and not inspect.isclass(found) else None
+
+
+def _object(source: Source, key: str, given: Any, place: Place, permissions: Permissions) -> Any:
+    part = read_part(source, key, given, place)
+    cls = resolve(source, part, place, permissions)
+    return make(source, part, cls, check(source, part, cls, place, permissions))

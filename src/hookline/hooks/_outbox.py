@@ -1,0 +1,141 @@
+"""Requests to an address that is a secret, sent from a thread of their own; nothing that happens there reaches the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import queue
+import string
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+from hookline.errors import HookError, OptionError
+from hookline.hooks.monitored import check_number, check_whole
+
+log = logging.getLogger("hookline")
+
+
+class Secret:
+    """An address that no repr, dump, copy or pickle shows; only a call gives it."""
+
+    __slots__ = ("_read", "problem")
+
+    def __init__(self, given: Any) -> None:
+        """From an address, or `env:NAME`. What is wrong with it is kept, to be raised when nobody holds it any more."""
+        self.problem = ""
+        where = "url (not shown, it is a secret)"
+        if isinstance(given, str) and given.startswith("env:"):
+            where = f"url: the environment variable {given.removeprefix('env:')}"
+            given = os.environ.get(given.removeprefix("env:"))
+        if given is None:
+            self.problem = f"{where} is not set."
+        elif not isinstance(given, str) or not _is_address(given):
+            self.problem = f"{where} must be an address that begins with https:// or http://."
+        address = str(given)
+        self._read: Callable[[], str] = lambda: address
+
+    def __call__(self) -> str:
+        return self._read()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+class Outbox:
+    """Sends requests one after the other from a thread of its own. Nothing that happens there reaches the run."""
+
+    def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
+        if address.problem:
+            raise OptionError(f"{who}: {address.problem}")
+        check_number(who, "timeout", timeout, least=0.001)
+        check_whole(who, "queue_size", size, least=1)
+        if importlib.util.find_spec("httpx") is None:
+            raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")
+        self._address, self._who, self._timeout, self._size = address, who, float(timeout), size
+        self._queue: queue.Queue[tuple[str, bytes | None] | None] = queue.Queue(size)
+        self._thread: threading.Thread | None = None
+        self.sent = self.failed = self.dropped = 0
+
+    def put(self, method: str, body: bytes | None = None) -> None:
+        """Have it sent soon, or drop it if too many are waiting; never waits."""
+        if self._thread is None or not self._thread.is_alive():
+            self._queue = queue.Queue(self._size)
+            self._thread = threading.Thread(target=self._work, args=(self._queue,), name="hookline-outbox", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait((method, body))
+        except queue.Full:
+            self.dropped += 1
+            if self.dropped == 1 and self._size > 1:  # a sign of life with another one ahead of it is not missed
+                log.warning("%s: too many messages are waiting to be sent; some are dropped", self._who)
+
+    def close(self) -> None:
+        """Wait for what is on its way, but not longer than one request may take."""
+        thread, waiting, self._thread = self._thread, self._queue, None
+        if thread is None:
+            return
+        until = time.monotonic() + self._timeout
+        try:
+            waiting.put(None, timeout=self._timeout)
+            thread.join(max(0.0, until - time.monotonic()))
+        except queue.Full:
+            pass
+        if thread.is_alive():
+            log.warning("%s: gave up on messages that could not be sent in %g s", self._who, self._timeout)
+            while not waiting.empty():  # the thread ends after the request it hangs in
+                waiting.get_nowait()
+            waiting.put(None)
+
+    def _work(self, waiting: queue.Queue[tuple[str, bytes | None] | None]) -> None:
+        _quiet.here = True
+        client: Any = None  # one for all: setting up TLS takes longer than a request
+        while (message := waiting.get()) is not None:
+            try:
+                client = client or self._make_client()
+                problem = self._send(client, *message)
+            except Exception as error:
+                problem = type(error).__name__  # its text may hold the address
+            if not problem:
+                self.sent += 1
+                continue
+            self.failed += 1
+            if self.failed == 1:  # once: a service that is down for a week is not worth a log full of it
+                log.warning("%s: a message was not delivered (%s); the run goes on", self._who, problem)
+        if client is not None:
+            client.close()
+
+    def _make_client(self) -> Any:
+        import httpx
+
+        for name in LOUD:
+            logging.getLogger(name).addFilter(_not_ours)
+        return httpx.Client(timeout=self._timeout, follow_redirects=False)
+
+    def _send(self, client: Any, method: str, body: bytes | None) -> str:
+        """Try it; what the answer had against it, if anything."""
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        with client.stream(method, self._address(), content=body, headers=headers) as answer:
+            if answer.is_redirect:
+                return f"answered {answer.status_code}, and redirects are not followed"
+            return "" if answer.is_success else f"answered {answer.status_code}"
+
+
+LOUD = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.socks")
+"""Loggers that tell of every request with its address."""
+_quiet = threading.local()
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    return not getattr(_quiet, "here", False)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and not set(text) & set(string.whitespace)
+    except ValueError:
+        return False

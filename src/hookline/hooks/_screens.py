@@ -1,0 +1,143 @@
+"""Where progress is shown: live lines on a terminal, one cell of a notebook, plain lines in a log file."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import sys
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from hookline.metrics import Metrics
+
+
+class Bar:
+    """One pass over data: how far it is, how fast, and its newest numbers."""
+
+    def __init__(self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None) -> None:
+        self.name, self.total, self.done, self.word = name, total, done, word
+        self.numbers = ""
+        self._marks = deque([(time.monotonic() if began is None else began, done)], maxlen=16)  # the rate is of late
+
+    def advance(self, done: int, numbers: dict[str, Any]) -> None:
+        """So many batches are done; all numbers are read from the device in one go."""
+        self.done = done
+        self._marks.append((time.monotonic(), done))
+        known = Metrics({name: value for name, value in numbers.items() if value is not None}).read()
+        self.numbers = "".join(f" {name} {value:.4g}" for name, value in known.items())
+
+    def pause(self, seconds: float) -> None:
+        """Something else was going on for so long."""
+        self._marks = deque([(when + seconds, done) for when, done in self._marks], maxlen=16)
+
+    @property
+    def count(self) -> str:
+        """`3/10`."""
+        return f"{self.done}/{'?' if self.total is None else self.total}"
+
+    @property
+    def rest(self) -> str:
+        """Rate, time left and numbers."""
+        (start, before), (now, done) = self._marks[0], self._marks[-1]
+        rate = (done - before) / max(now - start, 1e-9)
+        text = f"{rate:.1f} it/s" if rate >= 1 or rate == 0 else f"{1 / rate:.1f} s/it"
+        if self.total is not None and rate > 0 and self.done < self.total:
+            text += f" eta {datetime.timedelta(seconds=round((self.total - self.done) / rate))}"
+        return text + self.numbers
+
+
+# ---- where it is shown -------------------------------------------------------------------------------------------
+
+
+class Screen(Protocol):
+    """Shows bars. A live one replaces what it showed before."""
+
+    live: bool
+
+    def draw(self, bars: list[Bar]) -> None:
+        """Show them as they are now."""
+        ...
+
+    def close(self) -> None:
+        """Leave everything as it was found."""
+        ...
+
+
+def choose_screen() -> Screen:
+    """The one that fits where stderr goes."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_jupyter:
+        return Notebook()
+    # asked of the file too: FORCE_COLOR makes rich take a log file for a terminal
+    return Terminal(console) if console.is_interactive and console.file.isatty() else Lines()
+
+
+class Lines:
+    """A log file: one line about what is going on, now and then."""
+
+    live = False
+
+    def draw(self, bars: list[Bar]) -> None:
+        bar = bars[-1]
+        print(f"{bar.name}{bar.word} {bar.count} {bar.rest}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Notebook:
+    """One output that is replaced, as text: needs no widgets and reads well in a saved notebook."""
+
+    live = True
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, bars: list[Bar]) -> None:
+        from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+
+        text = "\n".join(f"{bar.name} {_blocks(bar)} {bar.count} {bar.rest}" for bar in bars)
+        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+    def close(self) -> None:
+        pass
+
+
+def _blocks(bar: Bar, width: int = 30) -> str:
+    full = 0 if not bar.total else min(width, width * bar.done // bar.total)
+    return "█" * full + "░" * (width - full)
+
+
+class Terminal:
+    """Live lines, one per bar. What others print meanwhile stands above them."""
+
+    live = True
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(),
+                   TextColumn("{task.fields[count]}", markup=False), TimeElapsedColumn(),
+                   TextColumn("{task.fields[rest]}", markup=False))  # fmt: skip
+        self._progress = Progress(*columns, console=console, auto_refresh=False)
+        self._tasks: dict[Bar, Any] = {}
+        self._progress.start()
+
+    def draw(self, bars: list[Bar]) -> None:
+        for gone in [bar for bar in self._tasks if bar not in bars]:
+            self._progress.remove_task(self._tasks.pop(gone))
+        for bar in bars:
+            if bar not in self._tasks:
+                self._tasks[bar] = self._progress.add_task(bar.name, total=bar.total, count="", rest="")
+            self._progress.update(self._tasks[bar], completed=bar.done, count=bar.count, rest=bar.rest)
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,87 @@
+"""Plain lines about a run: what began, what ended, and the loss every so many batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_whole
+from hookline.options import check_bool
+
+
+class ConsoleLog(Hook):
+    """Prints to stdout when the run and its epochs begin and end, and the loss in between.
+
+    A batch line has the batch's loss, its perplexity and the mean loss of the epoch so far; the device is read for it
+    when it is due, not in between.
+    """
+
+    tier = "builtin"
+    ranks = "zero"
+    on_error = "warn"
+
+    def __init__(self, log_every_n_batches: int | None = 10, perplexity: bool = True) -> None:
+        """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss, beside it."""
+        if log_every_n_batches is not None:
+            check_whole("ConsoleLog", "log_every_n_batches", log_every_n_batches, least=1)
+        check_bool("ConsoleLog: perplexity", perplexity)
+        self.log_every_n_batches = log_every_n_batches
+        self.perplexity = perplexity
+        self._every: float = log_every_n_batches or math.inf
+        self._began = self._epoch_began = 0.0
+
+    def on_train_start(self, state: Any, resumed: bool) -> None:
+        self._began = time.monotonic()
+        what = f"{type(state.module).__name__}, {state['model_params']:,} parameters, on {state.device}"
+        where = f", resumed in epoch {state.epochs_seen} at step {state.step}" if resumed else ""
+        self._say(f"training started: {what}{where}")
+
+    def on_train_epoch_start(self, epoch: int) -> None:
+        self._epoch_began = time.monotonic()
+        self._say(f"epoch {epoch} started")
+
+    def on_train_batch_end(self, state: Any) -> None:
+        if (state.batch_idx + 1) % self._every:
+            return
+        total = state.trainer.num_training_batches
+        place = f"epoch {state.epoch}, batch {state.batch_idx + 1}" + (f"/{total}" if total else "")
+        self._say(", ".join([place, *self._numbers(state)]))
+
+    def _numbers(self, state: Any) -> list[str]:
+        loss, mean = state.loss, state["avg_loss"]
+        texts = [] if loss is None else [f"loss {loss:.4f}"]
+        if mean is not None:
+            texts.append(f"average {mean:.4f}")
+        if self.perplexity and loss is not None:
+            texts.append(f"perplexity {perplexity_of(loss):.4g}")
+        return texts
+
+    def on_train_epoch_end(self, epoch: int, metrics: Any) -> None:
+        loss = f", loss {metrics['train/loss']:.4f}" if "train/loss" in metrics else ""
+        self._say(f"epoch {epoch} completed in {time.monotonic() - self._epoch_began:.1f} s{loss}{_others(metrics)}")
+
+    def on_train_end(self, state: Any) -> None:
+        why = f" ({state.stop_reason})" if state.stop_reason else ""
+        self._say(f"training {state.status}{why}: {state.epochs_seen} epochs, {state.step} steps, "
+                  f"{time.monotonic() - self._began:.1f} s")  # fmt: skip
+
+    def on_exception(self, exception: BaseException, state: Any) -> None:
+        self._say(f"{state.stage} ended by {type(exception).__name__} at {state.position}: {exception}")
+
+    def _say(self, text: str) -> None:
+        print(text, flush=True)  # whoever reads a log file does not want to wait for a buffer to fill
+
+
+def perplexity_of(loss: float) -> float:
+    """The exponential of a loss; infinite where that has no number."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def _others(metrics: Any) -> str:
+    shown = [name for name in metrics if name.startswith("val/") and not name.startswith("val/dl_")]
+    return "".join(f", {name} {metrics[name]:.4f}" for name in shown)

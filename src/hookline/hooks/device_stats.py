@@ -1,0 +1,111 @@
+"""What a run takes of the machine: processor, memory, and CUDA's allocator."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_whole
+from hookline.options import check_bool
+
+GB = 1e9
+
+
+class DeviceStats(Hook):
+    """Logs `cpu/...` and, on CUDA, `cuda/...` every so many steps.
+
+    Nothing waits for the device, and no package is needed: the numbers come from the operating system and from the
+    allocator's own books. What a system does not tell is left out.
+    """
+
+    tier = "builtin"
+    on_error = "disable"
+
+    def __init__(self, every: int = 50, cpu: bool = True) -> None:
+        """`every`: steps between two reports. `cpu=False`: only the accelerator."""
+        check_whole("DeviceStats", "every", every, least=1)
+        check_bool("DeviceStats: cpu", cpu)
+        self.every = every
+        self.cpu = cpu
+        self._meter = CPUMeter()
+
+    def on_train_start(self) -> None:
+        self._meter = CPUMeter()  # shares of time are counted from here
+
+    def on_step_end(self, trainer: Any, step: int, device: Any) -> None:
+        if step % self.every:
+            return
+        if self.cpu:
+            trainer.log_dict({f"cpu/{name}": value for name, value in self._meter.read().items()})
+        if torch.device(device).type == "cuda":
+            trainer.log_dict({f"cuda/{name}": value for name, value in cuda_stats(device).items()})
+
+
+class CPUMeter:
+    """Shares of processor time since the last reading, and memory now."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic(), time.process_time(), _system_times()
+
+    def read(self) -> dict[str, float]:
+        """Percent of one core this process took, percent of all cores anybody took, and memory in gigabytes."""
+        before, self._last = self._last, (time.monotonic(), time.process_time(), _system_times())
+        spent, used = self._last[0] - before[0], self._last[1] - before[1]
+        stats = {"percent": 100 * used / max(spent, 1e-9)}
+        if before[2] is not None and self._last[2] is not None:
+            total, idle = (now - then for now, then in zip(self._last[2], before[2], strict=True))
+            if total > 0:  # the system's clock ticks 100 times a second
+                stats["system_percent"] = 100 * (1 - idle / total)
+        return {**stats, **memory()}
+
+
+def memory() -> dict[str, float]:
+    """This process's memory now and at its worst, and how full the machine is."""
+    stats: dict[str, float] = {}
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        stats["memory_gb"] = pages * os.sysconf("SC_PAGE_SIZE") / GB
+    except (OSError, ValueError, IndexError):
+        pass  # no such file outside Linux
+    try:
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        stats["peak_memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB
+    except ImportError:
+        pass  # not on Windows
+    try:
+        rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        sizes = {row[0].rstrip(":"): int(row[1]) for row in rows}
+        stats["system_memory_percent"] = 100 * (1 - sizes["MemAvailable"] / sizes["MemTotal"])
+    except (OSError, ValueError, KeyError, IndexError):
+        pass
+    return stats
+
+
+def cuda_stats(device: Any) -> dict[str, float]:
+    """What the caching allocator holds, has held, and had to fight for."""
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "allocated_gb": stats.get("allocated_bytes.all.current", 0) / GB,
+        "peak_allocated_gb": stats.get("allocated_bytes.all.peak", 0) / GB,
+        "reserved_gb": stats.get("reserved_bytes.all.current", 0) / GB,
+        "peak_reserved_gb": stats.get("reserved_bytes.all.peak", 0) / GB,
+        "alloc_retries": float(stats.get("num_alloc_retries", 0)),
+        "ooms": float(stats.get("num_ooms", 0)),
+    }
+
+
+def _system_times() -> tuple[int, int] | None:
+    """All processors' time and how much of it was idle, in ticks."""
+    try:
+        numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,138 @@
+"""Stops a run when a metric stops improving."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.hook import Hook
+from hookline.hooks.monitored import Monitored, check_number, check_whole, no_validation_in
+from hookline.options import check_bool
+
+log = logging.getLogger("hookline")
+
+
+class EarlyStopping(Hook):
+    """Asks for a stop after `patience` checks in a row without improvement.
+
+    A check is made after every validation, or at the end of every training epoch if told so; patience counts checks, so it
+    also works in runs that are measured in steps. The stop is honoured at the next batch boundary, after `min_epochs`.
+    """
+
+    tier = "monitor"
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        patience: int = 3,
+        mode: str = "min",
+        min_delta: float = 0.0,
+        check_on_train_epoch_end: bool | None = None,
+        strict: bool = True,
+        verbose: bool = False,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_finite: bool = True,
+        name: str | None = None,
+    ) -> None:
+        """Watch a metric.
+
+        monitor: the metric's name. mode: 'min' or 'max', what is better. patience: checks without improvement.
+        min_delta: an improvement must be greater than this.
+        check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if there are any.
+        strict: a metric that is missing is an error, else a warning. verbose: print what is found at each check.
+        stopping_threshold: stop as soon as the metric is better than this.
+        divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or infinite.
+        """
+        super().__init__(name)
+        self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
+        check_whole("EarlyStopping", "patience", patience, 0)
+        for key, threshold in (("stopping_threshold", stopping_threshold), ("divergence_threshold", divergence_threshold)):
+            if threshold is not None:
+                check_number("EarlyStopping", key, threshold)
+        if check_on_train_epoch_end is not None:
+            check_bool("EarlyStopping: check_on_train_epoch_end", check_on_train_epoch_end)
+        check_bool("EarlyStopping: verbose", verbose)
+        check_bool("EarlyStopping: check_finite", check_finite)
+        self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
+        self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
+        self._begin()
+
+    def _begin(self) -> None:
+        self.wait_count = 0
+        self.best_score: float | None = None
+        self.checks = 0
+        self.stopped_epoch: int | None = None
+        self.stopped_step: int | None = None
+        self._validated = False
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # a second fit is a new run; a resumed one gets its state right after this
+            self._begin()
+
+    def on_validation_end(self, state: Any, metrics: Any) -> None:
+        if state.stage != "fit":
+            return
+        self._validated = True
+        if self.check_on_train_epoch_end:
+            return
+        if state.sanity_checking:
+            self.watch.look_ahead(metrics)
+        else:
+            self._check(state, metrics)
+
+    def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
+        if self.check_on_train_epoch_end:
+            self._check(state, metrics)
+        elif no_validation_in(state, self._validated):
+            if self.check_on_train_epoch_end is None:
+                self._check(state, metrics)
+            elif self.watch.strict:
+                raise OptionError("EarlyStopping checks after validations, but this run has none: pass a validation loader, "
+                                  "or check_on_train_epoch_end=True.")  # fmt: skip
+
+    def on_train_end(self) -> None:
+        if not self.checks:
+            log.warning("EarlyStopping never looked at %r: the run ended before a check was due.", self.watch.monitor)
+
+    def _check(self, state: Any, metrics: Any) -> None:
+        value = self.watch.find(metrics)
+        if value is None:
+            return
+        self.checks += 1
+        name, what = self.watch.monitor, ""
+        if self.check_finite and not math.isfinite(value):
+            what = f"{name} became {value}"
+        elif self.stopping_threshold is not None and self.watch.passes(value, self.stopping_threshold):
+            what = f"{name} = {value:.6g} has reached the threshold {self.stopping_threshold:g}"
+        elif self.divergence_threshold is not None and self.watch.passes(self.divergence_threshold, value):
+            what = f"{name} = {value:.6g} is worse than the limit {self.divergence_threshold:g}"
+        if self.watch.is_better(value, self.best_score):
+            self._say(f"{name} improved to {value:.6g}" + (f" from {self.best_score:.6g}" if self.best_score is not None else ""))
+            self.best_score, self.wait_count = value, 0
+        else:
+            self.wait_count += 1
+            self._say(f"{name} = {value:.6g} did not improve on {self.best_score} ({self.wait_count} of {self.patience})")
+            if not what and self.wait_count >= self.patience:
+                what = f"{name} did not improve in {self.wait_count} checks; the best was {self.best_score}"
+        if what:
+            self.stopped_epoch, self.stopped_step = state.epoch, state.step
+            self._say(what)
+            state.trainer.stop(f"EarlyStopping: {what}")
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(f"EarlyStopping: {text}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "wait_count": self.wait_count, "best_score": self.best_score, "checks": self.checks,
+            "stopped_epoch": self.stopped_epoch, "stopped_step": self.stopped_step,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wait_count, self.best_score, self.checks = state["wait_count"], state["best_score"], state["checks"]
+        self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]

@@ -1,0 +1,115 @@
+"""Parameters that begin to train later."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.filters import parse_interval
+from hookline.hook import Hook
+from hookline.options import check_bool
+
+COUNTS = {"step": "step", "epoch": "epochs_seen"}
+Moments = tuple[tuple[int, str], ...]
+
+
+class FreezeSchedule(Hook):
+    """Freezes parameters by name pattern until a moment of the run: `{'backbone.*': '3 epochs', 'embed.*': '1000 steps'}`.
+
+    A frozen parameter gets no gradient, so its optimizer leaves it alone, weight decay included; it is in its parameter group
+    all the time and trains from its moment on. What did not require gradients before never does. Where the run is decides
+    who is frozen, so a resumed run goes on rightly, and when the run ends everything is as it was.
+    """
+
+    tier = "builtin"
+
+    def __init__(self, schedule: Mapping[str, str], batchnorm_eval: bool = False, name: str | None = None) -> None:
+        """Say who is frozen until when.
+
+        schedule: patterns of parameter names (`*` and `?` as in file names) and the moment from which on they train, in
+        'steps' or 'epochs'. Of several patterns that fit one parameter, the latest moment counts.
+        batchnorm_eval: batch-norm layers whose parameters are frozen also keep their running statistics.
+        """
+        super().__init__(name)
+        if not isinstance(schedule, Mapping) or not schedule:
+            raise OptionError(f"FreezeSchedule: schedule={schedule!r} must be a mapping such as {{'backbone.*': '3 epochs'}}.")
+        self.moments: dict[str, tuple[int, str]] = {}
+        for pattern, moment in schedule.items():
+            if not isinstance(moment, str):
+                raise OptionError(f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'.")
+            number, unit = parse_interval(moment, f"FreezeSchedule: {pattern!r}")
+            if unit not in COUNTS:
+                raise OptionError(f"FreezeSchedule: {pattern!r}: {moment!r}: allowed are steps and epochs.")
+            self.moments[pattern] = (int(number), unit)
+        check_bool("FreezeSchedule: batchnorm_eval", batchnorm_eval)
+        self.batchnorm_eval = batchnorm_eval
+        self._frozen: dict[Moments, dict[str, nn.Parameter]] = {}
+        """What waits for the same moments, together: a batch asks once for all of it."""
+        self._still: dict[Moments, dict[str, nn.Module]] = {}
+        """Batch-norm layers in eval mode."""
+        if any(unit == "step" for _, unit in self.moments.values()):
+            self.__dict__["on_train_batch_start"] = self._thaw
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the parameters that are frozen now."""
+        return [name for parameters in self._frozen.values() for name in parameters]
+
+    def on_fit_start(self, state: Any, module: nn.Module) -> None:
+        """The optimizers are made by now, so that whoever gives them only what requires gradients gives them everything."""
+        names = [name for name, _ in module.named_parameters()]
+        for pattern in self.moments:
+            if not fnmatch.filter(names, pattern):
+                some = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+                raise HookError(f"FreezeSchedule: {pattern!r} fits no parameter of {type(module).__name__}."
+                                f"{closest(pattern, names)} Parameters: {some}.")  # fmt: skip
+        trained = {id(each) for optimizer in state.optimizers for group in optimizer.param_groups for each in group["params"]}
+        for name, parameter in module.named_parameters():
+            moments = self._moments_of(name)
+            if parameter.requires_grad and _is_early(moments, state):
+                if id(parameter) not in trained:
+                    raise HookError(f"FreezeSchedule: {name!r} is in no optimizer, so it would never train: give it to one in "
+                                    "configure_optimizers; frozen parameters are left alone there.")  # fmt: skip
+                parameter.requires_grad_(False)
+                parameter.grad = None
+                self._frozen.setdefault(moments, {})[name] = parameter
+        if self.batchnorm_eval:
+            for path, layer in module.named_modules():
+                moments = self._moments_of(f"{path}.weight")
+                if isinstance(layer, _BatchNorm) and layer.training and _is_early(moments, state):
+                    layer.eval()
+                    self._still.setdefault(moments, {})[path] = layer
+
+    def on_train_epoch_start(self, state: Any) -> None:
+        self._thaw(state)
+
+    def _thaw(self, state: Any) -> None:
+        if not self._frozen and not self._still:
+            return
+        for moments in [each for each in self._frozen if not _is_early(each, state)]:
+            for parameter in self._frozen.pop(moments).values():
+                parameter.requires_grad_(True)
+        for moments in [each for each in self._still if not _is_early(each, state)]:
+            for layer in self._still.pop(moments).values():
+                layer.train()
+
+    def _moments_of(self, name: str) -> Moments:
+        return tuple(moment for pattern, moment in self.moments.items() if fnmatch.fnmatchcase(name, pattern))
+
+    def teardown(self) -> None:
+        for parameters in self._frozen.values():
+            for parameter in parameters.values():
+                parameter.requires_grad_(True)
+        for layers in self._still.values():
+            for layer in layers.values():
+                layer.train()
+        self._frozen, self._still = {}, {}
+
+
+def _is_early(moments: Moments, state: Any) -> bool:
+    return any(getattr(state, COUNTS[unit]) < number for number, unit in moments)

@@ -1,0 +1,181 @@
+"""Norms, percentiles and histograms of gradients, the layers where they vanish or explode, and a picture of their flow."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks._gradients import History, Measured, Reading
+from hookline.hooks._naming import as_patterns, choose, is_match, listed
+from hookline.hooks._pictures import heat_map, need_matplotlib, save
+from hookline.options import check_bool
+
+log = logging.getLogger("hookline")
+GROUPS = ("layer", "parameter")
+
+
+class GradientMonitor(Hook):
+    """Reports gradients every `log_frequency` optimizer steps, as the update will use them: of the whole accumulation window,
+    unscaled, not yet clipped. A report reads the device once; the steps between pay for a comparison.
+
+    Logs `grad_norm` (over everything) and `grad_norm/<layer>`; `gradients/p90/<layer>` (percentiles of magnitudes) and
+    `update_ratio/<layer>` (norm of the change over norm of the weights) if asked for. Names layers that vanish or explode.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self, log_frequency: int = 100, log_histogram: bool = False, log_norm: bool = True,
+        param_filter: str | Sequence[str] | None = None, percentiles: Sequence[float] | None = None,
+        update_ratio: bool = False, vanishing: float = 1e-7, exploding: float = 1e3, heatmap: bool = False,
+        group: str = "layer", samples: int = 2048, history: int = 512, name: str | None = None,
+    ) -> None:  # fmt: skip
+        """What to look at, and how often.
+
+        log_frequency: optimizer steps between reports.
+        log_histogram, log_norm: what goes to the logger.
+        param_filter: only parameters with one of these texts in their name, or that match a pattern such as `*.mlp.*`.
+        percentiles: from 0 to 100, such as [10, 50, 90].
+        update_ratio: also how much each layer changes; copies the weights in the steps that are reported.
+        vanishing, exploding: norms below and above which a layer is named in a warning.
+        heatmap: draw `gradient_flow.png` (layers over steps) in the run's directory when the run ends, however it ends.
+        group: 'layer' (a module's own parameters together) or 'parameter'.
+        samples: values per layer that percentiles and histograms look at; layers smaller than this are looked at whole.
+        history: reports kept for the picture; of longer runs every second, fourth, ... report.
+        """
+        super().__init__(name)
+        for what, value, least in (("log_frequency", log_frequency, 1), ("samples", samples, 16), ("history", history, 2)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(f"GradientMonitor: {what}={value!r} must be a whole number from {least}.")
+        for what, flag in (("log_histogram", log_histogram), ("log_norm", log_norm), ("update_ratio", update_ratio),
+                           ("heatmap", heatmap)):  # fmt: skip
+            check_bool(f"GradientMonitor: {what}", flag)
+        if group not in GROUPS:
+            raise OptionError(f"GradientMonitor: group={group!r}, allowed: 'layer', 'parameter'.{closest(str(group), GROUPS)}")
+        if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
+            raise OptionError(f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
+                              "two numbers from 0, the first below the second.")  # fmt: skip
+        self.percentiles = tuple(percentiles or ())
+        if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
+            raise OptionError(f"GradientMonitor: percentiles={percentiles!r} must be numbers from 0 to 100.")
+        self.param_filter = None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)
+        self.log_frequency, self.log_histogram, self.log_norm = log_frequency, log_histogram, log_norm
+        self.update_ratio, self.vanishing, self.exploding = update_ratio, vanishing, exploding
+        self.heatmap, self.group, self.samples = heatmap, group, samples
+        self.history = History(history)
+        self.latest: Reading | None = None
+        """The newest report."""
+        self._done = 0
+        self._parts: dict[int, Measured] = {}
+        self._flagged: set[str] = set()
+
+    def setup(self, stage: str, step: int) -> None:
+        self._done = step  # for a hook that joins in the middle
+        if self.heatmap and stage == "fit":
+            need_matplotlib("GradientMonitor(heatmap=True)")
+
+    def on_train_start(self, module: nn.Module, step: int, resumed: bool) -> None:
+        self._done = step
+        if not resumed:
+            self.history.clear()
+            self._flagged.clear()
+        if self.param_filter is not None:
+            choose("GradientMonitor: param_filter", self.param_filter, [name for name, _ in module.named_parameters()])
+
+    # ---- measuring: at the event where gradients are complete and unscaled ------------------------------------------
+
+    def on_before_optimizer_step(self, module: nn.Module, optimizer: Optimizer, optimizer_idx: int) -> None:
+        if (self._done + 1) % self.log_frequency:  # not `step`: the second optimizer of an update finds it advanced
+            return
+        used = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        named = [(name, each) for name, each in module.named_parameters() if each.grad is not None and id(each) in used]
+        if not named or named[0][1].is_meta:
+            return
+        rows: dict[str, list[int]] = {}
+        for index, (name, _) in enumerate(named):
+            if self.param_filter is None or any(is_match(name, each) for each in self.param_filter):
+                rows.setdefault(name if self.group == "parameter" else name.rpartition(".")[0] or name, []).append(index)
+        part = self._parts[optimizer_idx] = Measured(rows, [each for _, each in named])
+        if self.percentiles or self.log_histogram:
+            part.sample(self.samples, self.percentiles, keep=self.log_histogram)
+        if self.update_ratio:
+            part.remember_weights()
+
+    def on_after_optimizer_step(self, optimizer_idx: int) -> None:
+        if self._parts and optimizer_idx in self._parts:
+            self._parts[optimizer_idx].compare_weights()
+
+    def on_step_skipped(self, state: Any) -> None:
+        self._parts.pop(state.optimizer_idx, None)  # what was measured was not used
+
+    # ---- reporting: at the event whose rows go out under this very step ---------------------------------------------
+
+    def on_step_end(self, trainer: Any, logger: Any, step: int) -> None:
+        self._done = step
+        if not self._parts:
+            return
+        found = self.latest = Reading(self._parts.values())
+        self._parts.clear()
+        self.history.add(step, found.norms)
+        small = [row for row, norm in found.norms.items() if norm < self.vanishing]
+        large = [row for row, norm in found.norms.items() if not norm <= self.exploding]  # NaN too
+        if self.log_norm:
+            trainer.log("grad_norm", found.total)
+            for row, norm in found.norms.items():
+                trainer.log(f"grad_norm/{row}", norm)
+            trainer.log("gradients/vanishing", len(small))
+            trainer.log("gradients/exploding", len(large))
+        for row, ratio in found.ratios.items():
+            trainer.log(f"update_ratio/{row}", ratio)
+        for row, values in found.percentiles.items():
+            for percentile, value in zip(self.percentiles, values, strict=True):
+                trainer.log(f"gradients/p{percentile:g}/{row}", value)
+        for row, taken in found.samples.items():
+            logger.add_histogram(f"gradients/{row}", taken, step)
+        self._warn(step, "vanishing", f"norm below {self.vanishing:g}", small)
+        self._warn(step, "exploding", f"norm above {self.exploding:g} or not finite", large)
+        self._flagged = {*small, *large}
+
+    def _warn(self, step: int, what: str, why: str, rows: list[str]) -> None:
+        if new := [row for row in rows if row not in self._flagged]:
+            log.warning("step %d: %s gradients (%s) in %s", step, what, why, listed(new))
+
+    # ---- the picture ------------------------------------------------------------------------------------------------
+
+    def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
+        self._parts.clear()
+        if not (self.heatmap and stage == "fit" and rank == 0 and self.history.steps):
+            return
+        try:
+            figure = self.figure()
+            save(figure, Path(trainer.run_dir) / "gradient_flow.png")
+            logger.add_figure("gradient_flow", figure, step)
+        except Exception:  # a picture is not worth a run
+            log.warning("GradientMonitor could not draw gradient_flow.png", exc_info=True)
+
+    def figure(self) -> Any:
+        """The heat map of what was measured so far, as a matplotlib figure: layers over steps."""
+        if not self.history.steps:
+            raise HookError("GradientMonitor has measured nothing yet, so there is nothing to draw.")
+        need_matplotlib("GradientMonitor.figure()")
+        rows = self.history.norms
+        return heat_map(list(rows), self.history.steps, list(rows.values()), self.vanishing, self.exploding)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history.state_dict(), "flagged": sorted(self._flagged)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history.load_state_dict(state["history"])
+        self._flagged = set(state["flagged"])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

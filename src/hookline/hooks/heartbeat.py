@@ -1,0 +1,104 @@
+"""A sign of life: a small file that is written anew, or an address that is called, as long as batches go through."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import HookError, OptionError
+from hookline.filters import SECONDS, parse_interval
+from hookline.hook import Hook
+from hookline.hooks._outbox import Outbox, Secret
+
+log = logging.getLogger("hookline")
+
+
+class Heartbeat(Hook):
+    """Shows from outside that a run is alive and how far it is; comes from the loop, so a run that hangs falls silent.
+
+    The file is replaced in one go, so a reader never sees half of it. The address is called from a thread of its own and
+    kept a secret. Neither can harm the run.
+    """
+
+    tier = "builtin"
+    ranks = "zero"
+    on_error = "warn"
+
+    def __init__(
+        self, path: str | Path | None = None, url: str | None = None, every: str | float = "60 seconds", timeout: float = 10.0,
+    ) -> None:  # fmt: skip
+        """`path`: the file, by default `heartbeat.json` unless there is a `url`; a relative one is below the run's directory.
+
+        `url`: an address to GET, or `env:NAME` to take it from an environment variable. `every`: seconds, or '5 minutes'.
+        """
+        address = None if url is None else Secret(url)
+        url = None  # an error below may be shown with the variables of this function
+        self._outbox = None if address is None else Outbox("Heartbeat", address, timeout, size=1)
+        if path is not None and (not isinstance(path, str | Path) or ".." in Path(path).parts or not Path(path).name):
+            raise OptionError(f"Heartbeat: path={path!r} must be the path of a file, without '..'; "
+                              "a relative one is below the run's directory.")  # fmt: skip
+        self.every = _seconds(every)
+        self.path = Path(path) if path is not None else Path("heartbeat.json") if address is None else None
+        self._file: Path | None = None
+        self._next = math.inf
+        self._warned = False
+
+    def setup(self, trainer: Any, state: Any) -> None:
+        self._warned = False
+        self._file = None if self.path is None else trainer.run_dir / self.path
+        self._beat(state)
+
+    def on_train_batch_end(self, state: Any, clock: Any = time.monotonic) -> None:
+        if clock() >= self._next:
+            self._beat(state)
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+    def teardown(self, state: Any) -> None:
+        self._beat(state, ping=state.status not in ("error", "interrupted"))
+        self._next = math.inf
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _beat(self, state: Any, ping: bool = True) -> None:
+        self._next = time.monotonic() + self.every
+        if self._outbox is not None and ping:
+            self._outbox.put("GET")
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            aside.write_text(json.dumps(self._facts(state)) + "\n")
+            os.replace(aside, self._file)
+        except OSError as error:
+            if not self._warned:
+                log.warning("Heartbeat: %s cannot be written (%s); the run goes on", self._file, error.strerror)
+            self._warned = True
+
+    def _facts(self, state: Any) -> dict[str, Any]:
+        """Nothing here waits for the device."""
+        return {
+            "time": round(time.time(), 3), "every": self.every, "host": socket.gethostname(), "pid": os.getpid(),
+            "stage": state.stage, "status": state.status, "epoch": state.epoch, "step": state.step,
+            "batches_seen": state.batches_seen, "samples_seen": state.samples_seen,
+        }  # fmt: skip
+
+
+def _seconds(every: Any) -> float:
+    if not isinstance(every, bool) and isinstance(every, int | float) and 0 <= every < math.inf:
+        return float(every)
+    if isinstance(every, str):
+        try:
+            number, unit = parse_interval(every, "every")
+        except HookError as error:
+            raise OptionError(f"Heartbeat: {error}") from None
+        if unit in SECONDS:
+            return number * SECONDS[unit]
+    raise OptionError(f"Heartbeat: every={every!r} must be a time: a number of seconds, or text such as '5 minutes'.")

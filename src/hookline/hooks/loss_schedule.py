@@ -1,0 +1,177 @@
+"""The loss, changed or added to in the course of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookline.errors import HookError, LossError, OptionError, closest
+from hookline.filters import parse_interval
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number
+from hookline.options import check_bool
+
+FACTS: dict[str, Callable[[Any], Any]] = {
+    "loss": lambda s: s.live_loss,
+    "batch": lambda s: s.batch,
+    "outputs": lambda s: s.returned,
+    "module": lambda s: s.module,
+    "step": lambda s: s.step,
+    "epoch": lambda s: s.epoch,
+    "batch_idx": lambda s: s.batch_idx,
+    "trainer": lambda s: s.trainer,
+    "state": lambda s: s,
+}
+"""What a function may ask for. `outputs` is what the training step returned, alive: a loss of it can be differentiated."""
+COUNTS = {"step": "step", "epoch": "epochs_seen"}
+Weight = float | Callable[..., float] | Mapping[int | str, float]
+
+
+class LossSchedule(Hook):
+    """Puts together what is differentiated: the module's loss or another one in its place, times a weight, plus further terms.
+
+    >>> LossSchedule(terms={"l1": lambda module: sum(p.abs().sum() for p in module.parameters())},
+    ...              weights={"l1": {0: 0.0, 1000: 1e-4}})
+
+    A weight is a number, a function of facts (`lambda step: min(1, step / 1000)`), or a mapping from the moment on which it
+    holds (a step, or text such as '2 epochs') to a number. A term whose weight is 0 is not computed.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self,
+        terms: Mapping[str, Callable[..., Any]] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        replace: Callable[..., Any] | Mapping[int | str, Callable[..., Any]] | None = None,
+        weight: Weight = 1.0,
+        log: bool = True,
+        name: str | None = None,
+    ) -> None:
+        """Say what to add, what to put in place, and how much of each.
+
+        terms: further losses by name, functions that ask for facts by the names of their parameters.
+        weights: their weights, 1 for those that are not named. replace: a function whose loss takes the place of the module's
+        from the start, or a mapping from moments to functions. weight: of the module's loss, or what replaced it.
+        log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
+        """
+        super().__init__(name)
+        self.terms, self.weights = dict(terms or {}), dict(weights or {})
+        for each in self.weights:
+            if each not in self.terms:
+                raise OptionError(f"LossSchedule: weights has {each!r}, which is none of the terms "
+                                  f"({', '.join(self.terms) or 'none'}).{closest(each, self.terms)}")  # fmt: skip
+        if not self.terms and replace is None and weight == 1.0:
+            raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
+        check_bool("LossSchedule: log", log)
+        self.log = log
+        self._terms = {key: _Asking(function, f"the term {key!r}") for key, function in self.terms.items()}
+        self._weights = {key: _Weight(self.weights.get(key, 1.0), f"the weight of {key!r}") for key in self.terms}
+        self._weight = _Weight(weight, "weight")
+        moments = replace if isinstance(replace, Mapping) else {} if replace is None else {0: replace}
+        self._replace = _in_order({key: _Asking(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace")
+
+    def on_fit_start(self, module: Any) -> None:
+        asking = [*self._terms.values(), *(function for _, _, function in self._replace)]
+        if not getattr(module, "automatic_optimization", True) and any("outputs" in each.names for each in asking):
+            raise HookError("LossSchedule: with manual optimization the loss is differentiated before the step has returned, so "
+                            "there are no `outputs` to ask for; use `batch` and `module`.")  # fmt: skip
+
+    def on_before_backward(self, state: Any) -> Tensor | None:
+        given = loss = state.live_loss
+        function = _current(self._replace, state)
+        if function is not None:
+            loss = function.loss(state)
+        weight = self._weight.at(state)
+        if weight != 1.0:
+            loss = loss * weight
+        for key, term in self._terms.items():
+            share = self._weights[key].at(state)
+            value = term.loss(state) if share else None
+            if value is not None:
+                loss = loss + share * value
+            if self.log:
+                state.trainer.log(f"loss/{key}_weight", share)
+                if value is not None:
+                    state.trainer.log(f"loss/{key}", value)
+        if not loss.requires_grad:
+            raise LossError("LossSchedule: what is left of the loss cannot be differentiated: its weights are 0, or a function "
+                            "returned a detached tensor.")  # fmt: skip
+        return loss if loss is not given else None
+
+
+class _Asking:
+    """A function called with the facts that its parameters name."""
+
+    def __init__(self, function: Any, what: str) -> None:
+        if not callable(function):
+            raise OptionError(f"LossSchedule: {what} must be a function, not {function!r}.")
+        self.function, self.what = function, what
+        parameters = inspect.signature(function).parameters.values()
+        self.names = [each.name for each in parameters if each.name in FACTS or each.default is each.empty]
+        for name in self.names:
+            if name not in FACTS:
+                raise OptionError(f"LossSchedule: {what} asks for {name!r}.{closest(name, FACTS)} "
+                                  f"It may ask for {', '.join(FACTS)}.")  # fmt: skip
+
+    def __call__(self, state: Any) -> Any:
+        return self.function(**{name: FACTS[name](state) for name in self.names})
+
+    def loss(self, state: Any) -> Tensor:
+        value = self(state)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise LossError(f"LossSchedule: {self.what} must return a loss, a tensor of one element; it returned {got}.")
+        return value.reshape(())
+
+
+class _Weight:
+    """A weight at this moment."""
+
+    def __init__(self, given: Any, what: str) -> None:
+        self.number: float | None = None
+        self.function: _Asking | None = None
+        self.moments: list[tuple[str, int, Any]] = []
+        if callable(given):
+            self.function = _Asking(given, what)
+        elif isinstance(given, Mapping):
+            for value in given.values():
+                check_number("LossSchedule", what, value)
+            self.moments = _in_order(given, what)
+        else:
+            check_number("LossSchedule", what, given)
+            self.number = float(given)
+
+    def at(self, state: Any) -> float:
+        if self.number is not None:
+            return self.number
+        if self.function is not None:
+            return float(self.function(state))
+        value = _current(self.moments, state)
+        return 0.0 if value is None else float(value)
+
+
+def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int, Any]]:
+    """(count, number, value) of each moment, in the order written; the latest one that has come holds."""
+    made: list[tuple[str, int, Any]] = []
+    for moment, value in given.items():
+        if isinstance(moment, int) and not isinstance(moment, bool) and moment >= 0:
+            made.append(("step", moment, value))
+            continue
+        number, unit = parse_interval(moment, f"LossSchedule: {what}") if isinstance(moment, str) else (0.0, "")
+        if unit not in COUNTS:
+            raise OptionError(f"LossSchedule: {what}: {moment!r} is no moment; use a step from 0, '500 steps' or '2 epochs'.")
+        made.append((COUNTS[unit], int(number), value))
+    return made
+
+
+def _current(moments: list[tuple[str, int, Any]], state: Any) -> Any:
+    """What holds now: the last of those written whose moment has come."""
+    found = None
+    for count, number, value in moments:
+        if getattr(state, count) >= number:
+            found = value
+    return found

@@ -1,0 +1,210 @@
+"""The learning-rate range test: raise the rate step by step, watch the loss, suggest a rate, put everything back."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookline.errors import HookError, OptionError
+from hookline.hook import Hook
+from hookline.hooks._pictures import lr_curve, need_matplotlib, save
+from hookline.options import check_bool
+from hookline.seeding import isolated_rng, rng_state, set_rng_state
+
+log = logging.getLogger("hookline")
+
+
+class LRFinder(Hook):
+    """Finds a learning rate in a short run of its own. `find` makes that run:
+
+    >>> finder = LRFinder(max_lr=1.0)
+    >>> module.lr = finder.find(trainer, module, train_loader)
+
+    As a hook of a run it turns that run into the test: the run ends when the test does, and weights, buffers, optimizers,
+    schedulers and random streams are as they were before it. `figure()` and `lr_finder.png` show loss over rate.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, divergence: float = 4.0, plot: bool = True,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        """The test.
+
+        min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to it.
+        steps: optimizer updates over which the rate grows, by the same factor each time.
+        divergence: the test ends early when the smoothed loss has risen from its best by so many times what it had fallen.
+        plot: draw `lr_finder.png` in the run's directory.
+        """
+        super().__init__(name)
+        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (min_lr, max_lr, divergence)) or \
+                not 0 < min_lr < max_lr < math.inf:  # fmt: skip
+            raise OptionError(f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the second.")
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 10:
+            raise OptionError(f"LRFinder: steps={steps!r} must be a whole number from 10.")
+        if not divergence > 1:
+            raise OptionError(f"LRFinder: divergence={divergence!r} must be above 1.")
+        check_bool("LRFinder: plot", plot)
+        self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = min_lr, max_lr, steps, divergence, plot
+        self.lrs: list[float] = []
+        self.losses: list[float] = []
+        """One pair for each update that was made with a finite loss."""
+        self.suggestion: float | None = None
+        self._kept: _Kept | None = None
+        self._streams: dict[str, Any] = {}
+        self._window: list[float] = []
+        self._ratios: list[list[float]] = []
+        self._smoothed = self._best = math.nan
+
+    def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
+        """Run the test with a trainer like this one, but without its hooks, and return the suggestion.
+
+        Takes what `trainer.fit` takes. Nothing of the given trainer, and nothing but the device of the module, is changed.
+        """
+        changes = {"max_steps": self.steps, "max_epochs": -1, "min_epochs": 0, "max_time": None, "limit_val_batches": 0,
+                   "num_sanity_val_steps": 0, "fast_dev_run": False, "run_dir": trainer.run_dir, "enable_progress_bar": False,
+                   "val_check_interval": 1.0, "check_val_every_n_epoch": 1}  # fmt: skip
+        modes = [(each, each.training) for each in module.modules()]
+        with isolated_rng():
+            short = type(trainer)(**{**asdict(trainer.options), **changes}, strategy=trainer.strategy, logger=False, hooks=[self])
+            short.fit(module, train, **arguments)
+        for each, mode in modes:
+            each.training = mode
+        return self.suggestion
+
+    # ---- the test ---------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str, trainer: Any) -> None:
+        if stage != "fit":
+            return
+        if self.plot:
+            need_matplotlib("LRFinder(plot=True)")
+        if trainer.options.min_epochs:
+            raise OptionError(f"LRFinder ends the run after {self.steps} steps, which min_epochs={trainer.options.min_epochs} "
+                              "forbids; use LRFinder().find(trainer, module, loader).")  # fmt: skip
+        self._streams = rng_state()
+
+    def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
+        self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
+        self._smoothed = self._best = math.nan
+        if not optimizers:
+            raise HookError("LRFinder has no optimizer whose learning rate it could change.")
+        self._kept = _Kept(module, optimizers, schedulers)
+        base = _rate(optimizers[0].param_groups[0]) or 1.0
+        self._ratios = [[(_rate(group) or base) / base for group in each.param_groups] for each in optimizers]
+
+    def on_before_backward(self, loss: Tensor) -> Tensor | None:
+        self._window.append(float(loss.detach()))
+        if self._kept is None or math.isfinite(self._window[-1]):
+            return None
+        return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # a loss that blew up ends the test, not the run
+
+    def on_before_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
+        if self._kept is not None:  # here, so that schedulers have no say
+            for group, ratio in zip(optimizer.param_groups, self._ratios[optimizer_idx], strict=True):
+                rate = self._next() * ratio
+                group["lr"] = group["lr"].new_tensor(rate) if isinstance(group["lr"], Tensor) else rate
+
+    def on_step_skipped(self, trainer: Any) -> None:
+        self._end_of_update(trainer, made=False)
+
+    def on_step_end(self, trainer: Any) -> None:
+        self._end_of_update(trainer, made=True)
+
+    def _next(self) -> float:
+        return float(self.min_lr * (self.max_lr / self.min_lr) ** (len(self.lrs) / (self.steps - 1)))
+
+    def _end_of_update(self, trainer: Any, made: bool) -> None:
+        losses, self._window = self._window, []
+        if self._kept is None or not losses:
+            return
+        loss = math.fsum(losses) / len(losses)
+        if made and math.isfinite(loss):
+            self.lrs.append(self._next())
+            self.losses.append(loss)
+            self._smoothed = loss if math.isnan(self._smoothed) else 0.8 * self._smoothed + 0.2 * loss
+            self._best = self._smoothed if math.isnan(self._best) else min(self._best, self._smoothed)
+        fallen = max(self.losses[0] - self._best, 0.1 * abs(self._best)) if self.losses else 0.0
+        blew_up = not math.isfinite(loss) or self._smoothed > self._best + self.divergence * fallen
+        if blew_up or len(self.lrs) >= self.steps:
+            trainer.stop("the learning-rate range test is over")
+            self._put_back()
+
+    def _put_back(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.put_back()
+
+    def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
+        if stage != "fit":
+            return
+        self._put_back()
+        if self._streams:
+            set_rng_state(self._streams)
+        self.suggestion = self._suggest()
+        if self.suggestion is None:
+            log.warning("LRFinder has no suggestion: over %d steps from %g the loss did not fall.", len(self.lrs), self.min_lr)
+        elif rank == 0:
+            log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
+        if self.plot and rank == 0 and len(self.lrs) > 2:
+            figure = self.figure()
+            save(figure, Path(trainer.run_dir) / "lr_finder.png")
+            logger.add_figure("lr_finder", figure, step)
+
+    # ---- the result -------------------------------------------------------------------------------------------------
+
+    def figure(self) -> Any:
+        """Loss over learning rate, as a matplotlib figure."""
+        need_matplotlib("LRFinder.figure()")
+        return lr_curve(self.lrs, self.losses, _smooth(self.losses), self.suggestion)
+
+    def _suggest(self) -> float | None:
+        """Where the smoothed loss falls fastest, but at most a tenth of the rate where it was lowest: that is the edge."""
+        if len(self.lrs) < 10:
+            return None
+        smooth = _smooth(self.losses)
+        lowest = int(np.argmin(smooth))
+        if lowest < 3 or smooth[0] - smooth[lowest] <= 1e-3 * abs(smooth[0]):
+            return None
+        slopes = np.gradient(smooth, np.log(self.lrs))[: lowest + 1]
+        return min(self.lrs[int(np.argmin(slopes))], self.lrs[lowest] / 10)
+
+
+class _Kept:
+    """Weights, buffers, optimizers and schedulers as they are now, and the way back."""
+
+    def __init__(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
+        self.tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
+        self.objects = [(each, copy.deepcopy(each.state_dict())) for each in (*optimizers, *schedulers)]
+        self.grads = [(each, None if each.grad is None else each.grad.clone()) for each in module.parameters()]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, before in self.tensors:
+                tensor.copy_(before)
+        for each, state in self.objects:
+            each.load_state_dict(state)
+        for parameter, grad in self.grads:
+            parameter.grad = grad
+
+
+def _rate(group: dict[str, Any]) -> float:
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def _smooth(losses: list[float]) -> Any:
+    """A running mean to both sides, so that the curve is not shifted towards higher rates."""
+    values = np.asarray(losses, dtype=np.float64)
+    reach = max(1, len(values) // 20)
+    weights = np.hanning(2 * reach + 3)[1:-1]
+    padded = np.pad(values, reach, mode="edge")
+    return np.convolve(padded, weights / weights.sum(), mode="valid")

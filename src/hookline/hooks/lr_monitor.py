@@ -1,0 +1,101 @@
+"""The learning rate of every optimizer and parameter group, and if asked momentum and weight decay, among the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+
+from hookline.errors import OptionError, closest
+from hookline.hook import Hook
+from hookline.options import check_bool
+
+FREQUENCIES = ("epoch", "step")
+
+
+class LRMonitor(Hook):
+    """Logs `lr-SGD`, with several groups `lr-SGD/pg1`, with several optimizers of a kind `lr-SGD-1`.
+
+    A scheduler's `name` and a parameter group's `name` take the place of these. The values are those that the update, or
+    the epoch, began with, not what a scheduler made of them since.
+    """
+
+    tier = "builtin"
+    on_error = "warn"
+
+    def __init__(self, log_momentum: bool = False, log_weight_decay: bool = False, frequency: str = "epoch") -> None:
+        """`log_momentum`: also `...-momentum` (the first beta of Adam and its kin) and `...-beta2`.
+
+        `frequency`: 'epoch', or 'step' for every step whose metrics are logged (`Trainer(log_every_n_steps=...)`).
+        """
+        check_bool("LRMonitor: log_momentum", log_momentum)
+        check_bool("LRMonitor: log_weight_decay", log_weight_decay)
+        if frequency not in FREQUENCIES:
+            raise OptionError(f"LRMonitor: frequency={frequency!r}, allowed: 'epoch', 'step'."
+                              f"{closest(str(frequency), FREQUENCIES)}")  # fmt: skip
+        self.log_momentum = log_momentum
+        self.log_weight_decay = log_weight_decay
+        self.frequency = frequency
+        self._every = 0
+        self._of_epoch: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Any) -> None:
+        self._every = trainer.options.log_every_n_steps if self.frequency == "step" else 0
+
+    def on_after_optimizer_step(self, trainer: Any, step: int, optimizer_idx: int) -> None:
+        # here, because schedulers advance before on_step_end
+        if self._every and step % self._every == 0:
+            trainer.log_dict(self.values(trainer, only=optimizer_idx))
+
+    def on_train_epoch_start(self, trainer: Any) -> None:
+        if self.frequency == "epoch":
+            self._of_epoch = self.values(trainer)
+
+    def on_train_epoch_end(self, trainer: Any) -> None:
+        trainer.log_dict(self._of_epoch)
+
+    def values(self, trainer: Any, only: int | None = None) -> dict[str, Any]:
+        """Everything this hook logs, as it is now; with `only`, of the optimizer with this number."""
+        found: dict[str, Any] = {}
+        for index, names in enumerate(group_names(trainer)):
+            if only is not None and index != only:
+                continue
+            for name, group in zip(names, trainer.optimizers[index].param_groups, strict=True):
+                found[name] = _fixed(group["lr"])
+                betas = group.get("betas")
+                if self.log_momentum:
+                    found[f"{name}-momentum"] = _fixed(betas[0] if betas else group.get("momentum", 0.0))
+                    if betas:
+                        found[f"{name}-beta2"] = _fixed(betas[1])
+                if self.log_weight_decay:
+                    found[f"{name}-weight_decay"] = _fixed(group.get("weight_decay", 0.0))
+        return found
+
+
+def group_names(trainer: Any) -> list[list[str]]:
+    """A name for every parameter group, per optimizer. Found out each time: groups may be added in the middle of a run."""
+    schedules = getattr(trainer._run, "schedules", ())
+    given = {each.optimizer_idx: each.name for each in schedules if each.name}
+    seen: Counter[str] = Counter()
+    names = []
+    for index, optimizer in enumerate(trainer.optimizers):
+        kind = f"lr-{type(optimizer).__name__}"
+        name = given.get(index) or (f"{kind}-{seen[kind]}" if seen[kind] else kind)
+        seen[kind] += 1
+        names.append(_with_groups(name, optimizer.param_groups))
+    return names
+
+
+def _with_groups(name: str, groups: list[dict[str, Any]]) -> list[str]:
+    labels = [str(group.get("name") or f"pg{number}") for number, group in enumerate(groups, 1)]
+    if len(set(labels)) < len(labels):  # names that do not tell groups apart are no names
+        labels = [f"pg{number}" for number in range(1, len(groups) + 1)]
+    if len(groups) == 1 and not groups[0].get("name"):
+        return [name]
+    return [f"{name}/{label}" for label in labels]
+
+
+def _fixed(value: Any) -> Any:
+    """A rate that is kept as a tensor is changed in place by schedulers, so take what it is now."""
+    return value.detach().clone() if isinstance(value, Tensor) else value

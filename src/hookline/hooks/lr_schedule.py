@@ -1,0 +1,203 @@
+"""The learning rate as a function of how far the run is."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number, check_whole
+
+F = TypeVar("F", bound=Callable[..., float])
+
+SCHEDULES: dict[str, Callable[..., float]] = {}
+"""Every schedule by name: a function of the time after the warm-up, from 0 to 1, that goes from 1 to 0."""
+FACTS = ("step", "epoch", "total")
+
+
+def register_schedule(name: str) -> Callable[[F], F]:
+    """Offer a schedule under a name: `@register_schedule("stairs")` on a function of `t`, from 0 to 1, with options as keywords.
+
+    It returns what is left of the learning rate above its minimum: 1 is all of it, 0 the minimum.
+    """
+    if not isinstance(name, str) or not name:
+        raise OptionError(f"register_schedule({name!r}): give it a name, such as 'stairs'.")
+
+    def register(function: F) -> F:
+        if name in SCHEDULES:
+            raise OptionError(f"There is a schedule called {name!r} already; choose another name.")
+        if next(iter(inspect.signature(function).parameters), "") != "t":
+            raise OptionError(f"The schedule {name!r} must be a function whose first parameter is `t`, the time from 0 to 1.")
+        SCHEDULES[name] = function
+        return function
+
+    return register
+
+
+@register_schedule("constant")
+def constant(t: float) -> float:
+    """All the time the same."""
+    return 1.0
+
+
+@register_schedule("linear")
+def linear(t: float) -> float:
+    """Straight down."""
+    return 1.0 - t
+
+
+@register_schedule("cosine")
+def cosine(t: float) -> float:
+    """Half a cosine."""
+    return 0.5 * (1.0 + math.cos(math.pi * t))
+
+
+@register_schedule("polynomial")
+def polynomial(t: float, power: float = 2.0) -> float:
+    """A power of the time that is left."""
+    return float((1.0 - t) ** power)
+
+
+@register_schedule("rex")
+def rex(t: float) -> float:
+    """Slowly at first, then faster and faster: reflected exponential."""
+    return (1.0 - t) / (1.0 - t / 2.0)
+
+
+@register_schedule("wsd")
+def wsd(t: float, decay_fraction: float = 0.1) -> float:
+    """Warm-up, stable, decay: full until the last part of the run, then straight down."""
+    return 1.0 if t <= 1.0 - decay_fraction else (1.0 - t) / decay_fraction
+
+
+class LRSchedule(Hook):
+    """Sets the learning rate of every parameter group to its initial one times a factor, before each update.
+
+    A learning rate that somebody else changes meanwhile (a hook, ReduceLROnPlateau) is taken as a wish: the schedule goes on
+    in proportion to it. Schedulers that write a whole schedule of their own are refused.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self,
+        schedule: str | Callable[..., float] = "cosine",
+        total: int | None = None,
+        warmup: int = 0,
+        min_lr_ratio: float = 0.0,
+        interval: str = "step",
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Say how it goes.
+
+        schedule: a name ('constant', 'linear', 'cosine', 'wsd', 'rex', 'polynomial', or one that `register_schedule` added),
+        or a function of `step`, `epoch`, `total` (any of them) that returns the factor itself.
+        total: steps (or epochs) in all; None: as many as the run will make. warmup: of these, how many rise linearly.
+        min_lr_ratio: the lowest factor. interval: 'step' or 'epoch', how often it changes and what total and warmup count.
+        Further options go to the schedule: `power` of 'polynomial', `decay_fraction` of 'wsd'.
+        """
+        super().__init__(name)
+        if interval not in ("step", "epoch"):
+            hint = closest(str(interval), ["step", "epoch"])
+            raise OptionError(f"LRSchedule: interval={interval!r}, allowed: 'step', 'epoch'.{hint}")
+        if total is not None:
+            check_whole("LRSchedule", "total", total, 1)
+        check_whole("LRSchedule", "warmup", warmup, 0)
+        if total is not None and warmup >= total:
+            raise OptionError(f"LRSchedule: warmup={warmup} leaves nothing of total={total}.")
+        check_number("LRSchedule", "min_lr_ratio", min_lr_ratio, 0.0, 1.0)
+        self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = schedule, total, warmup, min_lr_ratio, interval
+        self.options = options
+        self._shape = self._find(schedule)
+        self._asks = self._facts_of(schedule) if callable(schedule) else []
+        self._until = math.inf
+        self._at = -1
+        self._written: list[list[float]] = []
+        """What was set last, per optimizer and parameter group."""
+
+    def _find(self, schedule: Any) -> Callable[..., Any]:
+        takes: list[str] = []
+        if isinstance(schedule, str):
+            if schedule not in SCHEDULES:
+                raise OptionError(f"LRSchedule: schedule={schedule!r}, allowed: {', '.join(map(repr, SCHEDULES))}, or a function."
+                                  f"{closest(schedule, SCHEDULES)}")  # fmt: skip
+            takes = list(inspect.signature(SCHEDULES[schedule]).parameters)[1:]
+        elif not callable(schedule):
+            raise OptionError(f"LRSchedule: schedule={schedule!r} must be a name ({', '.join(SCHEDULES)}) or a function.")
+        elif self.warmup or self.min_lr_ratio:
+            raise OptionError("LRSchedule: warmup and min_lr_ratio go with a schedule by name, not with a function.")
+        for option in self.options:
+            if option not in takes:
+                raise OptionError(f"LRSchedule: the schedule {schedule!r} has no option {option!r}.{closest(option, takes)} "
+                                  f"It has: {', '.join(takes) or 'none'}.")  # fmt: skip
+        return SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+
+    def _facts_of(self, function: Callable[..., float]) -> list[str]:
+        parameters = inspect.signature(function).parameters.values()
+        asks = [each.name for each in parameters if each.name in FACTS or each.default is each.empty]
+        for each in asks:
+            if each not in FACTS:
+                raise OptionError(f"LRSchedule: the function asks for {each!r}; it may ask for {', '.join(FACTS)}."
+                                  f"{closest(each, FACTS)}")  # fmt: skip
+        return asks
+
+    def factor(self, step: int, epoch: int) -> float:
+        """What the initial learning rate is multiplied with."""
+        if callable(self.schedule):
+            facts = {"step": step, "epoch": epoch, "total": self._until}
+            return float(self._shape(**{name: facts[name] for name in self._asks}))
+        now = step if self.interval == "step" else epoch
+        if now < self.warmup:
+            return (now + 1) / (self.warmup + 1)
+        t = min(1.0, (now - self.warmup) / (self._until - self.warmup)) if self._until < math.inf else 0.0
+        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * float(self._shape(t, **self.options))
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._at, self._written = -1, []
+
+    def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any]) -> None:
+        others = sorted({type(each).__name__ for each in schedulers if not isinstance(each, ReduceLROnPlateau)})
+        if others:
+            raise HookError(f"LRSchedule and {', '.join(others)} would both write the learning rate, and the last one would win. "
+                            "Return no lr_scheduler from configure_optimizers, or leave LRSchedule out.")  # fmt: skip
+        self._until = math.inf if self.total is None else self.total
+        if self.total is None and (self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)):
+            self._until = trainer.estimated_stepping_batches if self.interval == "step" else trainer.options.max_epochs
+            if not 0 < self._until < math.inf:
+                raise OptionError(f"LRSchedule: how many {self.interval}s the run will make cannot be told; pass total=, or set "
+                                  "max_steps or max_epochs.")  # fmt: skip
+        if self.warmup >= self._until:
+            raise OptionError(f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} {self.interval}s.")
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])  # the optimizer's own state keeps it over a resume
+
+    def on_train_batch_start(self, step: int, epoch: int, optimizers: list[Any]) -> None:
+        now = step if self.interval == "step" or callable(self.schedule) else epoch
+        if now == self._at:
+            return
+        self._at = now
+        factor, written = self.factor(step, epoch), []
+        for index, optimizer in enumerate(optimizers):
+            before = self._written[index] if index < len(self._written) else []
+            for place, group in enumerate(optimizer.param_groups):
+                if "initial_lr" not in group:  # a group that was added meanwhile
+                    group["initial_lr"] = group["lr"]
+                elif place < len(before) and before[place] not in (0.0, group["lr"]):
+                    group["initial_lr"] *= group["lr"] / before[place]
+                group["lr"] = group["initial_lr"] * factor
+            written.append([group["lr"] for group in optimizer.param_groups])
+        self._written = written
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"written": self._written}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._written = [list(each) for each in state["written"]]

@@ -1,0 +1,345 @@
+"""Keeps the best checkpoints by a metric, the newest ones, or both."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import math
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.filters import When
+from hookline.hook import Hook
+from hookline.hooks.monitored import Monitored, check_whole, no_validation_in
+from hookline.options import check_bool, parse_time
+
+WHO = "ModelCheckpoint"
+
+
+class ModelCheckpoint(Hook):
+    """Asks for checkpoints and removes those that are no longer wanted.
+
+    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; without it, the newest
+    `save_top_k` are kept. The newest checkpoint is never removed, and an older one only once the new one is durable.
+    """
+
+    tier = "monitor"
+
+    def __init__(
+        self,
+        monitor: str | None = None,
+        mode: str = "min",
+        save_top_k: int = 1,
+        save_last: bool = False,
+        filename: str | None = None,
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        train_time_interval: str | float | datetime.timedelta | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        save_on_exception: bool = False,
+        dirpath: str | Path | None = None,
+        strict: bool = True,
+        name: str | None = None,
+    ) -> None:
+        """Say what to keep, when to look, and what to call it.
+
+        monitor, mode: the metric, and whether 'min' or 'max' is better. save_top_k: how many to keep; -1: all, 0: none.
+        save_last: also keep the state of the newest look, and of the run's end, as 'last'.
+        filename: a template with {epoch}, {step} and metrics, such as 'epoch_{epoch}_loss_{val/loss:.2f}'.
+        auto_insert_metric_name: put 'name=' before each value in it.
+        every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them, else every epoch.
+        save_on_train_epoch_end: True: look at epoch ends; False: after validations; None: after validations if there are any.
+        save_on_exception: also save when the run fails. dirpath: a folder inside the run's directory, by default 'checkpoints'.
+        strict: a metric that is missing is an error, else a warning.
+        """
+        super().__init__(name)
+        self.watch = Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
+        self.monitor, self.mode = monitor, mode
+        check_whole(WHO, "save_top_k", save_top_k, -1)
+        flags = {"save_last": save_last, "save_on_exception": save_on_exception}
+        flags["auto_insert_metric_name"] = auto_insert_metric_name
+        if save_on_train_epoch_end is not None:
+            flags["save_on_train_epoch_end"] = save_on_train_epoch_end
+        for key, flag in flags.items():
+            check_bool(f"{WHO}: {key}", flag)
+        self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
+        self.dirpath = _inside(Path("checkpoints" if dirpath is None else dirpath))
+        self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
+        self._begin()
+
+    def _triggers(self, steps: int | None, epochs: int | None, time: Any) -> int:
+        """Listen where it is needed only: a step costs nothing if nothing goes by steps."""
+        given = [key for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs), ("train_time_interval", time))
+                 if value]  # fmt: skip
+        if len(given) > 1:
+            raise OptionError(f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the other.")
+        for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs)):
+            if value is not None:
+                check_whole(WHO, key, value, 0)
+        if time is not None:
+            try:
+                seconds = parse_time(time)
+            except OptionError:
+                raise OptionError(f"{WHO}: train_time_interval={time!r}: use seconds, '10 minutes', 'DD:HH:MM:SS' or a "
+                                  "timedelta, above 0.") from None  # fmt: skip
+            self.__dict__["on_step_end"] = When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
+        elif steps:
+            self.__dict__["on_step_end"] = When(every=f"{steps} steps")(functools.partial(self._after_steps))
+        if self.save_on_exception:
+            self.__dict__["on_exception"] = self._after_failure
+        return epochs if epochs is not None else 0 if given else 1
+
+    def _begin(self) -> None:
+        self.best_model_path, self.last_model_path = "", ""
+        self.best_model_score: float | None = None
+        self.current_score: float | None = None
+        self.best_k_models: dict[str, float] = {}
+        """What is kept, the oldest first: path and score, or path and step if nothing is monitored."""
+        self._asked: dict[str, float] = {}
+        """Asked for and not written yet."""
+        self._asked_last = ""
+        self._seen: Any = None
+        self._validated_at: tuple[int, Any] = (-1, None)
+        self._waiting = self._validated = False
+        self._looked_at = -1
+
+    def setup(self, stage: str, hooks: Any, state: Any) -> None:
+        if stage != "fit":
+            return
+        self._begin()
+        if self.dirpath.is_absolute():
+            self._folder(state)  # refuses one outside before anything is trained
+        for other in hooks:
+            if isinstance(other, ModelCheckpoint) and other is not self and other.dirpath == self.dirpath \
+                    and (other.filename.template == self.filename.template or (self.save_last and other.save_last)):  # fmt: skip
+                raise HookError("Two ModelCheckpoints would write under the same names and remove each other's checkpoints: "
+                                "give one another dirpath, such as dirpath='by_time'.")  # fmt: skip
+
+    # ---- when to look -------------------------------------------------------------------------------------------
+
+    def on_validation_end(self, state: Any, metrics: Any) -> None:
+        if state.stage != "fit":
+            return
+        self._validated = True
+        if state.sanity_checking:
+            if self.monitor is not None:
+                self.watch.look_ahead(metrics)
+            return
+        if self.monitor is not None:
+            self._validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
+        if self._waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
+            self._look(state, metrics)
+
+    def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
+        alone = no_validation_in(state, self._validated)
+        if self._waiting:
+            due = alone or self._is_fresh(metrics)
+        elif self.save_on_train_epoch_end is None and not self._validated and state.epochs_seen == state.epoch:
+            due = self._is_fresh(metrics)  # the epoch is cut short: there will be no validation to wait for
+        else:
+            due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
+        if due and (self._waiting or self._epoch_is_due(state)):
+            self._look(state, metrics)
+
+    def on_train_end(self, state: Any) -> None:
+        if self.save_last and self._looked_at != state.step:
+            self._ask_last(state)
+
+    def _after_steps(self, state: Any) -> None:
+        step, value = self._validated_at
+        old = self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
+        if self._is_fresh(state.metrics) and not old:
+            self._look(state, state.metrics, certain=False)
+        else:
+            self._waiting = True  # the score is of older weights: decide when the next one is known
+            if self.save_last:
+                self._ask_last(state)
+
+    def _after_failure(self, state: Any) -> None:
+        self._asked.clear()
+        self._asked_last = ""
+        if state.stage == "fit" and state.step:
+            path = self._folder(state) / f"exception-step={state.step}"
+            state.trainer.save_checkpoint(path, "exception")
+
+    def _is_fresh(self, metrics: Any) -> bool:
+        """Whether the metric was logged anew since the last look; the same old number says nothing about these weights."""
+        return self.monitor is None or (self.monitor in metrics and _raw(metrics)[self.monitor] is not self._seen)
+
+    def _epoch_is_due(self, state: Any) -> bool:
+        return self.every_n_epochs > 0 and (state.epoch + 1) % self.every_n_epochs == 0
+
+    # ---- what to ask for ----------------------------------------------------------------------------------------
+
+    def _look(self, state: Any, metrics: Any, certain: bool = True) -> None:
+        self._waiting = False
+        self._looked_at = state.step
+        if self.monitor is None:
+            if self.save_top_k and float(state.step) not in self._with_asked().values():
+                self._ask(state, metrics, float(state.step), "interval", certain)
+        elif self._is_fresh(metrics) or self.monitor not in metrics:
+            score = self.current_score = self.watch.find(metrics)
+            self._seen = _raw(metrics).get(self.monitor)
+            if score is not None and self._is_wanted(score):
+                self._ask(state, metrics, score, "best", certain)
+        if self.save_last:
+            self._ask_last(state)
+
+    def _is_wanted(self, score: float) -> bool:
+        """Among the best k so far. A score that is no number never is."""
+        known = self._with_asked()
+        if not math.isfinite(score) or self.save_top_k == 0:
+            return False
+        if self.save_top_k == -1 or len(known) < self.save_top_k:
+            return True
+        return self.watch.is_better(score, known[self._ranked(known)[-1]])
+
+    def _ask(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
+        stem, known = self.filename.fill(state.epoch, state.step, metrics, certain), self._with_asked()
+        path = self._folder(state) / stem
+        if not (self.save_top_k == 1 and str(path) in known):  # with one to keep, a fixed name is written over
+            versions = 1
+            while str(path) in known or path.exists():
+                path = path.with_name(f"{stem}-v{versions}")
+                versions += 1
+        self._asked[str(path)] = score
+        state.trainer.save_checkpoint(path, reason)
+
+    def _ask_last(self, state: Any) -> None:
+        self._looked_at = state.step
+        if self._asked_last:
+            return  # not written yet, so it will be of this very state
+        self._asked_last = str(self._folder(state) / "last")
+        state.trainer.save_checkpoint(Path(self._asked_last), "last")
+
+    def _folder(self, state: Any) -> Path:
+        run_dir = Path(state.trainer.run_dir)
+        folder = run_dir / self.dirpath  # an absolute path stays itself
+        if not folder.resolve().is_relative_to(run_dir.resolve()):
+            raise OptionError(f"{WHO}: dirpath={str(self.dirpath)!r} is outside the run's directory {run_dir}; "
+                              "pass a path relative to it, and choose the directory itself by Trainer(run_dir=...).")  # fmt: skip
+        return folder
+
+    # ---- what became of it --------------------------------------------------------------------------------------
+
+    def on_checkpoint_save(self, state: Any, path: Path) -> None:
+        if str(path) == self._asked_last:
+            self.last_model_path, self._asked_last = self._asked_last, ""
+        if str(path) not in self._asked:
+            return
+        score = self._asked.pop(str(path))
+        self.best_k_models.pop(str(path), None)
+        self.best_k_models[str(path)] = score
+        for old in self._beyond(self.best_k_models):
+            del self.best_k_models[old]
+            if state.rank == 0 and Path(old).parent == self._folder(state):  # of an earlier run's folder nothing is removed
+                _remove(Path(old))
+        self._settle(self.best_k_models)
+
+    def _settle(self, kept: dict[str, float]) -> None:
+        ranked = self._ranked(kept)
+        if ranked:
+            self.best_model_path = ranked[0]
+            self.best_model_score = kept[ranked[0]] if self.monitor is not None else None
+
+    def _ranked(self, kept: dict[str, float]) -> list[str]:
+        """The best first; of equals, and if nothing is monitored, the newest."""
+        newest_first = list(reversed(kept))
+        if self.monitor is None:
+            return newest_first
+        return sorted(newest_first, key=lambda path: kept[path] if self.mode == "min" else -kept[path])
+
+    def _beyond(self, kept: dict[str, float]) -> list[str]:
+        newest = next(reversed(kept), "")
+        return [] if self.save_top_k == -1 else [each for each in self._ranked(kept)[self.save_top_k :] if each != newest]
+
+    def _with_asked(self) -> dict[str, float]:
+        """What will be kept once everything asked for is written."""
+        kept = {path: score for path, score in self.best_k_models.items() if path not in self._asked} | self._asked
+        for old in self._beyond(kept):
+            del kept[old]
+        return kept
+
+    # ---- its own state: a checkpoint knows of itself ------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = self._with_asked()
+        best = next(iter(self._ranked(kept)), self.best_model_path)
+        return {
+            "best_k_models": kept, "best_model_path": best, "current_score": self.current_score,
+            "best_model_score": kept.get(best) if self.monitor is not None else None,
+            "last_model_path": self._asked_last or self.last_model_path, "waiting": self._waiting,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_k_models = {path: score for path, score in state["best_k_models"].items() if Path(path).is_dir()}
+        self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
+        self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
+        self._waiting = state["waiting"]
+
+    def on_checkpoint_load(self, state: Any) -> None:
+        raw = _raw(state.metrics)
+        if self.monitor in raw and raw[self.monitor] == self.current_score:
+            self._seen = raw[self.monitor]
+
+
+class FileName:
+    """A template of literal text and fields: {epoch}, {step}, or any metric's name, with a format after a colon."""
+
+    def __init__(self, template: str, insert_names: bool) -> None:
+        self.template, self.insert_names = template, insert_names
+        try:
+            self.parts = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(template)]
+            literal = "".join(text for text, _, _ in self.parts)
+            for _, field, spec in self.parts:
+                if field is not None:
+                    format(0 if field in ("epoch", "step") else 0.0, spec)
+        except (ValueError, TypeError) as error:
+            raise OptionError(f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, {{step:06d}} "
+                              "or {val/loss:.2f}.") from None  # fmt: skip
+        if any(field == "" for _, field, _ in self.parts):
+            raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.")
+        if not template or template.startswith(".") or set(literal) & set('/\\:*?"<>|\0\n'):
+            raise OptionError(f"{WHO}: filename={template!r} must be one plain file name: no '/', no '..', nothing before it; "
+                              "choose the folder by dirpath.")  # fmt: skip
+
+    def fill(self, epoch: int, step: int, metrics: Any, certain: bool) -> str:
+        """The name. A metric that is missing is an error once it should be known (`certain`), and 'nan' before."""
+        made = ""
+        for text, field, spec in self.parts:
+            made += text
+            if field is None:
+                continue
+            known = {**metrics, "epoch": epoch, "step": step}
+            if field not in known and certain:
+                raise OptionError(f"{WHO}: filename={self.template!r} names {field!r}, which was not logged."
+                                  f"{closest(field, known)} There are: {', '.join(known)}.")  # fmt: skip
+            value = known.get(field, math.nan)
+            made += (f"{field}=" if self.insert_names else "").replace("/", "_") + format(value, spec)
+        return made
+
+
+def _raw(metrics: Any) -> Any:
+    """The values as they are kept, unread: the very objects tell whether one was logged anew."""
+    return metrics.raw() if hasattr(metrics, "raw") else metrics
+
+
+def _inside(path: Path) -> Path:
+    if ".." in path.parts:
+        raise OptionError(f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.")
+    return path
+
+
+def _remove(path: Path) -> None:
+    """First out of sight, then deleted: what stands under a checkpoint's name is whole."""
+    if (path / "manifest.json").is_file():
+        gone = path.with_name(f".{path.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

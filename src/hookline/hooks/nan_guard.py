@@ -1,0 +1,173 @@
+"""Finds the first number that is not finite: in the batch, an activation, the loss, a gradient or a weight."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookline.errors import NonFiniteLoss, OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks._measuring import between_graphs, norms
+from hookline.hooks._naming import listed
+from hookline.options import check_bool
+
+log = logging.getLogger("hookline")
+CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
+
+
+class NaNGuard(Hook):
+    """Stops at the first NaN or infinity, before it gets into the weights, and says where it came from.
+
+    Every check reads the device once, however many tensors it is about. At a terminal it breaks into the debugger,
+    elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self, break_on_nan: bool = True, log_shapes: bool = False, check: str | Iterable[str] = ("loss", "gradients"),
+        every: int = 1, name: str | None = None,
+    ) -> None:  # fmt: skip
+        """What to look at.
+
+        break_on_nan: stop there, in the debugger if somebody is at the terminal; False: warn and go on.
+        log_shapes: log the shapes of the first batch, and again whenever they change.
+        check: any of 'batch', 'activations' (outputs of every module; watches them only while a batch is checked),
+            'loss', 'gradients' (complete and unscaled), 'parameters' (after the update).
+        every: check every so many batches (updates, for gradients and parameters).
+        """
+        super().__init__(name)
+        check_bool("NaNGuard: break_on_nan", break_on_nan)
+        check_bool("NaNGuard: log_shapes", log_shapes)
+        self.check = frozenset([check] if isinstance(check, str) else check)
+        for each in self.check:
+            if each not in CHECKS:
+                raise OptionError(f"NaNGuard: check={each!r}, allowed: {', '.join(CHECKS)}.{closest(str(each), CHECKS)}")
+        if not self.check:
+            raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.")
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise OptionError(f"NaNGuard: every={every!r} must be a whole number from 1.")
+        self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
+        self.found = 0
+        """How often something was not finite."""
+        self._due = True
+        self._shapes = ""
+        self._handles: list[RemovableHandle] = []
+        self._outputs: list[tuple[str, Tensor]] = []
+
+    def on_train_batch_start(self, module: nn.Module, batch: Any, batches_seen: int, state: Any) -> None:
+        if self.log_shapes and (shapes := describe(batch)) != self._shapes:
+            self._shapes = shapes
+            log.info("batch %d: %s", batches_seen, shapes)
+        self._due = batches_seen % self.every == 0
+        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch))):
+            self._tell(f"The batch has values that are not finite: {listed(bad)}.", state)
+        self._let_go()
+        if self._due and "activations" in self.check:
+            self._watch(module)
+
+    def on_before_backward(self, loss: Tensor, state: Any) -> None:
+        if not self._due:
+            return
+        outputs, self._outputs = self._outputs, []
+        self._let_go()
+        if outputs and (bad := not_finite(outputs)):
+            self._tell(f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state)
+        elif "loss" in self.check and not math.isfinite(value := float(loss.detach())):
+            self._tell(f"The loss is {value}.", state)
+
+    def on_before_optimizer_step(self, module: nn.Module, optimizer: Optimizer, step: int, state: Any) -> None:
+        if "gradients" in self.check and step % self.every == 0:
+            used = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            named = [(name, each) for name, each in module.named_parameters() if id(each) in used]
+            grads = [(name, each.grad) for name, each in named if each.grad is not None]
+            if bad := not_finite(grads):  # gradients flow from the end to the start, so the last name was the first to be bad
+                self._tell(f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from the loss; "
+                           f"{len(bad)} of {len(grads)} are: {listed(reversed(bad))}.", state)  # fmt: skip
+
+    def on_after_optimizer_step(self, module: nn.Module, step: int, state: Any) -> None:
+        if "parameters" not in self.check or (step - 1) % self.every:
+            return
+        if bad := not_finite(list(module.named_parameters())):
+            self._tell(f"The update left parameters that are not finite: {listed(bad)}.", state)
+
+    def teardown(self) -> None:
+        self._let_go()
+
+    def _tell(self, what: str, state: Any) -> None:
+        self.found += 1
+        clues = [f"{what} ({state.position}; batch: {describe(state.batch)})"]
+        if bad := not_finite(tensors_in("batch", state.batch)):
+            clues.append(f"The batch itself is not finite: {listed(bad)}.")
+        if bad := not_finite(list(state.module.named_parameters())):
+            clues.append(f"Parameters are not finite: {listed(bad)}.")
+        if "activations" not in self.check and len(clues) == 1:
+            clues.append("NaNGuard(check='activations') names the module that made it.")
+        message = " ".join(clues)
+        if not self.break_on_nan:
+            log.warning(message)
+        elif sys.stdin is not None and sys.stdin.isatty():
+            log.error(message)
+            breakpoint()  # `state` has the batch, the module and the loss; `c` goes on
+        else:
+            raise NonFiniteLoss(message)
+
+    # ---- activations: hooks on the modules, only while a batch is checked -------------------------------------------
+
+    def _watch(self, module: nn.Module) -> None:
+        self._outputs = []
+        for name, each in module.named_modules():
+            self._handles.append(each.register_forward_hook(self._note(name or type(module).__name__)))
+
+    def _note(self, name: str) -> Any:
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            held = [(part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()]
+            self._outputs += [(part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta]
+
+        return between_graphs(note)
+
+    def _let_go(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"found": self.found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.found = state["found"]
+
+
+def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The names of tensors with a NaN or an infinity in them: one read for all."""
+    floats = [(name, each) for name, each in named if each.numel() and not each.is_meta
+              and (each.is_floating_point() or each.is_complex())]  # fmt: skip
+    if not floats:
+        return []
+    largest = norms([each for _, each in floats], math.inf).tolist()
+    return [name for (name, _), value in zip(floats, largest, strict=True) if not math.isfinite(value)]
+
+
+def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors in a nested structure, each under the way to it."""
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [each for key, inner in pairs for each in tensors_in(f"{name}[{key!r}]", inner)]
+
+
+def describe(batch: Any) -> str:
+    """Shapes and types: `float32[3, 4], int64[3]`."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
+    if isinstance(batch, dict):
+        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in batch.items()) + "}"
+    if isinstance(batch, list | tuple):
+        return ", ".join(describe(each) for each in batch)
+    return type(batch).__name__

@@ -1,0 +1,109 @@
+"""A look at where the time goes: a trace of a few steps, and the operators that took most of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from hookline.errors import OptionError, closest
+from hookline.hook import Hook
+from hookline.options import check_bool
+
+log = logging.getLogger("hookline")
+ACTIVITIES = {each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)}
+ORDERS = ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total", "cpu_memory_usage", "count")
+
+
+class Profiler(Hook):
+    """Runs `torch.profiler` over a few optimizer steps and writes, for each time it was on, into `profile/` of the run's
+    directory: `trace-step-N.json` (open it in Perfetto or chrome://tracing) and `operators-step-N.txt`.
+
+    When its last cycle is over it costs nothing any more; a run that fails leaves what was recorded so far.
+    """
+
+    tier = "builtin"
+    on_error = "disable"
+    ranks = "zero"
+
+    def __init__(
+        self, wait: int = 5, warmup: int = 2, active: int = 3, repeat: int = 1, activities: Iterable[str] | None = None,
+        record_shapes: bool = False, profile_memory: bool = False, with_stack: bool = False, top: int = 25,
+        sort_by: str | None = None, name: str | None = None,
+    ) -> None:  # fmt: skip
+        """When to record, and what.
+
+        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored, and recording.
+        repeat: how many cycles.
+        activities: any of 'cpu', 'cuda', 'xpu'; by default all that are there.
+        record_shapes, profile_memory, with_stack: more detail, at a price.
+        top, sort_by: rows of the table, and the column that decides; by default time on the device, else on the CPU.
+        """
+        super().__init__(name)
+        for what, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1), ("repeat", repeat, 1),
+                                   ("top", top, 1)):  # fmt: skip
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(f"Profiler: {what}={value!r} must be a whole number from {least}.")
+        for what, flag in (("record_shapes", record_shapes), ("profile_memory", profile_memory), ("with_stack", with_stack)):
+            check_bool(f"Profiler: {what}", flag)
+        if sort_by is not None and sort_by not in ORDERS:
+            raise OptionError(f"Profiler: sort_by={sort_by!r}, allowed: {', '.join(ORDERS)}.{closest(str(sort_by), ORDERS)}")
+        self.activities = None if activities is None else tuple([activities] if isinstance(activities, str) else activities)
+        for each in self.activities or ():
+            if each not in ACTIVITIES:
+                raise OptionError(f"Profiler: activities={each!r}, allowed: {', '.join(ACTIVITIES)}.{closest(each, ACTIVITIES)}")
+        self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = wait, warmup, active, repeat, top, sort_by
+        self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
+        self.traces: list[Path] = []
+        """The traces that were written."""
+        self._profile: Any = None
+        self._left = 0
+
+    def on_train_start(self, trainer: Any, logger: Any, state: Any) -> None:
+        autograd: Any = torch.autograd
+        if autograd._profiler_enabled():
+            raise RuntimeError("Profiler: another profiler is running already, and torch can run only one at a time.")
+        wanted = None if self.activities is None else [ACTIVITIES[each] for each in self.activities]
+        self._left = (self.wait + self.warmup + self.active) * self.repeat
+        folder = Path(trainer.run_dir) / "profile"
+        self._profile = profile(
+            activities=wanted, record_shapes=self.record_shapes, profile_memory=self.profile_memory, with_stack=self.with_stack,
+            schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat),
+            on_trace_ready=lambda finished: self._write(finished, folder, logger, state.step), acc_events=True,
+        )  # fmt: skip
+        self._profile.start()
+
+    def on_step_end(self) -> None:
+        if self._profile is not None:
+            self._profile.step()
+            self._left -= 1
+            if self._left == 0:
+                self._stop()
+
+    def teardown(self) -> None:
+        self._stop()  # also after a failure: two profilers cannot run at once
+
+    def _stop(self) -> None:
+        running, self._profile = self._profile, None
+        if running is not None:
+            running.stop()
+
+    def _write(self, finished: Any, folder: Path, logger: Any, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        trace = folder / f"trace-step-{step}.json"
+        finished.export_chrome_trace(str(trace))
+        averages = finished.key_averages(group_by_input_shape=self.record_shapes)
+        table = averages.table(sort_by=self.sort_by or _order(averages), row_limit=self.top, max_name_column_width=60)
+        (folder / f"operators-step-{step}.txt").write_text(table, encoding="utf-8")
+        logger.add_text("profile/operators", table, step)
+        self.traces.append(trace)
+        log.info("profile of the steps up to %d: %s", step, trace)
+
+
+def _order(averages: Any) -> str:
+    on_device = any(getattr(each, "self_device_time_total", 0) > 0 for each in averages)
+    return "self_device_time_total" if on_device and torch.accelerator.is_available() else "self_cpu_time_total"

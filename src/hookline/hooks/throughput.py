@@ -1,0 +1,113 @@
+"""How fast a run is: samples, tokens, batches and steps per second, and how much of the hardware that uses."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from hookline.data.batch import first_array
+from hookline.errors import OptionError
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number, check_whole
+from hookline.options import check_bool
+
+
+class _Mark(NamedTuple):
+    """How far the run was at a moment."""
+
+    seconds: float
+    samples: int
+    tokens: int
+    batches: int
+    steps: int
+
+
+class Throughput(Hook):
+    """Logs `throughput/samples_per_sec`, `tokens_`, `batches_` and `steps_per_sec`, and `throughput/mfu` if told the FLOPs.
+
+    Rates are over a moving window and leave the time of validation out. The device is never waited for: it may be a few
+    steps behind, which a window of many steps evens out. They are of this process; so is `peak_flops`.
+    """
+
+    tier = "builtin"
+    on_error = "warn"
+
+    def __init__(
+        self, every: int = 50, window: int = 10, flops_per_sample: float | None = None, flops_per_token: float | None = None,
+        peak_flops: float | None = None, tokens: bool | None = None,
+    ) -> None:  # fmt: skip
+        """Report every so many steps, over the last `window` reports.
+
+        `flops_per_sample` or `flops_per_token`: what training on one costs, forward and backward (a transformer: about
+        6 per parameter and token). `peak_flops`: what the device could do per second. `tokens`: whether to log tokens;
+        by default if a batch holds whole numbers, as token ids are.
+        """
+        check_whole("Throughput", "every", every, least=1)
+        check_whole("Throughput", "window", window, least=1)
+        given = {"flops_per_sample": flops_per_sample, "flops_per_token": flops_per_token, "peak_flops": peak_flops}
+        for name, number in given.items():
+            if number is not None:
+                check_number("Throughput", name, number, least=1.0)
+        if flops_per_sample is not None and flops_per_token is not None:
+            raise OptionError("Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one of them.")
+        if peak_flops is not None and flops_per_sample is None and flops_per_token is None:
+            raise OptionError("Throughput: peak_flops needs flops_per_sample or flops_per_token beside it.")
+        if tokens is not None:
+            check_bool("Throughput: tokens", tokens)
+        self.every = every
+        self.flops_per_sample, self.flops_per_token, self.peak_flops = flops_per_sample, flops_per_token, peak_flops
+        self.tokens = tokens
+        self._marks: deque[_Mark] = deque(maxlen=window + 1)
+        self._evaluating = self._left_out = 0.0
+
+    def on_train_start(self, state: Any, tokens_seen: int) -> None:
+        """Asking for `tokens_seen` here is what has tokens counted."""
+        self._left_out = 0.0
+        self._marks.clear()
+        self._marks.append(self._mark(state))
+
+    def on_validation_start(self) -> None:
+        self._evaluating = time.perf_counter()
+
+    def on_validation_end(self) -> None:
+        self._left_out += time.perf_counter() - self._evaluating
+
+    def on_step_end(self, step: int, state: Any) -> None:
+        if step % self.every == 0:
+            self._report(state)
+
+    def on_train_epoch_end(self, state: Any) -> None:
+        if len(self._marks) == 1 and state.step > self._marks[0].steps:  # a short run wants one report too
+            self._report(state)
+
+    def _mark(self, state: Any) -> _Mark:
+        seconds = time.perf_counter() - self._left_out
+        return _Mark(seconds, state.samples_seen, state.tokens_seen, state.batches_seen, state.step)
+
+    def _report(self, state: Any) -> None:
+        if not self._marks:  # joined in the middle of the run
+            self._marks.append(self._mark(state))
+            return
+        first, now = self._marks[0], self._mark(state)
+        self._marks.append(now)
+        seconds = max(now.seconds - first.seconds, 1e-9)
+        samples, tokens = (now.samples - first.samples) / seconds, (now.tokens - first.tokens) / seconds
+        rates = {
+            "samples_per_sec": samples,
+            "batches_per_sec": (now.batches - first.batches) / seconds,
+            "steps_per_sec": (now.steps - first.steps) / seconds,
+        }
+        if self.tokens or (self.tokens is None and _holds_tokens(state.batch)):
+            rates["tokens_per_sec"] = tokens
+        if self.flops_per_sample is not None or self.flops_per_token is not None:
+            flops = samples * (self.flops_per_sample or 0.0) + tokens * (self.flops_per_token or 0.0)
+            rates["flops_per_sec"] = flops
+            if self.peak_flops is not None:
+                rates["mfu"] = flops / self.peak_flops
+        state.trainer.log_dict({f"throughput/{name}": rate for name, rate in rates.items()})
+
+
+def _holds_tokens(batch: Any) -> bool:
+    """Whole numbers, but no bytes: those are pixels."""
+    return str(getattr(first_array(batch), "dtype", "")).endswith(("int16", "int32", "int64"))

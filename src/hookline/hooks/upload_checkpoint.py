@@ -1,0 +1,239 @@
+"""Copies finished checkpoints to another place, in the background."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import HookError, OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number, check_whole
+
+log = logging.getLogger("hookline")
+
+REASONS = ("interval", "best", "last", "signal", "exception", "manual")
+
+
+class UploadCheckpoint(Hook):
+    """Uploads each checkpoint once it is durable: its files first, its manifest last, so what has a manifest is whole.
+
+    Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the training: what
+    fails is tried again, then reported. All of them are finished, or given up, before the run ends.
+    """
+
+    tier = "builtin"
+    ranks = "zero"
+
+    def __init__(
+        self,
+        url: str,
+        keep: int | None = None,
+        reasons: tuple[str, ...] | None = None,
+        max_waiting: int = 2,
+        attempts: int = 3,
+        timeout: float = 600.0,
+        storage_options: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Say where to.
+
+        url: the folder that checkpoints are put into. keep: how many of the newest to keep there; None: all.
+        reasons: only checkpoints saved for these, such as ('best', 'last'); None: all.
+        max_waiting: how many may wait; one more, and the oldest waiting one is given up, with a warning.
+        attempts: how often to try. timeout: seconds to wait for the rest at the end of the run.
+        storage_options: what the file system needs to know, passed on to fsspec.
+        """
+        super().__init__(name)
+        if not isinstance(url, str) or "://" not in url:
+            raise OptionError(f"UploadCheckpoint: url={url!r} must be a URL, such as 's3://bucket/folder' or 'file:///backup'.")
+        if keep is not None:
+            check_whole("UploadCheckpoint", "keep", keep, 1)
+        check_whole("UploadCheckpoint", "max_waiting", max_waiting, 1)
+        check_whole("UploadCheckpoint", "attempts", attempts, 1)
+        check_number("UploadCheckpoint", "timeout", timeout, least=0.0)
+        for each in reasons or ():
+            if each not in REASONS:
+                raise OptionError(f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
+                                  f"{closest(str(each), REASONS)}")  # fmt: skip
+        self.keep, self.reasons, self.max_waiting, self.attempts, self.timeout = keep, reasons, max_waiting, attempts, timeout
+        self.pause = 1.0
+        """Seconds before the second attempt; twice as many before each further one."""
+        self._url, self._storage_options = url, dict(storage_options or {})
+        self._fs: Any = None
+        self._root = ""
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[Path, str]] = collections.deque()
+        self._closing = False
+        self._snapshots: Path | None = None
+        self.uploaded: list[str] = []
+        """The names of what is there, the oldest first."""
+        self.failed: list[str] = []
+        """The names of what was given up in this run."""
+        self._serial = 0
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # a new run; a resumed one gets its state right after this
+            self.uploaded, self.failed = [], []
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._fs, self._root = fsspec.core.url_to_fs(self._url, **self._storage_options)
+        except ImportError as error:  # fsspec names the package that a protocol needs
+            raise HookError(f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)} "
+                            "fsspec itself comes with `pip install fsspec`.") from None  # fmt: skip
+        except ValueError as error:
+            raise OptionError(f"UploadCheckpoint: the URL is not understood: {self._clean(error)}") from None
+
+    def on_checkpoint_load(self, path: Path) -> None:
+        """The checkpoint that a run goes on from was written before its own upload."""
+        try:
+            if path.name not in self.uploaded and self._fs.exists(f"{self._root}/{path.name}/manifest.json"):
+                self.uploaded.append(path.name)
+        except Exception as error:
+            log.warning("UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error))
+
+    def on_checkpoint_save(self, trainer: Any, path: Path, reason: str) -> None:
+        if self.reasons is not None and reason not in self.reasons:
+            return
+        self._serial += 1
+        self._snapshots = Path(trainer.run_dir) / ".uploads"
+        snapshot = self._snapshots / f"{self._serial}-{os.getpid()}-{path.name}"
+        try:
+            _link(path, snapshot)
+        except OSError as error:
+            self._give_up(path.name, error)
+            return
+        with self._changed:
+            self._waiting.append((snapshot, path.name))
+            dropped = self._waiting.popleft() if len(self._waiting) > self.max_waiting else None
+            if self._thread is None:
+                self._closing = False
+                self._thread = threading.Thread(target=self._work, name="hookline upload", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        if dropped is not None:
+            shutil.rmtree(dropped[0], ignore_errors=True)
+            self._give_up(dropped[1], f"{self.max_waiting} newer ones are waiting")
+        if trainer.status not in ("training", "running"):
+            self._finish()  # asked for when the run is over: nobody will come back to wait
+
+    def teardown(self) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        """Wait for what is left."""
+        thread = self._thread
+        if thread is None:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        thread.join(self.timeout)
+        if thread.is_alive():
+            with self._changed:
+                left = [name for _, name in self._waiting]
+                self._waiting.clear()
+            log.warning("UploadCheckpoint: after %g s the upload still hangs and is given up%s.", self.timeout,
+                        f", with {', '.join(left)} behind it" if left else "")  # fmt: skip
+            self.failed += left
+        self._thread = None
+        if self._snapshots is not None:
+            with contextlib.suppress(OSError):
+                self._snapshots.rmdir()
+        if self.failed:
+            log.warning("UploadCheckpoint: not uploaded in this run: %s.", ", ".join(self.failed))
+
+    # ---- in the thread ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                snapshot, name = self._waiting.popleft()
+            try:
+                self._try(snapshot, name)
+            except Exception as error:
+                self._give_up(name, error)
+            finally:
+                shutil.rmtree(snapshot, ignore_errors=True)
+
+    def _try(self, snapshot: Path, name: str) -> None:
+        for attempt in range(1, self.attempts + 1):
+            try:
+                self._upload(snapshot, name)
+                break
+            except Exception as error:
+                if attempt == self.attempts:
+                    raise
+                log.warning("UploadCheckpoint: %s failed, try %d of %d: %s.", name, attempt, self.attempts, self._clean(error))
+                time.sleep(self.pause * 2 ** (attempt - 1))
+        self.uploaded = [*(each for each in self.uploaded if each != name), name]
+        while self.keep is not None and len(self.uploaded) > self.keep:
+            self._delete(self.uploaded[0])
+            self.uploaded = self.uploaded[1:]
+
+    def _upload(self, snapshot: Path, name: str) -> None:
+        target = f"{self._root}/{name}"
+        files = sorted((each for each in snapshot.rglob("*") if each.is_file()), key=lambda each: each.name == "manifest.json")
+        if self._fs.exists(f"{target}/manifest.json"):
+            self._fs.rm_file(f"{target}/manifest.json")  # from here on until the end it is no checkpoint
+        for each in files:
+            remote = f"{target}/{each.relative_to(snapshot).as_posix()}"
+            self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
+            self._fs.put_file(str(each), remote)
+            if self._fs.size(remote) != each.stat().st_size:
+                raise OSError(f"{each.name} did not arrive whole")
+
+    def _delete(self, name: str) -> None:
+        target = f"{self._root}/{name}"
+        if self._fs.exists(f"{target}/manifest.json"):
+            self._fs.rm_file(f"{target}/manifest.json")
+            self._fs.rm(target, recursive=True)
+
+    # ---- words --------------------------------------------------------------------------------------------------
+
+    def _give_up(self, name: str, why: Any) -> None:
+        self.failed.append(name)
+        log.warning("UploadCheckpoint: %s is not uploaded: %s.", name, self._clean(why))
+
+    @property
+    def _protocol(self) -> str:
+        return self._url.partition("://")[0]
+
+    def _clean(self, why: Any) -> str:
+        """An error's text without the URL, which may hold a password."""
+        text = f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else str(why)
+        secret = self._url.partition("://")[2].rpartition("@")[0]
+        text = text.replace(self._url, f"{self._protocol}://...")
+        return text.replace(secret, "...") if secret else text
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"uploaded": list(self.uploaded)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.uploaded = list(state["uploaded"])
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same files under a second name: whoever removes or replaces the checkpoint does not disturb the upload."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target, copy_function=_link_or_copy)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,161 @@
+"""Messages about a run to Slack, or whatever takes the same JSON. The address is a secret, and a failure never matters."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import socket
+import string
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hookline.errors import OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks._outbox import Outbox, Secret
+from hookline.hooks.monitored import Monitored
+
+TEMPLATES = {
+    "training_start": "{module} on {host}: training started",
+    "epoch_end": "{module} on {host}: epoch {epoch} is over, step {step}. {metrics}",
+    "validation_end": "{module} on {host}: validated in epoch {epoch}, step {step}. {metrics}",
+    "best_model": "{module} on {host}: new best {monitor} {best:.4f} in epoch {epoch}, step {step}",
+    "checkpoint": "{module} on {host}: saved {path} ({reason}) at step {step}",
+    "training_end": "{module} on {host}: training {status} in epoch {epoch}, step {step}. {reason} {metrics}",
+    "exception": "{module} on {host}: {stage} ended in epoch {epoch}, step {step} by {exception}",
+}
+"""What can be told, and in which words."""
+SAMPLE = {"event": "", "module": "", "host": "", "stage": "", "status": "", "reason": "", "monitor": "", "path": "",
+          "exception": "", "metrics": "", "epoch": 0, "step": 0, "best": 0.0}  # fmt: skip
+"""The fields of a template, by example. Names of metrics are fields too: `{val/loss:.3f}`."""
+
+
+class Webhook(Hook):
+    """Posts `{"text": ...}` when training ends or fails and when a metric is the best so far; see `TEMPLATES` for more.
+
+    Messages go out from a thread of their own; those that cannot wait in its queue are dropped, redirects are not
+    followed, nothing is tried twice. The address is never shown: not in logs, errors, dumps or checkpoints.
+    """
+
+    tier = "builtin"
+    ranks = "zero"
+    on_error = "warn"
+
+    def __init__(
+        self, url: str, notify_on: Iterable[str] = ("training_end", "best_model", "exception"),
+        template: str | Mapping[str, str] | None = None, monitor: str = "val/loss", mode: str = "min",
+        timeout: float = 10.0, queue_size: int = 32,
+    ) -> None:  # fmt: skip
+        """`url`: the address, or `env:NAME` to take it from an environment variable.
+
+        `template`: the words for every event, or a mapping from events to words. `monitor`, `mode`: what `best_model`
+        is about. `timeout`: seconds a request may take, and the end of a run may wait for messages that are on their way.
+        """
+        address = Secret(url)
+        url = ""  # an error below may be shown with the variables of this function
+        self._outbox = Outbox("Webhook", address, timeout, queue_size)
+        self.notify_on = _events(notify_on)
+        self.templates = {**TEMPLATES, **_templates(template)}
+        self.watch = Monitored("Webhook", monitor, mode, strict=False)
+        self.best: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.best = None  # a resumed run gets its own back next
+
+    def on_train_start(self, state: Any) -> None:
+        self._tell("training_start", state)
+
+    def on_train_epoch_end(self, state: Any) -> None:
+        self._tell("epoch_end", state)
+
+    def on_validation_end(self, state: Any, sanity_checking: bool) -> None:
+        if sanity_checking:
+            return
+        self._tell("validation_end", state)
+        if "best_model" in self.notify_on and state.stage == "fit":
+            self._judge(state)
+
+    def on_checkpoint_save(self, state: Any, path: Any, reason: str) -> None:
+        self._tell("checkpoint", state, path=str(path), reason=reason)
+
+    def on_train_end(self, state: Any) -> None:
+        self._tell("training_end", state, reason=state.stop_reason)
+
+    def on_exception(self, state: Any, exception: BaseException) -> None:
+        self._tell("exception", state, exception=f"{type(exception).__name__}: {exception}"[:500])
+
+    def teardown(self) -> None:
+        self._outbox.close()
+
+    def _judge(self, state: Any) -> None:
+        value = self.watch.find(state.metrics)
+        if value is not None and self.watch.is_better(value, self.best):
+            self.best = value
+            self._tell("best_model", state)
+
+    def _tell(self, event: str, state: Any, **more: str) -> None:
+        if event not in self.notify_on:
+            return
+        metrics = state.metrics.read()
+        fields: dict[str, Any] = {
+            **metrics, "event": event, "module": type(state.module).__name__, "host": socket.gethostname(), "stage": state.stage,
+            "status": state.status, "epoch": state.epoch, "step": state.step, "monitor": self.watch.monitor, "reason": "",
+            "path": "", "exception": "", "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), **more,
+        }  # fmt: skip
+        if self.best is not None:
+            fields["best"] = self.best
+        text = self.templates[event].format_map(_Fields(fields))
+        self._outbox.put("POST", json.dumps({"text": text.strip()}).encode())
+
+
+# ---- what the user wrote -----------------------------------------------------------------------------------------
+
+
+class _Unknown:
+    """A field nobody filled, whatever its format."""
+
+    def __format__(self, spec: str) -> str:
+        return "?"
+
+
+class _Fields(dict[str, Any]):
+    def __missing__(self, key: str) -> _Unknown:
+        return _Unknown()
+
+
+def _events(given: Iterable[str]) -> tuple[str, ...]:
+    events = (given,) if isinstance(given, str) else tuple(given)
+    for event in events:
+        if event not in TEMPLATES:
+            raise OptionError(f"Webhook: there is no event {event!r} to notify on.{closest(str(event), TEMPLATES)} "
+                              f"There are: {', '.join(TEMPLATES)}.")  # fmt: skip
+    return events
+
+
+def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    found = dict.fromkeys(TEMPLATES, given) if isinstance(given, str) else dict(given)
+    _events(found)
+    for template in found.values():
+        if not isinstance(template, str):
+            raise OptionError(f"Webhook: template={template!r} must be text.")
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+            if any(set(name) & set(".[") or not name for name in names):
+                raise ValueError("a field is a plain name, without dots and brackets.")
+            plain = [name for name in names if name not in SAMPLE and "/" not in name]
+            wrong = [name for name in plain if difflib.get_close_matches(name, SAMPLE, cutoff=0.75)]
+            if wrong:  # anything else may be a metric's name
+                raise ValueError(f"unknown field {wrong[0]!r}.{closest(wrong[0], SAMPLE)}")
+            template.format_map(_Fields(SAMPLE))
+        except ValueError as error:
+            raise OptionError(f"Webhook: template={template!r}: {error} Fields: {', '.join(SAMPLE)}, and metrics by name, "
+                              "such as {val/loss:.3f}.") from None  # fmt: skip
+    return found

@@ -1,0 +1,152 @@
+"""A running average of the weights: used to evaluate, kept beside the weights that are trained."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from hookline.errors import OptionError, closest
+from hookline.filters import When
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number
+from hookline.options import check_bool
+
+KINDS = ("ema", "swa")
+BUFFERS = ("keep", "average")
+
+
+class WeightAveraging(Hook):
+    """Averages the weights while they are trained: exponentially ('ema') or evenly over all updates ('swa').
+
+    Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A checkpoint holds
+    the trained weights as the module's, and the average as this hook's state.
+    """
+
+    tier = "builtin"
+
+    def __init__(
+        self,
+        kind: str = "ema",
+        decay: float = 0.999,
+        start: int | str | None = None,
+        every: int | str = 1,
+        buffers: str = "keep",
+        use_for_evaluation: bool = True,
+        swap_at_end: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """Say how to average.
+
+        kind: 'ema' or 'swa'. decay: how much of the average stays at each update, for 'ema'.
+        start: when to begin, such as '1000 steps' or '3 epochs'; None: at once. every: how often, such as 10 or '10 steps'.
+        buffers: 'keep' evaluates with the newest buffers (running statistics), 'average' averages them too.
+        use_for_evaluation: evaluate with the average. swap_at_end: leave the average in the module when the run is over.
+        """
+        super().__init__(name)
+        if kind not in KINDS:
+            raise OptionError(f"WeightAveraging: kind={kind!r}, allowed: 'ema', 'swa'.{closest(str(kind), KINDS)}")
+        if buffers not in BUFFERS:
+            hint = closest(str(buffers), BUFFERS)
+            raise OptionError(f"WeightAveraging: buffers={buffers!r}, allowed: 'keep', 'average'.{hint}")
+        check_number("WeightAveraging", "decay", decay, 0.0, 1.0)
+        check_bool("WeightAveraging: use_for_evaluation", use_for_evaluation)
+        check_bool("WeightAveraging: swap_at_end", swap_at_end)
+        self.kind, self.decay, self.buffers = kind, decay, buffers
+        self.use_for_evaluation, self.swap_at_end = use_for_evaluation, swap_at_end
+        self._mix: Any = get_ema_multi_avg_fn(decay) if kind == "ema" else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+        self.__dict__["on_step_end"] = When(every=every, after=start or None)(functools.partial(self._update))
+        self.averages: dict[str, Tensor] = {}
+        self.updates = 0
+        self._stash: dict[str, Tensor] = {}
+        """The trained weights, while the average is in their place."""
+        self._module: Any = lambda: None
+
+    def setup(self, stage: str, module: Any) -> None:
+        if stage == "fit":
+            self.averages, self.updates, self._stash = {}, 0, {}
+            self._module = weakref.ref(module)
+
+    @torch.no_grad()
+    def _update(self, module: Any) -> None:
+        live = self._tensors(module)
+        if self.updates == 0:
+            self.averages = {key: value.detach().to(_wide(value)).clone() for key, value in live.items()}
+        else:
+            for key in live:
+                if self.averages[key].device != live[key].device:  # restored from a checkpoint
+                    self.averages[key] = self.averages[key].to(live[key].device)
+            mine = [self.averages[key] for key in live]
+            self._mix(mine, [live[key].detach().to(self.averages[key].dtype) for key in live], self.updates)
+        self.updates += 1
+
+    def _tensors(self, module: Any) -> dict[str, Tensor]:
+        """What is averaged, by name."""
+        found = {name: each for name, each in module.named_parameters() if each.is_floating_point()}
+        if self.buffers == "average":
+            found.update((name, each) for name, each in module.named_buffers() if each.is_floating_point())
+        return found
+
+    # ---- in and out ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _swap_in(self, module: Any) -> None:
+        if self.use_for_evaluation and self.updates and not self._stash and self._module() is module:
+            live = self._tensors(module)
+            self._stash = {key: value.detach().clone() for key, value in live.items()}
+            for key, value in live.items():
+                value.copy_(self.averages[key])
+
+    @torch.no_grad()
+    def _swap_out(self) -> None:
+        module, stash = self._module(), self._stash
+        self._stash = {}
+        if module is not None and stash:
+            for key, value in self._tensors(module).items():
+                value.copy_(stash[key])
+
+    def on_validation_start(self, module: Any) -> None:
+        self._swap_in(module)
+
+    def on_validation_end(self) -> None:
+        self._swap_out()
+
+    def on_test_start(self, module: Any) -> None:
+        self._swap_in(module)
+
+    def on_test_end(self) -> None:
+        self._swap_out()
+
+    def on_predict_start(self, module: Any) -> None:
+        self._swap_in(module)
+
+    def on_predict_end(self) -> None:
+        self._swap_out()
+
+    def on_exception(self) -> None:
+        self._swap_out()  # an evaluation failed in the middle
+
+    @torch.no_grad()
+    def on_fit_end(self, module: Any) -> None:
+        if self.swap_at_end and self.updates:
+            for key, value in self._tensors(module).items():
+                value.copy_(self.averages[key])
+            self._module = lambda: None  # it has the average already
+
+    def teardown(self) -> None:
+        self._swap_out()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "averages": dict(self.averages)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates, self.averages = state["updates"], dict(state["averages"])
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    """Half precision would swallow the small steps of an average."""
+    return torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype

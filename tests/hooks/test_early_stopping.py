@@ -1,0 +1,204 @@
+"""Stopping when a metric no longer improves: checks, patience, thresholds, resume."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import Hook, OptionError
+from hookline.hooks.early_stopping import EarlyStopping
+
+
+class Scripted(Net):
+    """A network whose validation score is dictated."""
+
+    def __init__(self, *scores: float, name: str = "val/score") -> None:
+        super().__init__()
+        self.scores, self.at, self.metric = scores, 0, name
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+    def on_validation_epoch_end(self, sanity_checking: bool) -> None:
+        if not sanity_checking:
+            self.log(self.metric, self.scores[min(self.at, len(self.scores) - 1)])
+            self.at += 1
+
+
+def stop(*scores: float, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Run up to 12 epochs with these scores; returns the trainer and the hook."""
+    hook = EarlyStopping(**{"monitor": "val/score", "patience": 2, **options})
+    runner = quiet(**{"max_epochs": 12, "hooks": [hook], **(trainer or {})})
+    runner.fit(Scripted(*scores), batches(2), batches(1))
+    return runner, hook
+
+
+def test_the_run_stops_after_patience_checks_without_improvement() -> None:
+    trainer, hook = stop(3.0, 2.0, 2.5, 2.5)
+    assert trainer.status == "stopped"
+    assert trainer.state.epochs_seen == 4
+    assert (hook.best_score, hook.wait_count, hook.stopped_epoch, hook.stopped_step) == (2.0, 2, 3, 8)
+    assert "val/score did not improve in 2 checks" in trainer.state.stop_reason
+
+
+def test_it_runs_on_while_the_metric_improves() -> None:
+    trainer, hook = stop(*[10.0 - n for n in range(12)])
+    assert trainer.status == "completed"
+    assert hook.wait_count == 0
+
+
+def test_higher_is_better_with_mode_max() -> None:
+    trainer, hook = stop(0.1, 0.2, 0.15, 0.15, mode="max")
+    assert trainer.state.epochs_seen == 4
+    assert hook.best_score == 0.2
+
+
+def test_an_improvement_must_be_greater_than_min_delta() -> None:
+    trainer, hook = stop(1.0, 0.95, 0.92, min_delta=0.1)
+    assert trainer.state.epochs_seen == 3
+    assert hook.best_score == 1.0
+
+
+def test_patience_counts_validations_also_without_epochs() -> None:
+    """One endless epoch, measured in steps, validated every 2 batches."""
+    trainer, hook = stop(1.0, 2.0, 2.0, trainer={"max_epochs": None, "max_steps": 40, "val_check_interval": 2, "limit_train_batches": 2})
+    assert trainer.global_step == 6
+    hook = EarlyStopping("val/score", patience=2)
+    runner = quiet(max_epochs=None, max_steps=40, val_check_interval=2, hooks=[hook])
+    runner.fit(Scripted(1.0, 2.0, 2.0), batches(100), batches(1))
+    assert runner.global_step == 6
+    assert runner.state.epochs_seen == 0
+    assert hook.checks == 3
+
+
+def test_at_epoch_ends_it_counts_epochs_whatever_is_validated() -> None:
+    trainer, hook = stop(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, trainer={"val_check_interval": 1}, check_on_train_epoch_end=True)
+    assert hook.checks == trainer.state.epochs_seen == 3
+
+
+def test_a_training_metric_is_checked_at_epoch_ends_when_there_is_no_validation() -> None:
+    hook = EarlyStopping("train/loss", patience=1, min_delta=1e9)
+    trainer = quiet(max_epochs=9, hooks=[hook])
+    trainer.fit(Net(), batches(2))
+    assert trainer.state.epochs_seen == 2
+
+
+def test_the_sanity_check_is_no_check() -> None:
+    hook = EarlyStopping("val/loss", patience=5)
+    trainer = quiet(max_epochs=2, num_sanity_val_steps=1, hooks=[hook])
+    trainer.fit(Net(), batches(2), batches(1))
+    assert hook.checks == 2
+
+
+def test_a_misspelt_metric_is_refused_in_the_sanity_check_before_the_first_step() -> None:
+    trainer = quiet(max_epochs=2, num_sanity_val_steps=1, hooks=[EarlyStopping("val_loss")])
+    with pytest.raises(OptionError, match="Did you mean 'val/loss'"):
+        trainer.fit(Net(), batches(2), batches(1))
+    assert trainer.global_step == 0
+
+
+def test_a_missing_metric_is_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OptionError, match="monitors 'accuracy', which was not logged"):
+        stop(1.0, monitor="accuracy")
+    with caplog.at_level(logging.WARNING, "hookline"):
+        trainer, _ = stop(1.0, monitor="accuracy", strict=False, trainer={"max_epochs": 2})
+    assert trainer.status == "completed"
+    assert "EarlyStopping monitors 'accuracy'" in caplog.text
+    assert "never looked at 'accuracy'" in caplog.text
+
+
+def test_checks_after_validation_need_a_validation() -> None:
+    trainer = quiet(max_epochs=3, hooks=[EarlyStopping("train/loss", check_on_train_epoch_end=False)])
+    with pytest.raises(OptionError, match="this run has none"):
+        trainer.fit(Net(), batches(2))
+
+
+def test_epochs_without_a_due_validation_are_no_checks() -> None:
+    trainer, hook = stop(1.0, 2.0, 2.0, trainer={"check_val_every_n_epoch": 2})
+    assert hook.checks == 3
+    assert trainer.state.epochs_seen == 6
+
+
+@pytest.mark.parametrize(("options", "why"), [
+    ({"stopping_threshold": 2.5}, "has reached the threshold 2.5"),
+    ({"divergence_threshold": 5.0}, "is worse than the limit 5"),
+])  # fmt: skip
+def test_thresholds_stop_at_once(options: dict[str, float], why: str) -> None:
+    scores = (4.0, 2.0, 1.0) if "stopping_threshold" in options else (4.0, 6.0, 1.0)
+    trainer, _ = stop(*scores, **options)
+    assert trainer.state.epochs_seen == 2
+    assert why in trainer.state.stop_reason
+
+
+def test_nan_stops_at_once_unless_told_not_to() -> None:
+    trainer, hook = stop(1.0, math.nan, 0.5)
+    assert trainer.state.epochs_seen == 2
+    assert "became nan" in trainer.state.stop_reason
+    trainer, hook = stop(1.0, math.nan, math.nan, 0.5, check_finite=False)
+    assert trainer.state.epochs_seen == 3
+    assert hook.best_score == 1.0
+
+
+def test_verbose_prints_what_it_sees(capsys: pytest.CaptureFixture[str]) -> None:
+    stop(1.0, 2.0, 2.0, verbose=True)
+    out = capsys.readouterr().out
+    assert "val/score improved to 1" in out
+    assert "(1 of 2)" in out
+    stop(1.0, 2.0, 2.0)
+    assert capsys.readouterr().out == ""
+
+
+class SaveAt(Hook):
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
+        if epoch == self.epoch:
+            trainer.save_checkpoint()
+
+    def on_checkpoint_save(self, path: Any) -> None:
+        self.path = path
+
+
+def test_a_resumed_run_goes_on_counting() -> None:
+    saver = SaveAt(2)
+    quiet(max_epochs=3, hooks=[EarlyStopping("val/score", patience=2), saver]).fit(Scripted(1.0, 2.0, 0.5, 3.0), batches(2), batches(1))
+    hook = EarlyStopping("val/score", patience=2)
+    trainer = quiet(max_epochs=12, hooks=[hook])
+    trainer.fit(Scripted(0.7), batches(2), batches(1), resume=saver.path)
+    assert trainer.state.epochs_seen == 5  # 0.7 would be an improvement for a hook that had forgotten 0.5
+    assert hook.best_score == 0.5
+
+
+def test_a_second_fit_begins_anew() -> None:
+    trainer, hook = stop(1.0, 2.0, 2.0)
+    trainer.fit(Scripted(5.0, 4.0, 6.0, 6.0), batches(2), batches(1))
+    assert hook.best_score == 4.0
+    assert trainer.state.epochs_seen == 4
+
+
+def test_min_epochs_are_trained_before_a_stop_is_honoured() -> None:
+    trainer, _ = stop(1.0, 2.0, trainer={"min_epochs": 6})
+    assert trainer.state.epochs_seen == 6
+
+
+def test_an_evaluation_of_its_own_is_no_check() -> None:
+    trainer, hook = stop(3.0, 2.0, 2.5, 2.5)
+    trainer.validate(loaders=batches(1))
+    assert hook.checks == 4
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"patience": -1}, "patience=-1 must be a whole number from 0"), ({"patience": 1.5}, "patience=1.5"),
+    ({"patience": True}, "patience=True"), ({"mode": "auto"}, "mode='auto'"), ({"min_delta": "a"}, "min_delta='a'"),
+    ({"monitor": None}, "monitor=None"), ({"stopping_threshold": "low"}, "stopping_threshold='low'"),
+    ({"divergence_threshold": math.nan}, "divergence_threshold=nan"), ({"verbose": 1}, "verbose=1"),
+    ({"check_on_train_epoch_end": "no"}, "check_on_train_epoch_end='no'"), ({"check_finite": 0}, "check_finite=0"),
+])  # fmt: skip
+def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        EarlyStopping(**options)

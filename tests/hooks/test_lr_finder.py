@@ -1,0 +1,198 @@
+"""LRFinder: a useful suggestion, its picture, and a module, optimizer and random streams that are as they were."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookline import SKIP_STEP, Module
+from hookline.errors import HookError, OptionError
+from hookline.hooks.lr_finder import LRFinder
+
+
+class Valley(Module):
+    """A quadratic bowl: steps of plain descent diverge for rates above 1 and hardly move for tiny ones."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.full((4,), 3.0))
+        self.register_buffer("seen", torch.zeros(()))
+        self.lr = lr
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen += 1
+        return (self.place**2).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def test_the_suggestion_lies_where_the_loss_falls_and_below_where_it_diverges() -> None:
+    finder = LRFinder(1e-5, 100.0, steps=80)
+    suggestion = finder.find(quiet(), Valley(), batches(4))
+    assert suggestion is not None and suggestion == finder.suggestion
+    assert 1e-3 < suggestion < 0.5
+    assert len(finder.lrs) < 80  # it ended when the loss blew up
+    assert finder.lrs[0] == pytest.approx(1e-5)
+    ratios = [b / a for a, b in zip(finder.lrs, finder.lrs[1:], strict=False)]
+    assert ratios == pytest.approx([(100.0 / 1e-5) ** (1 / 79)] * len(ratios))
+
+
+def test_the_rates_are_those_the_optimizer_used_whatever_a_scheduler_says() -> None:
+    used: list[float] = []
+
+    class Scheduled(Valley):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD([{"params": [self.place]}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.2}], lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def on_after_optimizer_step(self, optimizer: Any) -> None:
+            used.append(optimizer.param_groups[0]["lr"])
+            assert optimizer.param_groups[1]["lr"] == pytest.approx(2 * used[-1])
+
+    finder = LRFinder(1e-6, 1e-2, steps=10)
+    finder.find(quiet(), Scheduled(), batches(4))
+    assert used == pytest.approx(finder.lrs) and len(used) == 10
+
+
+def test_weights_buffers_modes_and_random_streams_are_as_before() -> None:
+    net = Valley().eval()
+    before = copy.deepcopy(net.state_dict())
+    trainer = quiet(seed=3, hooks=[])
+    streams = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), 2, shuffle=True)
+    torch.set_rng_state(streams[2])
+    LRFinder(steps=20).find(trainer, net, loader)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not net.training and net.place.grad is None
+    assert random.getstate() == streams[0]
+    assert np.array_equal(np.random.get_state()[1], streams[1])
+    assert torch.equal(torch.get_rng_state(), streams[2])
+
+
+def test_training_afterwards_is_the_same_as_without_the_test() -> None:
+    def train(find: bool) -> Tensor:
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        if find:
+            LRFinder(steps=15, plot=False).find(quiet(), net, batches(5), loss=F.mse_loss, optimizer=optimizer)
+            assert not optimizer.state and optimizer.param_groups[0]["lr"] == 0.01
+        quiet().fit(net, batches(5), loss=F.mse_loss, optimizer=optimizer)
+        return torch.cat([each.detach().flatten() for each in (*net.parameters(), *net.buffers())])
+
+    assert torch.equal(train(True), train(False))
+
+
+def test_as_a_hook_it_turns_the_run_into_the_test() -> None:
+    net, finder = Valley(), LRFinder(1e-5, 100.0, steps=60)
+    streams = torch.get_rng_state()
+    trainer = quiet(max_epochs=1000, hooks=[finder])
+    trainer.fit(net, batches(4))
+    assert trainer.status == "stopped" and trainer.global_step <= 60
+    assert finder.suggestion is not None
+    assert torch.equal(net.place, torch.full((4,), 3.0)) and float(net.seen) == 0
+    assert torch.equal(torch.get_rng_state(), streams)
+    assert [path.name for path in Path().rglob("*.png")] == ["lr_finder.png"]
+    assert (trainer.run_dir / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_loss_that_becomes_nan_ends_the_test_not_the_program() -> None:
+    class Cliff(Valley):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            return loss * math.nan if float(loss.detach()) < 20 else loss
+
+    net, finder = Cliff(), LRFinder(1e-5, 1.0, steps=50)
+    finder.find(quiet(), net, batches(4))
+    assert 10 < len(finder.losses) < 50 and all(map(math.isfinite, finder.losses))
+    assert torch.equal(net.place, torch.full((4,), 3.0))
+
+
+def test_a_failure_in_the_test_puts_everything_back_too() -> None:
+    class Fails(Valley):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.seen == 12:
+                raise RuntimeError("broken")
+            return super().training_step(batch, batch_idx)
+
+    net = Fails()
+    with pytest.raises(RuntimeError, match="broken"):
+        LRFinder(1e-2, 1.0).find(quiet(), net, batches(20))
+    assert torch.equal(net.place, torch.full((4,), 3.0)) and float(net.seen) == 0
+
+
+def test_with_accumulation_a_point_is_the_mean_loss_of_an_update() -> None:
+    class Counts(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * 0 + batch_idx % 2
+
+    finder = LRFinder(steps=10, plot=False)
+    finder.find(quiet(accumulate_grad_batches=2), Counts(), batches(4))
+    assert finder.losses == [0.5] * 10
+    assert finder.suggestion is None  # the loss did not fall
+
+
+def test_an_update_that_was_skipped_is_no_point_of_the_curve() -> None:
+    class Skips(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.good = batch_idx % 2 == 1
+            return super().training_step(batch, batch_idx) * 0 + (1 if self.good else 100)
+
+        def on_before_optimizer_step(self) -> Any:
+            return None if self.good else SKIP_STEP
+
+    finder = LRFinder(steps=10, plot=False)
+    finder.find(quiet(), Skips(), batches(4))
+    assert finder.losses == [1.0] * 10
+
+
+def test_the_curve_is_drawn_with_the_suggestion_marked() -> None:
+    finder = LRFinder(1e-5, 100.0, steps=60)
+    finder.find(quiet(), Valley(), batches(4))
+    axes = finder.figure().axes[0]
+    points, smooth, *_ = axes.get_lines()
+    assert axes.get_xscale() == "log"
+    assert list(points.get_xdata()) == finder.lrs and list(points.get_ydata()) == finder.losses
+    assert len(smooth.get_ydata()) == len(finder.lrs)
+    assert any("suggestion" in text.get_text() for text in axes.get_legend().get_texts())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_lr": 1.0, "max_lr": 0.1}, "the first below the second"),
+        ({"min_lr": 0}, "two numbers above 0"),
+        ({"steps": 3}, "steps=3 must be a whole number from 10"),
+        ({"divergence": 1}, "divergence=1"),
+        ({"plot": 1}, "True or False"),
+    ],
+)
+def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        LRFinder(**arguments)
+
+
+def test_what_cannot_be_tested_is_refused() -> None:
+    with pytest.raises(OptionError, match="min_epochs=1"):
+        quiet(hooks=[LRFinder()], min_epochs=1).fit(Net(), batches(1))
+    with pytest.raises(HookError, match="no optimizer"):
+
+        class Manual(Net):
+            automatic_optimization = False
+
+            def configure_optimizers(self) -> Any:
+                return None
+
+        quiet(hooks=[LRFinder()]).fit(Manual(), batches(1))

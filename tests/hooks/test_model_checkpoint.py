@@ -1,0 +1,357 @@
+"""Keeping checkpoints: the best, the last, their names, when, and what a resumed run knows of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import Hook, HookError, OptionError
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+
+
+class Scripted(Net):
+    """A network whose validation score is dictated."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores, self.at = scores, 0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+    def on_validation_epoch_end(self, sanity_checking: bool) -> None:
+        if not sanity_checking:
+            self.log("val/score", torch.tensor(self.scores[self.at], dtype=torch.float64))
+            self.at += 1
+
+
+class Reasons(Hook):
+    """What was saved, in order."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[str, str, int]] = []
+
+    def on_checkpoint_save(self, path: Path, reason: str, step: int) -> None:
+        self.saved.append((path.name, reason, step))
+
+
+def keep(*scores: float, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Two batches an epoch, an epoch per score; returns the hook, the names on disk and what was saved."""
+    hook = ModelCheckpoint(**{"monitor": "val/score", "filename": "s{step}", "auto_insert_metric_name": False, **options})
+    record = Reasons()
+    runner = quiet(**{"max_epochs": len(scores), "run_dir": "run", "hooks": [hook, record], **(trainer or {})})
+    runner.fit(Scripted(*scores), batches(2), batches(1))
+    return hook, names(), record.saved
+
+
+def names(folder: str = "run/checkpoints") -> list[str]:
+    return sorted(each.name for each in Path(folder).iterdir()) if Path(folder).is_dir() else []
+
+
+def weights(path: str | Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(path) / "model.safetensors")
+
+
+# ---- which ones --------------------------------------------------------------------------------------------------
+
+
+def test_only_the_best_is_kept_and_nothing_is_saved_without_improvement() -> None:
+    hook, there, saved = keep(3.0, 2.0, 2.5, 2.0)
+    assert there == ["s4"]
+    assert saved == [("s2", "best", 2), ("s4", "best", 4)]
+    assert hook.best_model_path == "run/checkpoints/s4"
+    assert (hook.best_model_score, hook.current_score) == (2.0, 2.0)
+
+
+def test_the_best_k_are_kept() -> None:
+    hook, there, saved = keep(5.0, 3.0, 4.0, 6.0, 2.0, save_top_k=3)
+    assert there == ["s10", "s4", "s6"]
+    assert [name for name, _, _ in saved] == ["s2", "s4", "s6", "s10"]
+    assert hook.best_k_models == {"run/checkpoints/s4": 3.0, "run/checkpoints/s6": 4.0, "run/checkpoints/s10": 2.0}
+    assert hook.best_model_path.endswith("s10")
+
+
+def test_higher_is_better_with_mode_max() -> None:
+    hook, there, _ = keep(0.1, 0.3, 0.2, mode="max")
+    assert there == ["s4"]
+    assert hook.best_model_score == 0.3
+
+
+def test_all_or_none_can_be_kept() -> None:
+    assert keep(1.0, 2.0, 3.0, save_top_k=-1)[1] == ["s2", "s4", "s6"]
+    assert keep(1.0, 2.0, save_top_k=0, trainer={"run_dir": "other"})[2] == []
+
+
+def test_a_score_that_is_no_number_never_becomes_best() -> None:
+    hook, there, saved = keep(math.nan, 5.0, math.nan, -math.inf, 4.0)
+    assert [name for name, _, _ in saved] == ["s4", "s10"]
+    assert (there, hook.best_model_score) == (["s10"], 4.0)
+
+
+def test_without_a_metric_the_newest_are_kept() -> None:
+    hook, there, saved = keep(1.0, 1.0, 1.0, monitor=None, save_top_k=2)
+    assert there == ["s4", "s6"]
+    assert {reason for _, reason, _ in saved} == {"interval"}
+    assert hook.best_model_path.endswith("s6")
+    assert hook.best_model_score is None
+
+
+def test_the_last_state_is_kept_whatever_its_score() -> None:
+    hook, there, saved = keep(1.0, 2.0, 3.0, save_last=True)
+    assert there == ["last", "s2"]
+    assert saved[-1] == ("last", "last", 6)
+    assert hook.last_model_path == "run/checkpoints/last"
+    assert json.loads((Path(hook.last_model_path) / "state.json").read_text())["counters"]["step"] == 6
+
+
+def test_the_end_of_a_run_is_kept_as_last_also_between_two_looks() -> None:
+    _, _, saved = keep(1.0, 1.0, save_last=True, trainer={"max_epochs": None, "max_steps": 3})
+    assert saved[-1] == ("last", "last", 3)
+
+
+def test_what_is_saved_is_what_was_measured() -> None:
+    net, seen = Scripted(1.0, 2.0), []
+    hook = ModelCheckpoint("val/score")
+    trainer = quiet(max_epochs=2, run_dir="run", hooks=[hook])
+    trainer.on("validation_end")(lambda module: seen.append(module.layer.weight.detach().clone()))
+    trainer.fit(net, batches(2), batches(1))
+    assert torch.equal(weights(hook.best_model_path)["module.layer.weight"], seen[0])
+
+
+def test_an_older_one_goes_only_once_the_new_one_is_there() -> None:
+    there: list[list[str]] = []
+
+    class Look(Hook):
+        def on_checkpoint_save(self) -> None:
+            there.append(names())
+
+    hook = ModelCheckpoint("val/score", filename="s{step}", auto_insert_metric_name=False)
+    quiet(max_epochs=2, run_dir="run", hooks=[hook, Look()]).fit(Scripted(2.0, 1.0), batches(2), batches(1))
+    assert there == [["s2"], ["s2", "s4"]]
+    assert names() == ["s4"]
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_may_name_metrics_with_a_slash() -> None:
+    options = {"filename": "epoch_{epoch}_loss_{val/score:.2f}", "save_top_k": -1}
+    assert keep(1.234, 0.5, **options)[1] == ["epoch_0_loss_1.23", "epoch_1_loss_0.50"]
+
+
+def test_names_of_metrics_are_inserted_if_wanted_and_make_no_folders() -> None:
+    options = {"filename": "{epoch}-{step:04d}-{val/score:.1f}", "auto_insert_metric_name": True}
+    assert keep(1.25, **options)[1] == ["epoch=0-step=0002-val_score=1.2"]
+
+
+def test_the_default_name_says_epoch_and_step() -> None:
+    hook = ModelCheckpoint()
+    quiet(max_epochs=1, run_dir="run", hooks=[hook]).fit(Net(), batches(2), batches(1))
+    assert names() == ["epoch=0-step=2"]
+
+
+def test_a_fixed_name_is_written_over_or_numbered() -> None:
+    hook, there, _ = keep(3.0, 2.0, 1.0, filename="best")
+    assert there == ["best"]
+    assert hook.best_k_models == {"run/checkpoints/best": 1.0}
+    _, there, _ = keep(3.0, 2.0, filename="best", save_top_k=2)
+    assert there == ["best", "best-v1", "best-v2"]  # what stood there before is not ours to replace
+
+
+def test_a_misspelt_metric_in_a_name_is_refused_with_the_right_one() -> None:
+    with pytest.raises(OptionError, match="names 'val_score', which was not logged. Did you mean 'val/score'"):
+        keep(1.0, filename="x_{val_score:.2f}")
+
+
+@pytest.mark.parametrize("filename", ["../up", "a/b", "/abs", "..", ".hidden", "", "x\\y", "{epoch", "{}", "{epoch:.2q}", "{val/loss:d}"])
+def test_names_that_lead_elsewhere_or_are_no_templates_are_refused(filename: str) -> None:
+    with pytest.raises(OptionError, match="filename="):
+        ModelCheckpoint(filename=filename)
+
+
+@pytest.mark.parametrize("dirpath", ["../elsewhere", "a/../../b"])
+def test_folders_outside_the_run_are_refused(dirpath: str) -> None:
+    with pytest.raises(OptionError, match="inside the run's directory"):
+        ModelCheckpoint(dirpath=dirpath)
+
+
+def test_an_absolute_folder_must_be_inside_the_run(tmp_path: Path) -> None:
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(dirpath=tmp_path / "elsewhere")])
+    with pytest.raises(OptionError, match="outside the run's directory"):
+        trainer.fit(Net(), batches(1))
+    assert trainer.global_step == 0
+    hook = ModelCheckpoint(dirpath=tmp_path / "run" / "mine")
+    quiet(run_dir=tmp_path / "run", hooks=[hook]).fit(Net(), batches(1))
+    assert names("run/mine") == ["epoch=0-step=1"]
+
+
+# ---- when --------------------------------------------------------------------------------------------------------
+
+
+def test_every_n_epochs() -> None:
+    assert keep(*[1.0] * 5, monitor=None, every_n_epochs=2, save_top_k=-1)[1] == ["s4", "s8"]
+
+
+def test_every_n_steps_without_a_metric() -> None:
+    hook = ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
+    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(5), batches(1))
+    assert names() == ["s3", "s6", "s9"]
+
+
+def test_every_n_steps_with_a_metric_waits_for_its_next_value() -> None:
+    """Due at steps 3 and 6; the scores of the validations at 4 and 6 decide, each once, and no old score is used again."""
+    _, there, saved = keep(2.0, 1.0, 0.5, every_n_train_steps=3, save_top_k=-1)
+    assert [step for _, _, step in saved] == [4, 6]
+
+
+def test_a_metric_that_was_not_measured_again_saves_nothing() -> None:
+    hook = ModelCheckpoint("val/score", save_top_k=-1, save_on_train_epoch_end=True, strict=False)
+    record = Reasons()
+    trainer = quiet(max_epochs=5, check_val_every_n_epoch=2, run_dir="again", hooks=[hook, record])
+    trainer.fit(Scripted(2.0, 1.0), batches(2), batches(1))
+    assert [step for _, _, step in record.saved] == [4, 8]
+
+
+def test_every_so_often_by_the_clock() -> None:
+    hook = ModelCheckpoint(train_time_interval=1e-6, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
+    quiet(run_dir="run", hooks=[hook]).fit(Net(), batches(3))
+    assert names() == ["s1", "s2", "s3"]
+    hook = ModelCheckpoint(train_time_interval="10 hours", save_top_k=-1)
+    quiet(run_dir="other", hooks=[hook]).fit(Net(), batches(3))
+    assert names("other/checkpoints") == []
+
+
+def test_without_validation_it_looks_at_epoch_ends() -> None:
+    hook = ModelCheckpoint("train/loss", save_top_k=-1)
+    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2))
+    assert names() == ["epoch=0-step=2", "epoch=1-step=4"]
+
+
+def test_only_after_validations_if_told_so() -> None:
+    hook = ModelCheckpoint(save_on_train_epoch_end=False, save_top_k=-1)
+    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2))
+    assert names() == []
+
+
+def test_a_run_of_steps_without_validation_leaves_its_end() -> None:
+    hook = ModelCheckpoint()
+    quiet(max_epochs=None, max_steps=3, run_dir="run", hooks=[hook]).fit(Net(), batches(10))
+    assert names() == ["epoch=0-step=3"]
+
+
+def test_the_sanity_check_saves_nothing_and_finds_a_misspelt_metric() -> None:
+    trainer = quiet(num_sanity_val_steps=1, run_dir="run", hooks=[ModelCheckpoint("val_loss")])
+    with pytest.raises(OptionError, match="Did you mean 'val/loss'"):
+        trainer.fit(Net(), batches(2), batches(1))
+    assert trainer.global_step == 0
+    assert names() == []
+
+
+def test_a_missing_metric_is_an_error() -> None:
+    with pytest.raises(OptionError, match="ModelCheckpoint monitors 'accuracy', which was not logged"):
+        keep(1.0, monitor="accuracy")
+
+
+class Failing(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 3:
+            raise ValueError("boom")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("wanted", "there"), [(True, ["exception-step=3"]), (False, [])])
+def test_a_failing_run_is_saved_if_wanted(wanted: bool, there: list[str]) -> None:
+    record = Reasons()
+    with pytest.raises(ValueError, match="boom"):
+        quiet(run_dir="run", hooks=[ModelCheckpoint(save_on_exception=wanted), record]).fit(Failing(), batches(5))
+    assert names() == there
+    assert [reason for _, reason, _ in record.saved] == ["exception"] * len(there)
+
+
+# ---- over a resume, and together ---------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_knows_the_best_so_far() -> None:
+    first, _, _ = keep(3.0, 1.0, 2.0, save_top_k=2, save_last=True)
+    hook = ModelCheckpoint("val/score", save_top_k=2, filename="s{step}", auto_insert_metric_name=False)
+    net = Scripted(2.5, 1.5)
+    quiet(max_epochs=5, run_dir="run", hooks=[hook]).fit(net, batches(2), batches(1), resume=first.last_model_path)
+    assert names() == ["last", "s10", "s4"]
+    assert hook.best_model_score == 1.0
+    assert hook.best_model_path == "run/checkpoints/s4"
+
+
+def test_a_checkpoint_knows_of_itself() -> None:
+    """Resumed from the best one, a worse score is not taken for an improvement."""
+    first, _, _ = keep(3.0, 1.0)
+    hook = ModelCheckpoint("val/score", filename="s{step}", auto_insert_metric_name=False)
+    trainer = quiet(max_epochs=3, run_dir="run", hooks=[hook])
+    trainer.fit(Scripted(2.0), batches(2), batches(1), resume=first.best_model_path)
+    assert names() == ["s4"]
+    assert (hook.best_model_score, hook.best_model_path) == (1.0, "run/checkpoints/s4")
+
+
+def test_a_run_resumed_elsewhere_leaves_the_old_folder_alone() -> None:
+    first, _, _ = keep(3.0, 2.0)
+    hook = ModelCheckpoint("val/score")
+    quiet(max_epochs=3, run_dir="second", hooks=[hook]).fit(Scripted(1.0), batches(2), batches(1), resume=first.best_model_path)
+    assert names() == ["s4"]
+    assert names("second/checkpoints") == ["epoch=2-step=6"]
+
+
+def test_a_second_fit_begins_anew() -> None:
+    hook = ModelCheckpoint("val/score")
+    trainer = quiet(max_epochs=1, hooks=[hook])
+    trainer.fit(Scripted(1.0), batches(2), batches(1))
+    first = hook.best_model_path
+    trainer.fit(Scripted(5.0), batches(2), batches(1))
+    assert hook.best_model_score == 5.0
+    assert Path(first).is_dir() and Path(hook.best_model_path).is_dir() and first != hook.best_model_path
+
+
+def test_two_that_would_write_under_the_same_names_are_refused() -> None:
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(), ModelCheckpoint(every_n_train_steps=1)])
+    with pytest.raises(HookError, match="give one another dirpath"):
+        trainer.fit(Net(), batches(2))
+    quiet(run_dir="run", hooks=[ModelCheckpoint(), ModelCheckpoint(every_n_train_steps=1, dirpath="steps")]).fit(Net(), batches(2))
+    assert names("run/steps") == ["epoch=0-step=2"]
+
+
+def test_nothing_but_checkpoints_is_left_behind() -> None:
+    keep(3.0, 2.0, 1.0, save_last=True)
+    assert sorted(each.name for each in Path("run").rglob(".*")) == []
+
+
+def test_it_costs_a_step_nothing_unless_it_goes_by_steps() -> None:
+    assert "on_step_end" not in [each.event.name for each in quiet(hooks=[ModelCheckpoint()]).hooks.entries()[0].listeners]
+    trainer = quiet(hooks=[ModelCheckpoint(every_n_train_steps=100)])
+    assert "on_step_end" in [each.event.name for each in trainer.hooks.entries()[0].listeners]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"save_top_k": -2}, "save_top_k=-2"), ({"save_top_k": True}, "save_top_k=True"), ({"mode": "best"}, "mode='best'"),
+    ({"monitor": ""}, "monitor=''"), ({"save_last": "yes"}, "save_last='yes'"), ({"every_n_epochs": -1}, "every_n_epochs=-1"),
+    ({"every_n_train_steps": 1.5}, "every_n_train_steps=1.5"), ({"train_time_interval": "soon"}, "train_time_interval='soon'"),
+    ({"every_n_train_steps": 5, "every_n_epochs": 1}, "cannot be combined"), ({"save_on_exception": 1}, "save_on_exception=1"),
+    ({"save_on_train_epoch_end": "x"}, "save_on_train_epoch_end='x'"), ({"auto_insert_metric_name": None}, "auto_insert"),
+])  # fmt: skip
+def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        ModelCheckpoint(**options)
+
+
+def test_a_resumed_run_does_not_take_the_old_score_for_a_new_one() -> None:
+    options: dict[str, Any] = {"monitor": "val/score", "save_top_k": -1, "save_on_train_epoch_end": True, "strict": False}
+    first, record = ModelCheckpoint(**options), Reasons()
+    quiet(max_epochs=2, check_val_every_n_epoch=2, run_dir="run", hooks=[first]).fit(Scripted(2.0), batches(2), batches(1))
+    trainer = quiet(max_epochs=4, check_val_every_n_epoch=2, run_dir="run", hooks=[ModelCheckpoint(**options), record])
+    trainer.fit(Scripted(1.0), batches(2), batches(1), resume=first.best_model_path)
+    assert [step for _, _, step in record.saved] == [8]

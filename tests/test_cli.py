@@ -1,0 +1,307 @@
+"""The command line, as people and programs use it: mostly in this process, a few times for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hookline import EVENTS
+from hookline.cli import main
+from hookline.registry import BUILTIN_HOOKS
+
+PARTS = '''
+import time
+import torch
+from torch.nn import functional as F
+from hookline import DataModule, Hook, Module
+
+class Net(Module):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.layer, self.lr = torch.nn.Linear(4, 2), lr
+    def training_step(self, batch, batch_idx): return F.mse_loss(self.layer(batch[0]), batch[1])
+    def validation_step(self, batch, batch_idx): return self.training_step(batch, batch_idx)
+    test_step = validation_step
+    def forward(self, x): return self.layer(x)
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+class Data(DataModule):
+    def train_dataloader(self): return [(torch.ones(2, 4), torch.ones(2, 2))] * 4
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+class Speaking(Hook):
+    def on_train_start(self): print("the hook speaks")
+
+class Slow(Hook):
+    def on_train_batch_end(self, batches_seen):
+        print("batch", batches_seen, flush=True)
+        time.sleep(0.1)
+
+class Fails(Hook):
+    def on_step_end(self, step): raise RuntimeError("broken on purpose")
+
+class Stops(Hook):
+    def on_step_end(self, trainer): trainer.stop("enough")
+'''
+RUN = """
+module = "cli_parts.Net"
+datamodule = "cli_parts.Data"
+[trainer]
+max_epochs = 2
+seed = 1
+enable_progress_bar = false
+[hooks.speaking]
+class_path = "cli_parts.Speaking"
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "cli_parts.py").write_text(PARTS)
+    (folder / "run.toml").write_text(RUN)
+    path = list(sys.path)
+    yield folder
+    sys.path[:] = path
+    sys.modules.pop("cli_parts", None)
+
+
+def hookline(*arguments: str | Path, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "hookline")) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "error"}
+    command = [sys.executable, *start, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+
+
+# ---- for real ----------------------------------------------------------------------------------------------------
+
+
+def test_fit_with_overrides_in_a_process_of_its_own(project: Path, tmp_path: Path) -> None:
+    done = hookline("fit", project / "run.toml", "--trainer.max_epochs", "1", "--module.lr=0.2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)  # one document and nothing else, whatever hooks print
+    assert (told["status"], told["step"], told["epochs"]) == ("completed", 4, 1)
+    assert set(told["metrics"]) == {"train/loss", "val/loss"}
+    assert (tmp_path / told["run_dir"] / "log.jsonl").is_file()
+    assert "the hook speaks" in done.stderr
+
+
+def test_what_needs_no_torch_does_not_wait_for_it(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("[")
+    (tmp_path / "unknown.toml").write_text("modul = 'x.Y'")
+    (tmp_path / "hook.toml").write_text("module = 'x.Y'\nhooks = ['progres_bar']")
+    commands = [["--help"], ["fit", "--help"], ["--version"], ["events"], ["events", "step_end"], ["hooks"], ["hooks", "--json"],
+                ["new", "project"], ["fit", "missing.toml"], ["fit", "broken.toml"], ["fit", "unknown.toml"], ["fit", "hook.toml"],
+                ["fit", "unknown.toml", "--a"]]  # fmt: skip
+    code = f"""
+import sys
+from hookline.cli import main
+codes = []
+for command in {commands!r}:
+    try:
+        codes.append(main(command))
+    except SystemExit as end:
+        codes.append(end.code)
+print(codes, [name for name in ("torch", "numpy", "jsonargparse", "rich") if name in sys.modules])
+"""
+    done = hookline(cwd=tmp_path, start=("-c", code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2] []"
+    assert "usage: hookline" in done.stdout
+
+
+def test_torchrun_starts_it_too(project: Path, tmp_path: Path) -> None:
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "hookline")
+    done = hookline("fit", project / "run.toml", "--trainer.max_epochs=1", cwd=tmp_path, start=start)
+    assert done.returncode == 0, done.stderr
+    assert "fit completed at step 4" in done.stdout
+
+
+def read_until(master: int, seconds: float, enough: str) -> str:
+    text, end = "", time.monotonic() + seconds
+    while enough not in text and time.monotonic() < end:
+        if select.select([master], [], [], 0.1)[0]:
+            try:
+                data = os.read(master, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not data:
+                break
+            text += data.decode(errors="replace")
+    return text
+
+
+def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(project: Path, tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-m", "hookline", "fit", str(project / "run.toml"), "--trainer.max_epochs=100", "--hook=cli_parts.Slow",
+               "--trainer.enable_progress_bar=true", "--trainer.min_epochs=3", "--trainer.run_dir=here"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "160"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    text = read_until(master, 60, "batch 3")
+    process.send_signal(signal.SIGINT)
+    text += read_until(master, 60, "To continue:")
+    text += read_until(master, 20, "no such text")  # until the process closes its end
+    assert process.wait(30) == 130, text
+    os.close(master)
+    assert "Stopping after this batch" in text
+    assert "Traceback" not in text
+    assert text.rfind("\x1b[?25h") >= text.rfind("\x1b[?25l")  # the cursor is back
+    (saved,) = (tmp_path / "here" / "checkpoints").iterdir()
+    assert f"--checkpoint here/checkpoints/{saved.name}" in text.replace("\r\n", "")
+    step = int(saved.name.removeprefix("step-"))
+    assert main(["fit", str(project / "run.toml"), "--checkpoint", str(saved), "--trainer.max_steps", str(step + 2),
+                 "--trainer.max_epochs=100", "--trainer.run_dir=there"]) == 0  # fmt: skip
+
+
+# ---- in this process ---------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_run_is_told_in_words(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "the hook speaks" in said
+    assert "fit completed at step 8: " in said
+    assert "run directory: out" in said
+
+
+def test_a_run_that_a_hook_stops_went_well(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(project / "run.toml"), "--hook", "cli_parts.Stops"]) == 0
+    assert "fit stopped (enough) at step 1" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_is_told_from_a_wrong_configuration(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(project / "run.toml"), "--hook", "cli_parts.Fails", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "RuntimeError: broken on purpose" in err
+    assert "in on_step_end" in err  # the traceback
+    error = json.loads(out)["error"]
+    assert (error["type"], error["problem"]) == ("RuntimeError", "broken on purpose")
+    assert any("fit at epoch 0" in note for note in error["notes"])
+
+
+def test_a_wrong_configuration_is_told_without_a_traceback_and_for_programs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", str(project / "run.toml"), "--trainer.max_epocs", "3", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert "Did you mean 'max_epochs'?" in err
+    error = json.loads(out)["error"]
+    assert (error["type"], error["key"], error["value"]) == ("ConfigError", "trainer.max_epocs", 3)
+
+
+def test_only_the_person_at_the_command_line_can_allow_what_runs_commands(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "greedy.toml").write_text("allow = ['code']\n" + RUN)
+    assert main(["fit", str(project / "greedy.toml")]) == 2
+    assert "add --allow code" in capsys.readouterr().err
+    hook = ["--hook", "code.InteractiveConsole"]
+    assert main(["fit", str(project / "run.toml"), *hook]) == 2
+    assert "may not be imported" in capsys.readouterr().err
+    assert main(["fit", str(project / "run.toml"), *hook, "--allow", "code"]) == 2
+    assert "is not a hook" in capsys.readouterr().err  # it was imported, and is something else
+
+
+def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(project / "run.toml")
+    keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.filename", "best"]
+    assert main(["fit", config, "--trainer.run_dir", "trained", "--json", *keep]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert trained["checkpoint"].startswith("trained/checkpoints/")
+
+    def measured(*arguments: str) -> dict[str, float]:
+        assert main([*arguments, "--json", "--trainer.seed=7"]) == 0
+        return json.loads(capsys.readouterr().out)["metrics"]
+
+    assert measured("validate", config, "--checkpoint", trained["checkpoint"])["val/loss"] == pytest.approx(trained["metrics"]["val/loss"])
+    assert measured("validate", config)["val/loss"] > 2 * trained["metrics"]["val/loss"]
+    assert measured("test", config, "--checkpoint", trained["checkpoint"])["test/loss"] == pytest.approx(trained["metrics"]["val/loss"])
+    assert main(["predict", config, "--checkpoint", trained["checkpoint"], "--trainer.run_dir", "predicted"]) == 0
+    lines = [json.loads(line) for line in Path("predicted/predictions.jsonl").read_text().splitlines()]
+    assert [len(each) for each in lines] == [2, 2, 2, 2]
+
+
+def test_explain_shows_the_listeners_and_runs_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(project / "run.toml")]) == 0
+    said = capsys.readouterr().out
+    assert "hook speaking: Speaking.on_train_start" in said
+    assert "on_gradient_clip" not in said
+    assert "the hook speaks" not in said
+    assert main(["explain", str(project / "run.toml"), "--all"]) == 0
+    assert "on_gradient_clip" in capsys.readouterr().out
+    assert main(["explain", str(project / "run.toml"), "--verb", "test", "--json"]) == 0
+    assert "on_test_end" in {each["event"] for each in json.loads(capsys.readouterr().out)}
+    assert not Path("runs").exists()
+
+
+def test_hooks_are_listed_and_described(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hooks", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(BUILTIN_HOOKS) <= {each["name"] for each in listed}
+    assert all(each["doc"] for each in listed)
+    assert main(["hooks", "progress_bar", "--json"]) == 0
+    bar = json.loads(capsys.readouterr().out)
+    assert {"name": "refresh", "type": "a number", "required": False, "default": 0.25} in bar["parameters"]
+    assert "on_train_batch_end" in bar["events"]
+    assert main(["hooks", "progress_bar"]) == 0
+    assert "refresh" in capsys.readouterr().out
+    assert main(["hooks", "progres_bar"]) != 0
+    assert "Did you mean 'progress_bar'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", BUILTIN_HOOKS)
+def test_every_built_in_hook_can_be_described(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hooks", name]) == 0
+    assert name in capsys.readouterr().out
+
+
+def test_events_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [each.name for each in EVENTS]
+    assert main(["events", "train_batch_end"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("on_train_batch_end: ")
+    assert "dataloader_idx" in said
+    assert main(["events", "train_batch_edn"]) != 0
+    assert "Did you mean" in capsys.readouterr().err
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["required"] == ["module"]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "required: COMMAND"), (["fitt"], "invalid choice: 'fitt'"), (["fit"], "CONFIG"),
+    (["fit", "run.toml", "--max_epochs", "3"], "This is an option of the trainer: --trainer.max_epochs"),
+    (["events", "--jsn"], "unrecognized arguments: --jsn"),
+])  # fmt: skip
+def test_a_wrong_command_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from hookline.cli import codes
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    for name in ("OK", "FAILED", "USAGE", "INTERRUPTED", "BROKEN_PIPE"):
+        assert f"{getattr(codes, name)} " in said
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m hookline events --json; echo code $? >&2"
+    done = subprocess.run(["bash", "-c", f"({command}) | head -c 10"], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "code 141" in done.stderr
