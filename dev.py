@@ -68,7 +68,7 @@ def prepare(*extras: str) -> None:
 def demo(arguments: list[str]) -> None:
     """Train a small GPT on English text and show what its hooks did."""
     prepare()
-    run(PYTHON, "examples/gpt.py", *arguments)
+    run(PYTHON, "-m", "hookline", "fit", "examples/gpt.toml", *arguments)
 
 
 def test(arguments: list[str]) -> None:

@@ -1,11 +1,11 @@
 """Train a small GPT, character by character, on the texts behind Python's `help()`, and see what its hooks do.
 
-About a minute on two CPU cores: `python3 dev.py demo`, or `python examples/gpt.py --steps 100` for a first look.
+About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps 100` for a first
+look. The configuration beside this file says which of these classes a run is made of.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections import Counter
@@ -19,9 +19,12 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from hookline import Hook, Metrics, Module, Trainer, every
+from hookline import DataModule, Hook, Metrics, Module, Trainer, every
 
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 64, 16, 128, 4, 4
+# topics quote each other; validation must not ask for what was trained on
+TEXT = "\n\n".join(dict.fromkeys("\n\n".join(topics.values()).split("\n\n")))
+ALPHABET = sorted(set(TEXT))
 
 
 class Block(nn.Module):
@@ -45,7 +48,7 @@ class Block(nn.Module):
 class GPT(Module):
     """Predicts the next character. A `hookline.Module` is a model together with how it is trained."""
 
-    def __init__(self, characters: int) -> None:
+    def __init__(self, characters: int = len(ALPHABET)) -> None:
         super().__init__()
         self.character, self.position = nn.Embedding(characters, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         for embedding in (self.character, self.position):
@@ -85,6 +88,25 @@ class GPT(Module):
         return text
 
 
+class Text(DataModule):
+    """Windows of the text, drawn at random for training; the last tenth is for validation. The whole run is one epoch."""
+
+    def __init__(self, steps: int = 800) -> None:
+        self.steps = steps
+
+    def setup(self, stage: str) -> None:
+        codes = torch.tensor([*map({each: code for code, each in enumerate(ALPHABET)}.__getitem__, TEXT)])
+        cut = len(codes) * 9 // 10
+        self.train = TensorDataset(codes[:cut].unfold(0, CONTEXT + 1, 1))
+        self.val = TensorDataset(codes[cut:].unfold(0, CONTEXT + 1, CONTEXT))
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        return DataLoader(self.train, BATCH, sampler=RandomSampler(self.train, num_samples=self.steps * BATCH))
+
+    def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
+        return DataLoader(self.val, BATCH)
+
+
 class WatchGradients(Hook):
     """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they want."""
 
@@ -100,6 +122,30 @@ class WatchGradients(Hook):
             self.leader = leader
 
 
+class Report(Hook):
+    """Says how the run begins, how validation goes, and what came of it: a sample, the loss, what the hooks cost."""
+
+    def on_fit_start(self, trainer: Trainer, module: GPT) -> None:
+        parameters = sum(p.numel() for p in module.parameters())
+        print(f"{len(TEXT):,} characters of text, a GPT with {parameters:,} parameters, on {trainer.device}", flush=True)
+        self.began = time.perf_counter()
+
+    def on_validation_end(self, step: int, metrics: Metrics, sanity_checking: bool) -> None:
+        if not sanity_checking:
+            print(f"step {step:4}   validation loss {metrics['val/loss']:.3f}")
+
+    def on_train_end(self, trainer: Trainer, module: GPT, metrics: Metrics) -> None:
+        seconds = time.perf_counter() - self.began
+        prompt = torch.tensor([[ALPHABET.index(each) for each in "The "]], device=module.device)
+        sample = "".join(ALPHABET[code] for code in module.eval().write(prompt, 400)[0])
+        entropy = -sum(n / len(TEXT) * math.log(n / len(TEXT)) for n in Counter(TEXT).values())
+        print("\n--- what it writes now ---", sample, "---", sep="\n")
+        loss = metrics["val/loss"]
+        print(f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
+        show_costs(trainer, seconds)
+        print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}")
+
+
 def show_costs(trainer: Trainer, seconds: float) -> None:
     """Hookline counts the calls of every hook and the time they take."""
     costs = trainer.hooks.cost()
@@ -109,49 +155,3 @@ def show_costs(trainer: Trainer, seconds: float) -> None:
     for cost in costs:
         table.add_row(cost.hook, cost.event, str(cost.calls), f"{cost.seconds * 1e3:.1f}", f"{cost.mean * 1e6:.0f}")
     Console().print(table)
-
-
-def main() -> None:
-    """Train, and tell what came of it."""
-    parser = argparse.ArgumentParser(description="Train a small GPT on the texts behind Python's help().")
-    parser.add_argument("--steps", type=int, default=800, help="optimizer updates (default: %(default)s)")
-    parser.add_argument("--run-dir", help="where to write (default: a new directory in runs/)")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-
-    paragraphs = "\n\n".join(topics.values()).split("\n\n")
-    text = "\n\n".join(dict.fromkeys(paragraphs))  # topics quote each other; validation must not ask for what was trained on
-    alphabet = sorted(set(text))
-    codes = torch.tensor([*map({each: code for code, each in enumerate(alphabet)}.__getitem__, text)])
-    entropy = -sum(n / len(text) * math.log(n / len(text)) for n in Counter(text).values())
-    cut = len(text) * 9 // 10
-    train = TensorDataset(codes[:cut].unfold(0, CONTEXT + 1, 1))
-    val = TensorDataset(codes[cut:].unfold(0, CONTEXT + 1, CONTEXT))
-    sampler = RandomSampler(train, num_samples=arguments.steps * BATCH)  # the whole run is one epoch
-
-    torch.manual_seed(arguments.seed)
-    model = GPT(len(alphabet))
-    trainer = Trainer(
-        max_epochs=1, val_check_interval=0.2, gradient_clip_val=1.0, log_every_n_steps=10,
-        seed=arguments.seed, run_dir=arguments.run_dir, hooks=[WatchGradients()],
-    )  # fmt: skip
-
-    @trainer.on("validation_end", when=lambda sanity_checking: not sanity_checking)
-    def report(step: int, metrics: Metrics) -> None:
-        print(f"step {step:4}   validation loss {metrics['val/loss']:.3f}")
-
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"{len(text):,} characters of text, a GPT with {parameters:,} parameters, on {trainer.device}", flush=True)
-    began = time.perf_counter()
-    metrics = trainer.fit(model, DataLoader(train, BATCH, sampler=sampler), DataLoader(val, BATCH))
-    seconds = time.perf_counter() - began
-
-    prompt = torch.tensor([[alphabet.index(each) for each in "The "]], device=model.device)
-    print("\n--- what it writes now ---", "".join(alphabet[code] for code in model.eval().write(prompt, 400)[0]), "---", sep="\n")
-    print(f"\nValidation loss {metrics['val/loss']:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
-    show_costs(trainer, seconds)
-    print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}")
-
-
-if __name__ == "__main__":
-    main()

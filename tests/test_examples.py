@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-GPT = Path(__file__).parents[1] / "examples" / "gpt.py"
+GPT = Path(__file__).parents[1] / "examples" / "gpt.toml"
 
 
 def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # one thread: two of them wait for each other on a busy machine, and so small a run gains nothing from them
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
-    command = [sys.executable, "-W", "error", str(GPT), *arguments]
+    command = [sys.executable, "-W", "error", "-m", "hookline", "fit", str(GPT), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=100)
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(folder: Path) -> str:
-    done = run_demo(folder, "--steps", "50", "--run-dir", "short", "--seed", "3")
+    done = run_demo(folder, "--datamodule.steps", "50", "--trainer.run_dir", "short", "--trainer.seed", "3")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,7 +73,7 @@ def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Pat
 
 def test_the_table_shows_what_every_hook_cost_without_cutting_names(output: str) -> None:
     rows = set(re.findall(r"│ (\w+) +│ (\w+) +│ +(\d+) │ +[\d.]+ │ +\d+ │", output))
-    assert {("watch_gradients", "on_step_end", "1"), ("report", "on_validation_end", "5")} <= rows
+    assert {("watch_gradients", "on_step_end", "1"), ("report", "on_validation_end", "6")} <= rows
     assert ("progress_bar", "on_train_batch_end", "50") in rows
     assert "…" not in output.split("Hooks took")[1]
 
@@ -95,13 +95,13 @@ def test_nothing_is_written_outside_the_run_directory(output: str, folder: Path)
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    first, second = (run_demo(tmp_path, "--steps", "1", "--seed", "1").stdout.split("Hooks took")[0] for _ in range(2))
+    first, second = (run_demo(tmp_path, "--datamodule.steps", "1").stdout.split("Hooks took")[0] for _ in range(2))
     assert "what it writes now" in first
     assert first == second
 
 
 def test_a_wrong_option_is_explained(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--step-count", "5")
+    done = run_demo(tmp_path, "--datamodule.step", "5")
     assert done.returncode == 2
-    assert "--steps" in done.stderr
+    assert "Did you mean 'steps'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
