@@ -33,7 +33,7 @@ LAYERS = {
     # 3: what a run does
     "checkpoint": 3, "loops": 3,
     # 4: the facade
-    "trainer": 4,
+    "trainer": 4, "runview": 4,
     # 5: plug-ins, which may import 0 to 2
     "hooks": 5, "dialects": 5, "config": 5,
     # 6: around it all; the package itself only names what can be imported from it

@@ -20,7 +20,7 @@ from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
-from hookline.loops.loading import estimated_steps, load
+from hookline.loops.loading import load
 from hookline.loops.predict import predict
 from hookline.loops.run import Run
 from hookline.loops.saving import save
@@ -30,6 +30,7 @@ from hookline.options import OptionArguments, check_bool, make_options
 from hookline.plan import Plan
 from hookline.registry import hook_class
 from hookline.rundir import RunDirectory
+from hookline.runview import RunView
 from hookline.seeding import isolated_rng, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
@@ -38,7 +39,7 @@ from hookline.strategies import Strategy, make_strategy
 T = TypeVar("T")
 
 
-class Trainer:
+class Trainer(RunView):
     """Trains a module, with every moment of it open to hooks.
 
     >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
@@ -270,22 +271,6 @@ class Trainer:
 
     # ---- in a run -----------------------------------------------------------------------------------------------
 
-    @property
-    def should_stop(self) -> bool:
-        """Set it to True, in any hook, to end the run at the next batch boundary."""
-        return self.state.should_stop
-
-    @should_stop.setter
-    def should_stop(self, stop: bool) -> None:
-        if stop:
-            self.stop("trainer.should_stop was set")
-        else:
-            self.state.should_stop, self.state.stop_reason = False, ""
-
-    def stop(self, reason: str = "trainer.stop() was called") -> None:
-        """End the run at the next batch boundary."""
-        self.state.request_stop(reason)
-
     def save_checkpoint(self, path: str | Path | None = None, reason: str = "manual") -> None:
         """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
         if reason not in REASONS:
@@ -316,50 +301,6 @@ class Trainer:
             self.log(name, value, **options)
 
     @property
-    def metrics(self) -> Metrics:
-        """The newest values, read as floats."""
-        return self.state.log.newest
-
-    @property
-    def model(self) -> Any:
-        """The user's module."""
-        return self.state.module
-
-    module = model
-
-    @property
-    def loss(self) -> Any:
-        """The loss function given to fit for a plain nn.Module; a hook may replace it in the middle of a run."""
-        return getattr(self._last.steps, "loss", None) if self._last is not None else None
-
-    @loss.setter
-    def loss(self, loss: Callable[..., Any]) -> None:
-        if self._last is None or not isinstance(self._last.steps, PlainSteps):
-            raise HooklineError("trainer.loss can be replaced in a run of a plain nn.Module; a hookline.Module computes "
-                                "its own: replace it in on_before_backward.")  # fmt: skip
-        self._last.steps.loss = loss
-
-    @property
-    def optimizers(self) -> list[Any]:
-        """The optimizers of the run."""
-        return self.state.optimizers
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer updates so far."""
-        return self.state.step
-
-    @property
-    def current_epoch(self) -> int:
-        """The current epoch, from 0."""
-        return self.state.epoch
-
-    @property
-    def status(self) -> str:
-        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
-        return self.state.status
-
-    @property
     def device(self) -> torch.device:
         """Where the module is."""
         return self.strategy.device
@@ -368,19 +309,6 @@ class Trainer:
     def logger(self) -> Loggers:
         """All loggers as one."""
         return self.loggers
-
-    @property
-    def num_training_batches(self) -> int | None:
-        """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
-        loaders = self._last.loaders.get("train") if self._last is not None else None
-        return loaders[0].length if loaders else None
-
-    @property
-    def estimated_stepping_batches(self) -> float:
-        """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be told."""
-        if self._run is None:
-            raise HooklineError("estimated_stepping_batches is known during a run, from configure_optimizers on.")
-        return estimated_steps(self._run)
 
     @property
     def run_dir(self) -> Path:

@@ -75,7 +75,7 @@ class LRMonitor(Hook):
 
 def group_names(trainer: Any) -> list[list[str]]:
     """A name for every parameter group, per optimizer. Found out each time: groups may be added in the middle of a run."""
-    schedules = getattr(trainer._run, "schedules", ())
+    schedules = trainer.schedules
     given = {each.optimizer_idx: each.name for each in schedules if each.name}
     seen: Counter[str] = Counter()
     names = []

@@ -86,12 +86,11 @@ class ProgressBar(Hook):
     def _begin_pass(self, trainer: Any, kind: str, name: str, limit: int = -1) -> None:
         self._open()
         self._began = time.monotonic()
-        loaders = trainer._last.loaders.get(kind, [])
+        lengths = trainer.num_batches(kind)
         self._waiting = [
-            (f"{name} {each.name}" if len(loaders) > 1 else name,
-             each.length if limit < 0 else limit if each.length is None else min(limit, each.length))
-            for each in loaders
-        ]  # fmt: skip
+            (f"{name} {loader}" if len(lengths) > 1 else name, length if limit < 0 else min(limit, length or limit))
+            for loader, length in lengths.items()
+        ]
 
     def _show_pass(self, state: Any, numbers: dict[str, Any] | None = None) -> None:
         while len(self._passes) <= state.dataloader_idx:  # the loaders before this one are done

@@ -142,7 +142,7 @@ class Run:
         """However many optimizers take part in a batch, `step` counts one."""
         self.position = 0
         """Batches of this epoch that are done: where a resumed epoch goes on."""
-        self.validated_at = (-1, -1)
+        self.validated_at: tuple[int, ...] = (-1, -1)
         """Epoch and `batches_seen` at the last validation."""
         self.setup_began = False
         self.save_requests: list[SaveRequest] = []

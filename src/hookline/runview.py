@@ -1,0 +1,104 @@
+"""What a trainer shows of the run that is going on, or of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hookline.errors import HooklineError
+from hookline.loops.loading import estimated_steps
+from hookline.loops.run import Run
+from hookline.metrics import Metrics
+from hookline.optimizers import Schedule
+from hookline.state import State
+from hookline.steps import PlainSteps
+
+
+class RunView:
+    """Facts of a run as attributes of the trainer, and the way to stop it."""
+
+    state: State
+    _run: Run | None
+    _last: Run | None
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True, in any hook, to end the run at the next batch boundary."""
+        return self.state.should_stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            self.stop("trainer.should_stop was set")
+        else:
+            self.state.should_stop, self.state.stop_reason = False, ""
+
+    def stop(self, reason: str = "trainer.stop() was called") -> None:
+        """End the run at the next batch boundary."""
+        self.state.request_stop(reason)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The newest values, read as floats."""
+        return self.state.log.newest
+
+    @property
+    def model(self) -> Any:
+        """The user's module."""
+        return self.state.module
+
+    module = model
+
+    @property
+    def loss(self) -> Any:
+        """The loss function given to fit for a plain nn.Module; a hook may replace it in the middle of a run."""
+        return getattr(self._last.steps, "loss", None) if self._last is not None else None
+
+    @loss.setter
+    def loss(self, loss: Callable[..., Any]) -> None:
+        if self._last is None or not isinstance(self._last.steps, PlainSteps):
+            raise HooklineError("trainer.loss can be replaced in a run of a plain nn.Module; a hookline.Module computes "
+                                "its own: replace it in on_before_backward.")  # fmt: skip
+        self._last.steps.loss = loss
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self.state.optimizers
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self.state.step
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.state.epoch
+
+    @property
+    def status(self) -> str:
+        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
+        return self.state.status
+
+    def num_batches(self, kind: str = "train") -> dict[str, int | None]:
+        """Batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by its name; None: it cannot tell."""
+        loaders = self._last.loaders.get(kind, []) if self._last is not None else []
+        return {each.name: each.length for each in loaders}
+
+    @property
+    def num_training_batches(self) -> int | None:
+        """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
+        return next(iter(self.num_batches().values()), None)
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The learning-rate schedulers of the run with when they advance."""
+        return self._last.schedules if self._last is not None else []
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be told."""
+        if self._run is None:
+            raise HooklineError("estimated_stepping_batches is known during a run, from configure_optimizers on.")
+        return estimated_steps(self._run)
