@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -33,6 +35,13 @@ def text_block(example: Any) -> None:
     assert printed == expected, "\n".join(["the block printed:", *printed])
 
 
+def shell_block(example: Any) -> None:
+    """Run the commands in the document's directory, with the environment that runs the tests."""
+    here = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
+    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def enter(namespace: dict[str, Any]) -> None:
     """Each document runs in a directory of its own."""
     namespace["home"], namespace["scratch"] = os.getcwd(), tempfile.TemporaryDirectory()
@@ -46,7 +55,7 @@ def leave(namespace: dict[str, Any]) -> None:
 
 
 pytest_collect_file = Sybil(
-    parsers=[CodeBlockParser("python", python_block), CodeBlockParser("text", text_block)],
+    parsers=[CodeBlockParser("python", python_block), CodeBlockParser("text", text_block), CodeBlockParser("sh", shell_block)],
     patterns=["README.md", "docs/*.md"],
     setup=enter,
     teardown=leave,
