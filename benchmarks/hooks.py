@@ -143,7 +143,8 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
     batches, turns, cases = group.work.batches(), (rounds + 1) * group.turns, group.cases
 
     def runner(case: Case, turns: int) -> Runner:
-        return Runner(functools.partial(train, case, group), batches, group.work.untimed, turns)
+        # one more than is used: a training that knows its length does not ask on after the last, so that has no number
+        return Runner(functools.partial(train, case, group), batches, group.work.untimed, turns + 1)
 
     basis, runners = runner(Case("without"), turns * len(cases) + 1), [runner(case, turns) for case in cases]
     beside: list[list[float]] = [[] for _ in cases]
@@ -157,14 +158,17 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
             beside[index].append((before + after) / 2)
             before = after
         tell(turn // group.turns)
+    numbers = [each.nanoseconds[:turns] for each in runners]
+    step = statistics.median(basis.nanoseconds) / 1000
     for each in (basis, *runners):
+        each.turn()
         each.finish()
     gc.unfreeze()
     found = []
-    for case, ran, without in zip(cases, runners, beside, strict=True):
-        pairs = list(zip(_means(ran.nanoseconds, group.turns), _means(without, group.turns), strict=True))[1:]  # [0] warms up
+    for case, ran, without in zip(cases, numbers, beside, strict=True):
+        pairs = list(zip(_means(ran, group.turns), _means(without, group.turns), strict=True))[1:]  # [0] warms up
         found.append(Found(case, [mine / other for mine, other in pairs], [(mine - other) / 1000 for mine, other in pairs]))
-    return statistics.median(basis.nanoseconds) / 1000, found
+    return step, found
 
 
 def _means(numbers: list[float], size: int) -> list[float]:

@@ -237,8 +237,9 @@ class Trainer(RunView):
         return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
 
     def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
-        """Save every so many epochs; the hook is called `checkpoint`, its other options are ModelCheckpoint's."""
-        hook = hook_class("model_checkpoint")(every_n_epochs=save_every_n_epochs, **options)
+        """Save every so many epochs and keep them all; the hook is called `checkpoint`, its other options are ModelCheckpoint's."""
+        keep = {} if "monitor" in options else {"save_top_k": -1}
+        hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
         return self.add_hook(hook, "checkpoint")
 
     def emit(self, event: str, **facts: Any) -> Any:
