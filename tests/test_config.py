@@ -760,3 +760,8 @@ def test_types_as_schemas(hint: Any, described: dict[str, Any]) -> None:
 
 def test_every_section_says_what_it_is_for() -> None:
     assert all(each.get("description") for each in schema()["properties"].values())
+
+
+def test_a_bare_name_that_fits_two_classes_is_refused_with_both() -> None:
+    with pytest.raises(OptionError, match=r"fits several of hook_classes \(a.x.H, b.y.H\)"):
+        HooksConfig(hook_classes=["a.x.H", "b.y.H"], hook_configs={"H": {}})

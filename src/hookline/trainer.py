@@ -237,7 +237,7 @@ class Trainer(RunView):
         return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
 
     def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
-        """Save every so many epochs and keep them all; the hook is called `checkpoint`, its other options are ModelCheckpoint's."""
+        """Save every so many epochs and keep them all; the hook is called `checkpoint`. Options are ModelCheckpoint's."""
         keep = {} if "monitor" in options else {"save_top_k": -1}
         hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
         return self.add_hook(hook, "checkpoint")

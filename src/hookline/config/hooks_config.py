@@ -68,6 +68,10 @@ class HooksConfig:
         for key in self.hook_configs:
             if not self._meant(key):
                 paths = self.hook_classes
+                several = [path for path in paths if path.rpartition(".")[2] == key]
+                if several:
+                    raise OptionError(f"hook_configs={key!r} fits several of hook_classes ({', '.join(several)}): "
+                                      "write the full path.")  # fmt: skip
                 raise OptionError(f"hook_configs={key!r} is none of hook_classes.{closest(key, paths)} "
                                   f"hook_classes: {', '.join(paths) or 'none'}.")  # fmt: skip
 
