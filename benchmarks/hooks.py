@@ -27,7 +27,7 @@ from hookline import JSONLines, Module, Trainer
 from hookline.hooks import EarlyStopping, GradientMonitor, LRMonitor, ModelCheckpoint, ProgressBar, Throughput
 
 NEVER = 10**9
-FRESH = 5  # times everything is set up anew: where a run's objects lie in memory makes it 2 % faster or slower for good
+FRESH = 5  # times everything is set up anew: two equal runs came out 2 % apart, round after round
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
 
 def pooled(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
     """The same in several parts, each with trainings of its own."""
-    share = max(rounds // FRESH, 2)
+    share = rounds // FRESH
     parts = [measure(group, share, lambda turn, part=part: tell(part * share + turn)) for part in range(FRESH)]
     found = [
         Found(each[0].case, [ratio for one in each for ratio in one.ratios], [extra for one in each for extra in one.extra])
@@ -239,11 +239,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds: a first impression")
     parser.add_argument("--rounds", type=int, help="how often every case is measured (from 30 with the GPT to 500)")
     arguments = parser.parse_args()
-    if arguments.rounds is not None and arguments.rounds < 2:
-        parser.error("--rounds must be at least 2")
+    if arguments.rounds is not None and arguments.rounds < 2 * FRESH:
+        parser.error(f"--rounds must be at least {2 * FRESH}")
     torch.set_num_threads(1)
     console = Console()
-    console.width = max(console.width, 132)
+    console.width = max(console.width, 152)
     here = about(0)
     text = [
         "# What built-in hooks add to a training step", "",
@@ -251,11 +251,11 @@ def main() -> int:
         f"{here['processor']}; Python {here['python']}, torch {here['torch']}, Hookline {here['hookline']}; one thread.", "",
     ]  # fmt: skip
     for group in GROUPS:
-        rounds = arguments.rounds or group.rounds // (5 if arguments.quick else 1)
+        rounds = max(arguments.rounds or group.rounds // (5 if arguments.quick else 1), 2 * FRESH)
         tell = _progress(group, rounds)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # no terminal for the progress bar
             step, found = pooled(group, rounds, tell)
-        title = heading(group, rounds, step)
+        title = heading(group, len(found[0].ratios), step)
         show(console, title, found)
         text += markdown(title, found)
     OUT.mkdir(exist_ok=True)

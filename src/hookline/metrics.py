@@ -217,8 +217,7 @@ class MetricLog:
         if key is None:
             key = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
         if key.on_step:
-            self.pending[key.step_name] = value
-            self.newest[name] = value
+            self.pending[key.step_name] = self.newest._values[name] = value
         if key.epoch is not None:
             key.epoch.add(value, self.weight if batch_size is None else batch_size)
         if key.prog_bar:

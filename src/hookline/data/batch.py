@@ -45,6 +45,11 @@ def batch_size(batch: Any) -> int:
 
 def count_tokens(batch: Any) -> int:
     """The number of tokens: the elements of `input_ids`, or of the first tensor."""
+    kind = type(batch)
+    if kind is tuple or kind is list:  # the common case first, as above
+        first = batch[0] if batch else None
+        if type(first) is Tensor:
+            return first.numel()
     ids = first_array(batch.get("input_ids")) if isinstance(batch, Mapping) else None
     array = first_array(batch) if ids is None else ids
     return math.prod(array.shape) if array is not None else 0
