@@ -63,8 +63,13 @@ def _command(given: list[str]) -> int:
         print(f"\nNext: cd {chosen.directory} && hookline fit run.toml && python -m pytest")
         return OK
     from hookline.cli import lists
+    from hookline.config.problems import ConfigError
+    from hookline.errors import HookError
 
-    return lists.show(chosen)
+    try:
+        return lists.show(chosen)
+    except HookError as error:  # a name that does not exist
+        raise ConfigError(str(error)) from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,8 +125,9 @@ def _report(error: Exception, given: list[str]) -> int:
     from hookline.config.problems import ConfigError
     from hookline.errors import HooklineError, OptionError
 
-    settled = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not hasattr(error, "__notes__"))
     notes: list[str] = getattr(error, "__notes__", [])
+    trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
+    settled = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
     if "--json" in given:
         about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
         print(json.dumps({"error": {"type": type(error).__name__, **about}}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import signal
 import sys
 import threading
@@ -37,7 +38,7 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
                 predictions = _carry_out(chosen.command, trainer, parts)
         except KeyboardInterrupt:
             pressed.append(signal.SIGINT)
-    _say(chosen, trainer, saved, predictions, interrupted=bool(pressed))
+    _say(chosen, overrides, trainer, saved, predictions, interrupted=bool(pressed))
     return INTERRUPTED if pressed else OK
 
 
@@ -46,7 +47,7 @@ def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
         trainer.fit(parts.module, datamodule=parts.datamodule, resume=parts.checkpoint, **parts.fit_arguments)
         return None
     if parts.checkpoint is not None:
-        _load_weights(parts)
+        _load_weights(parts, trainer)
     if verb == "predict":
         return trainer.predict(parts.module, datamodule=parts.datamodule)
     functions = {name: each for name, each in parts.fit_arguments.items() if name in ("loss", "step")}
@@ -91,11 +92,16 @@ def stopping_on_ctrl_c(trainer: Any) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _load_weights(parts: Parts) -> None:
+def _load_weights(parts: Parts, trainer: Any) -> None:
+    """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
     from hookline.checkpoint.files import read
 
     assert parts.checkpoint is not None
-    parts.module.load_state_dict(read(parts.checkpoint)["module"])
+    contents = read(parts.checkpoint)
+    parts.module.load_state_dict(contents["module"])
+    for entry in trainer.hooks.entries():
+        if entry.name in contents["hooks"] and hasattr(entry.hook, "load_state_dict"):
+            entry.hook.load_state_dict(contents["hooks"][entry.name])
 
 
 def _explain(chosen: argparse.Namespace, trainer: Any, parts: Parts) -> int:
@@ -104,7 +110,9 @@ def _explain(chosen: argparse.Namespace, trainer: Any, parts: Parts) -> int:
     return OK
 
 
-def _say(chosen: argparse.Namespace, trainer: Any, saved: SavedPath, predictions: Any, interrupted: bool) -> None:
+def _say(
+    chosen: argparse.Namespace, overrides: list[str], trainer: Any, saved: SavedPath, predictions: Any, interrupted: bool
+) -> None:
     state = trainer.state
     told: dict[str, Any] = {
         "command": chosen.command, "status": "interrupted" if interrupted else trainer.status, "step": trainer.global_step,
@@ -127,7 +135,13 @@ def _say(chosen: argparse.Namespace, trainer: Any, saved: SavedPath, predictions
         if told.get(what):
             print(f"{what.replace('_dir', ' directory')}: {told[what]}")
     if interrupted and saved.path is not None:
-        print(f"To continue: hookline fit {chosen.config} --checkpoint {saved.path}")
+        from hookline.config.problems import SECRET
+
+        again = [each for each in overrides if not each.startswith("--checkpoint=") and not SECRET.search(each.partition("=")[0])]
+        allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
+        hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
+        command = ["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, "--checkpoint", str(saved.path)]
+        print(f"To continue: {shlex.join(command)}")
 
 
 def _write(predictions: Any, path: Path) -> Path:

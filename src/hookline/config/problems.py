@@ -82,6 +82,8 @@ def plain(value: Any) -> Any:
 
 def shown(value: Any) -> str:
     """As it would be written in a file, shortened."""
+    if isinstance(value, Override) and value[:1] in "[{":  # a table or a list may hold a secret
+        value = value.guess
     text = json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -89,6 +91,8 @@ def shown(value: Any) -> str:
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()}
+    if isinstance(value, Override) and value[:1] in "[{":
+        return _masked(value.guess)
     return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
 
 

@@ -96,6 +96,12 @@ class ActivationMonitor(Hook):
     def on_before_backward(self) -> None:
         self._watching.close()  # the forward pass is over
 
+    def on_validation_start(self) -> None:
+        self._watching.close()  # a step without a loss had no backward
+
+    def on_train_epoch_end(self) -> None:
+        self._watching.close()
+
     def on_step_end(self, trainer: Any, step: int) -> None:
         if step != self._looked_at + 1:
             return

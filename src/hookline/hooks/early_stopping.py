@@ -130,9 +130,10 @@ class EarlyStopping(Hook):
     def state_dict(self) -> dict[str, Any]:
         return {
             "wait_count": self.wait_count, "best_score": self.best_score, "checks": self.checks,
-            "stopped_epoch": self.stopped_epoch, "stopped_step": self.stopped_step,
+            "stopped_epoch": self.stopped_epoch, "stopped_step": self.stopped_step, "validated": self._validated,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wait_count, self.best_score, self.checks = state["wait_count"], state["best_score"], state["checks"]
         self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]
+        self._validated = state["validated"]  # or the check that the saved epoch has had would be made again at its end

@@ -275,18 +275,22 @@ class ModelCheckpoint(Hook):
             "best_k_models": kept, "best_model_path": best, "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
             "last_model_path": self._asked_last or self.last_model_path, "waiting": self._waiting,
+            "validated": self._validated,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best_k_models = {path: score for path, score in state["best_k_models"].items() if Path(path).is_dir()}
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
-        self._waiting = state["waiting"]
+        self._waiting, self._validated = state["waiting"], state["validated"]
 
     def on_checkpoint_load(self, state: Any) -> None:
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._seen = raw[self.monitor]
+
+
+FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
 
 
 class FileName:
@@ -299,13 +303,15 @@ class FileName:
             literal = "".join(text for text, _, _ in self.parts)
             for _, field, spec in self.parts:
                 if field is not None:
-                    format(0 if field in ("epoch", "step") else 0.0, spec)
+                    sample = format(0 if field in ("epoch", "step") else 0.0, spec)
+                    if set(spec) & FORBIDDEN or len(sample) > 64:
+                        raise ValueError(f"a format such as {spec!r} makes no file name")
         except (ValueError, TypeError) as error:
             raise OptionError(f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, {{step:06d}} "
                               "or {val/loss:.2f}.") from None  # fmt: skip
         if any(field == "" for _, field, _ in self.parts):
             raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.")
-        if not template or template.startswith(".") or set(literal) & set('/\\:*?"<>|\0\n'):
+        if not template or template.startswith(".") or set(literal) & FORBIDDEN or not template.strip():
             raise OptionError(f"{WHO}: filename={template!r} must be one plain file name: no '/', no '..', nothing before it; "
                               "choose the folder by dirpath.")  # fmt: skip
 
@@ -321,8 +327,8 @@ class FileName:
                 raise OptionError(f"{WHO}: filename={self.template!r} names {field!r}, which was not logged."
                                   f"{closest(field, known)} There are: {', '.join(known)}.")  # fmt: skip
             value = known.get(field, math.nan)
-            made += (f"{field}=" if self.insert_names else "").replace("/", "_") + format(value, spec)
-        return made
+            made += (f"{field}=" if self.insert_names else "") + format(value, spec)
+        return "".join("_" if each in FORBIDDEN else each for each in made)
 
 
 def _raw(metrics: Any) -> Any:

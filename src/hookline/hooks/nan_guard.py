@@ -98,6 +98,12 @@ class NaNGuard(Hook):
         if bad := not_finite(list(module.named_parameters())):
             self._tell(f"The update left parameters that are not finite: {listed(bad)}.", state)
 
+    def on_validation_start(self) -> None:
+        self._let_go()  # a step without a loss had no backward
+
+    def on_train_epoch_end(self) -> None:
+        self._let_go()
+
     def teardown(self) -> None:
         self._let_go()
 
@@ -136,6 +142,7 @@ class NaNGuard(Hook):
     def _let_go(self) -> None:
         while self._handles:
             self._handles.pop().remove()
+        self._outputs = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"found": self.found}

@@ -70,6 +70,8 @@ class WeightAveraging(Hook):
         if stage == "fit":
             self.averages, self.updates, self._stash = {}, 0, {}
             self._module = weakref.ref(module)
+        elif self.updates and self._module() is None:  # its state was loaded to evaluate a checkpoint
+            self._module = weakref.ref(module)
 
     @torch.no_grad()
     def _update(self, module: Any) -> None:

@@ -1,0 +1,69 @@
+"""Faults of built-in hooks that a demanding user has found; each stays mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import OptionError
+from hookline.config.problems import ConfigError, Override
+from hookline.hooks import ActivationMonitor, EarlyStopping, LossSchedule, ModelCheckpoint, NaNGuard
+
+
+@pytest.mark.parametrize("check", [None, False])
+def test_a_validation_before_the_resume_is_not_checked_again(check: bool | None) -> None:
+    def hooks() -> list[Any]:
+        return [EarlyStopping(patience=1, check_on_train_epoch_end=check), ModelCheckpoint(monitor="val/loss", save_last=True)]
+
+    torch.manual_seed(0)
+    first = quiet(max_epochs=2, hooks=hooks(), run_dir="first")
+    first.fit(Net(lr=0.01), batches(4), batches(2))
+    last = first.hooks["model_checkpoint"].last_model_path
+    second = quiet(max_epochs=4, hooks=hooks(), run_dir="second")
+    second.fit(Net(lr=0.01), batches(4), batches(2), resume=last)
+    assert second.global_step == 16
+
+
+@pytest.mark.parametrize("filename", ["{epoch:/>2}", "{epoch:>300}", "   ", "a\ty"])
+def test_no_template_makes_a_name_that_leaves_the_folder(filename: str) -> None:
+    with pytest.raises(OptionError, match="filename"):
+        ModelCheckpoint(filename=filename)
+
+
+def test_a_metrics_name_cannot_make_a_folder() -> None:
+    trainer = quiet(hooks=[ModelCheckpoint(filename="{a/b\\c:.1f}", save_top_k=-1)], run_dir="run")
+    trainer.on("train_batch_end")(lambda: trainer.log("a/b\\c", 1.0))
+    trainer.fit(Net(), batches(2))
+    assert [each.name for each in Path("run/checkpoints").iterdir()] == ["a_b_c=1.0"]
+
+
+def test_moments_may_be_written_as_text_as_in_a_file() -> None:
+    seen: list[float] = []
+    trainer = quiet(hooks=[LossSchedule(weight={"0": 1.0, "2": 3.0})])
+    trainer.on("after_backward")(lambda module: seen.append(float(module.layer.weight.grad.abs().sum())))
+    trainer.fit(Net(lr=0.0), [batches(1)[0]] * 4)
+    assert [round(each / seen[0], 3) for each in seen] == [1.0, 1.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("hook", [ActivationMonitor(every=1), NaNGuard(check=["activations"])])
+def test_no_hook_stays_on_the_modules_when_a_step_returns_no_loss(hook: Any) -> None:
+    class Sometimes(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss if batch_idx % 2 == 0 else None
+
+    left: list[int] = []
+    trainer = quiet(hooks=[hook], val_check_interval=2)
+    trainer.on("validation_batch_start")(lambda module: left.append(len(module.layer._forward_hooks)))
+    trainer.fit(Sometimes(), batches(4), batches(1))
+    assert left == [0, 0]
+
+
+def test_a_table_typed_on_the_command_line_does_not_show_its_secrets() -> None:
+    error = ConfigError("no", key="hooks.w", value=Override('{"clas_path": "webhook", "url": "http://x/SECRET"}'), has_value=True)
+    assert "SECRET" not in str(error)
+    assert "SECRET" not in str(error.data())
