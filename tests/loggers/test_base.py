@@ -197,3 +197,17 @@ def test_values_are_made_plain() -> None:
     assert base.finite("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
     names = {base.file_name(tag, 1, "png") for tag in ("a/b", "a b", "../a_b", "")}
     assert len(names) == 4 and not any("/" in name or name.startswith(".") for name in names)
+
+
+def test_a_logger_that_holds_up_the_training_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hookline.loggers import base
+
+    class Slow(Logger):
+        def log_metrics(self, metrics: Any, step: int, epoch: int) -> None:
+            pass
+
+    monkeypatch.setattr(base, "SLOW", -1.0)
+    loggers = Loggers([Slow()])
+    loggers.log_metrics({}, 1, 0)
+    loggers.log_metrics({}, 2, 0)
+    assert caplog.text.count("holds up the training") == 1

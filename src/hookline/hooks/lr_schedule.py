@@ -86,7 +86,7 @@ class LRSchedule(Hook):
 
     def __init__(
         self,
-        schedule: str | Callable[..., float] = "cosine",
+        schedule: Callable[..., float] | str = "cosine",
         total: int | None = None,
         warmup: int = 0,
         min_lr_ratio: float = 0.0,

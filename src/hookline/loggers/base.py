@@ -8,6 +8,7 @@ import importlib.util
 import io
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -71,6 +72,10 @@ class Logger:
         """The run is over: everything must be on disk."""
 
 
+SLOW = 1.0
+"""Seconds after which a logger that is not queued is said to hold up the training."""
+
+
 class Loggers(Logger):
     """Several loggers as one, or none: `self.experiment` always exists.
 
@@ -80,6 +85,7 @@ class Loggers(Logger):
     def __init__(self, loggers: Iterable[Logger] = ()) -> None:
         self.members = list(loggers)
         self._failed: list[Logger] = []
+        self._slow: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -88,8 +94,13 @@ class Loggers(Logger):
         for each in self.members:
             if self._failed and any(each is failed for failed in self._failed):
                 continue
+            began = time.monotonic()
             try:
                 getattr(each, method)(*given)
+                if method != "close" and time.monotonic() - began > SLOW and each.label not in self._slow:
+                    self._slow.add(each.label)
+                    log.warning("%s took %.1f s in %s and holds up the training; with `queued = True` on its class, or wrapped "
+                                "in Queued(...), it would not.", each.label, time.monotonic() - began, method)  # fmt: skip
             except BadValue:
                 raise
             except Exception:
