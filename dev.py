@@ -106,7 +106,13 @@ def bench(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/overhead.py", *arguments)
 
 
-COMMANDS = {each.__name__: each for each in (demo, test, lint, types, generate, bench)}
+def bench_hooks(arguments: list[str]) -> None:
+    """Time what built-in hooks add to a step."""
+    prepare("bench")
+    run(PYTHON, "benchmarks/hooks.py", *arguments)
+
+
+COMMANDS = {each.__name__.replace("_", "-"): each for each in (demo, test, lint, types, generate, bench, bench_hooks)}
 
 
 def main() -> int:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import OptionError
+from hookline import HookError, OptionError
 from hookline.config.problems import ConfigError, Override
-from hookline.hooks import ActivationMonitor, EarlyStopping, LossSchedule, ModelCheckpoint, NaNGuard
+from hookline.hooks import ActivationMonitor, EarlyStopping, LossSchedule, LRFinder, ModelCheckpoint, NaNGuard
 
 
 @pytest.mark.parametrize("check", [None, False])
@@ -67,3 +67,16 @@ def test_a_table_typed_on_the_command_line_does_not_show_its_secrets() -> None:
     error = ConfigError("no", key="hooks.w", value=Override('{"clas_path": "webhook", "url": "http://x/SECRET"}'), has_value=True)
     assert "SECRET" not in str(error)
     assert "SECRET" not in str(error.data())
+
+
+def test_a_noisy_second_batch_does_not_end_a_range_test() -> None:
+    data = batches(40)
+    data[1][1].mul_(4)
+    finder = LRFinder(steps=40, plot=False)
+    finder.find(quiet(), Net(), data)
+    assert len(finder.lrs) > 10
+
+
+def test_a_moment_that_is_none_is_refused_even_at_zero() -> None:
+    with pytest.raises(HookError, match="unknown unit 'bananas'"):
+        LossSchedule(weight={"0 bananas": 1.0})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -159,8 +158,8 @@ def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int,
     """(count, number, value) of each moment, in the order written; the latest one that has come holds."""
     made: list[tuple[str, int, Any]] = []
     for moment, value in given.items():
-        if isinstance(moment, str) and re.fullmatch(r"\d+|0+ *\w+", moment.strip()):  # keys of a file are text
-            moment = int(re.match(r"\d+", moment.strip())[0])  # type: ignore[index]
+        if isinstance(moment, str) and (moment.strip().isdigit() or moment.strip() in ("0 steps", "0 epochs")):
+            moment = int(moment.split()[0])  # keys of a file are text
         if isinstance(moment, int) and not isinstance(moment, bool) and moment >= 0:
             made.append(("step", moment, value))
             continue

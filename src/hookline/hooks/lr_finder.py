@@ -42,7 +42,7 @@ class LRFinder(Hook):
 
         min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to it.
         steps: optimizer updates over which the rate grows, by the same factor each time.
-        divergence: the test ends early when the smoothed loss has risen from its best by so many times what it had fallen.
+        divergence: the test ends early when the smoothed loss is so many times its best, or has risen so many times what it fell.
         plot: draw `lr_finder.png` in the run's directory.
         """
         super().__init__(name)
@@ -63,7 +63,7 @@ class LRFinder(Hook):
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
         self._ratios: list[list[float]] = []
-        self._smoothed = self._best = math.nan
+        self._smoothed = self._best = self._start = math.nan
 
     def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
         """Run the test with a trainer like this one, but without its hooks, and return the suggestion.
@@ -95,7 +95,7 @@ class LRFinder(Hook):
 
     def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
-        self._smoothed = self._best = math.nan
+        self._smoothed = self._best = self._start = math.nan
         if not optimizers:
             raise HookError("LRFinder has no optimizer whose learning rate it could change.")
         self._kept = _Kept(module, optimizers, schedulers)
@@ -131,10 +131,14 @@ class LRFinder(Hook):
         if made and math.isfinite(loss):
             self.lrs.append(self._next())
             self.losses.append(loss)
-            self._smoothed = loss if math.isnan(self._smoothed) else 0.8 * self._smoothed + 0.2 * loss
-            self._best = self._smoothed if math.isnan(self._best) else min(self._best, self._smoothed)
-        fallen = max(self.losses[0] - self._best, 0.1 * abs(self._best)) if self.losses else 0.0
-        blew_up = not math.isfinite(loss) or self._smoothed > self._best + self.divergence * fallen
+            before = loss if math.isnan(self._smoothed) else self._smoothed
+            self._smoothed = before + max(0.2, 1 / len(self.losses)) * (loss - before)
+            if len(self.losses) > self.steps // 10:  # the first tenth only levels out the noise of single batches
+                self._start = self._smoothed if math.isnan(self._best) else self._start
+                self._best = min(self._smoothed, self._start if math.isnan(self._best) else self._best)
+        # as far above the best as `divergence` times it, or times what was gained
+        room = max(self.divergence * (self._start - self._best), (self.divergence - 1) * abs(self._best))
+        blew_up = not math.isfinite(loss) or self._smoothed > self._best + room
         if blew_up or len(self.lrs) >= self.steps:
             trainer.stop("the learning-rate range test is over")
             self._put_back()

@@ -26,7 +26,8 @@ class NaNGuard(Hook):
     """Stops at the first NaN or infinity, before it gets into the weights, and says where it came from.
 
     Every check reads the device once, however many tensors it is about. At a terminal it breaks into the debugger,
-    elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns.
+    elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns, and what becomes of the run is the
+    trainer's `nonfinite`: 'skip' goes on, 'stop' ends it one step later.
     """
 
     tier = "builtin"
@@ -37,7 +38,7 @@ class NaNGuard(Hook):
     ) -> None:  # fmt: skip
         """What to look at.
 
-        break_on_nan: stop there, in the debugger if somebody is at the terminal; False: warn and go on.
+        break_on_nan: stop there, in the debugger if somebody is at the terminal; False: warn only.
         log_shapes: log the shapes of the first batch, and again whenever they change.
         check: any of 'batch', 'activations' (outputs of every module; watches them only while a batch is checked),
             'loss', 'gradients' (complete and unscaled), 'parameters' (after the update).
