@@ -80,3 +80,10 @@ def test_a_noisy_second_batch_does_not_end_a_range_test() -> None:
 def test_a_moment_that_is_none_is_refused_even_at_zero() -> None:
     with pytest.raises(HookError, match="unknown unit 'bananas'"):
         LossSchedule(weight={"0 bananas": 1.0})
+
+
+def test_a_range_test_on_mere_noise_suggests_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    data = [(inputs, targets * (1 + 3 * (index % 3))) for index, (inputs, targets) in enumerate(batches(60, size=2))]
+    finder = LRFinder(min_lr=1e-9, max_lr=1e-6, steps=60, plot=False)
+    assert finder.find(quiet(), Net(), data) is None
+    assert "no suggestion" in caplog.text

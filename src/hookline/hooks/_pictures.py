@@ -87,7 +87,7 @@ def lr_curve(lrs: Sequence[float], losses: Sequence[float], smooth: Any, suggest
         axes.axvline(suggestion, color="#d7263d", linewidth=1, linestyle="--")
         axes.plot([suggestion], [at], "o", color="#d7263d", markersize=8, label=f"suggestion: {suggestion:.2g}")
     finite = np.asarray(smooth)[np.isfinite(smooth)]
-    start, lowest = float(finite[0]), float(finite.min())
+    start, lowest = float(finite[: len(finite) // 2 + 1].max()), float(finite.min())
     room = max(start - lowest, 0.05 * abs(start), 1e-12)
     axes.set_ylim(lowest - 0.15 * room, start + 0.6 * room)  # a loss that blew up must not flatten the rest
     axes.set_xscale("log")

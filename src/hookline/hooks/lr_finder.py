@@ -177,7 +177,10 @@ class LRFinder(Hook):
             return None
         smooth = _smooth(self.losses)
         lowest = int(np.argmin(smooth))
-        if lowest < 3 or smooth[0] - smooth[lowest] <= 1e-3 * abs(smooth[0]):
+        tenth, half = max(3, len(smooth) // 10), len(smooth) // 2
+        start = float(np.median(smooth[:tenth]))
+        noise = float(np.std(np.asarray(self.losses)[:half] - smooth[:half]))  # what single batches differ by
+        if lowest < tenth or start - smooth[lowest] <= max(noise, 1e-3 * abs(start)):
             return None
         slopes = np.gradient(smooth, np.log(self.lrs))[: lowest + 1]
         return min(self.lrs[int(np.argmin(slopes))], self.lrs[lowest] / 10)
@@ -210,5 +213,5 @@ def _smooth(losses: list[float]) -> Any:
     values = np.asarray(losses, dtype=np.float64)
     reach = max(1, len(values) // 20)
     weights = np.hanning(2 * reach + 3)[1:-1]
-    padded = np.pad(values, reach, mode="edge")
-    return np.convolve(padded, weights / weights.sum(), mode="valid")
+    # fewer neighbours at the ends: repeating the first loss there would make one noisy batch the start of the curve
+    return np.convolve(values, weights, mode="same") / np.convolve(np.ones_like(values), weights, mode="same")
