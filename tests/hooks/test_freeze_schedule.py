@@ -10,7 +10,7 @@ from tiny import batches, quiet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline import Hook, HookError, Module, OptionError
+from hookline import Hook, HookError, LossError, Module, OptionError
 from hookline.hooks.freeze_schedule import FreezeSchedule
 
 
@@ -170,3 +170,27 @@ def test_a_parameter_without_an_optimizer_is_refused() -> None:
 def test_wrong_schedules_are_refused(schedule: Any, message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):
         FreezeSchedule(schedule)
+
+
+@pytest.mark.parametrize("schedule", [{"*": "2 epochs"}, {"backbone.*": "1 epoch", "head.*": "5 steps"}])
+def test_a_schedule_that_leaves_nothing_to_train_is_refused_before_the_first_step(schedule: dict[str, str]) -> None:
+    net, watch = Parts(), Watch()
+    trainer = quiet(hooks=[FreezeSchedule(schedule), watch])
+    with pytest.raises(HookError, match="has frozen backbone.0.weight, .* and 1 more. That is everything that Parts could train") as caught:
+        trainer.fit(net, batches(2))
+    assert all(pattern in str(caught.value) for pattern in schedule)
+    assert trainer.state.batches_seen == 0
+    assert all(each.requires_grad for each in net.parameters())
+
+
+def test_a_loss_of_frozen_parameters_only_names_the_schedule() -> None:
+    class Unused(Parts):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare = nn.Linear(1, 1)
+
+    with pytest.raises(LossError) as caught:
+        freeze({"backbone.*": "2 epochs", "head.*": "2 epochs"}, Unused())
+    (note,) = [each for each in caught.value.__notes__ if "FreezeSchedule" in each]
+    assert "'head.*': '2 epochs'" in note and "has frozen backbone.0.weight" in note
+    assert "does the loss depend on anything else?" in note

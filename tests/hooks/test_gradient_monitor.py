@@ -391,3 +391,20 @@ def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
         torch.manual_seed(0)
         expected = float(torch.randn(6, 4).norm())
         assert dict(results) == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
+
+
+def test_frozen_parameters_only_make_a_warning_in_words_instead_of_a_picture(caplog: pytest.LogCaptureFixture) -> None:
+    class Half(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(4, 2).requires_grad_(False)
+
+    hook = GradientMonitor(log_frequency=1, heatmap=True, param_filter="frozen.*")
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Half(), batches(2))
+    (record,) = caplog.records
+    assert "no parameter that fits param_filter=['frozen.*'] had a gradient. Are they frozen" in record.getMessage()
+    assert record.exc_info is None
+    with pytest.raises(HookError, match="Are they frozen"):
+        hook.figure()
+    assert not list(trainer.run_dir.glob("*.png"))

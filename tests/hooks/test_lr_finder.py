@@ -17,7 +17,9 @@ from torch.nn import functional as F
 
 from hookline import SKIP_STEP, Module
 from hookline.errors import HookError, OptionError
+from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.lr_finder import LRFinder
+from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 
 class Valley(Module):
@@ -196,3 +198,40 @@ def test_what_cannot_be_tested_is_refused() -> None:
                 return None
 
         quiet(hooks=[LRFinder()]).fit(Manual(), batches(1))
+
+
+def test_beside_a_range_test_nothing_is_saved_or_stopped_by_monitors_which_are_back_afterwards() -> None:
+    class Watched(Valley):
+        def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return (self.place**2).sum()
+
+    keep = ModelCheckpoint(monitor="val/loss", save_top_k=-1, save_last=True, save_on_exception=True)
+    often = ModelCheckpoint(every_n_train_steps=1, dirpath="often", name="often")
+    stop = EarlyStopping(monitor="val/loss", patience=1)
+    finder = LRFinder(1e-5, 100.0, steps=60)
+    trainer = quiet(max_epochs=1000, hooks=[keep, often, stop, finder], num_sanity_val_steps=1)
+    trainer.disable_hook("often")
+    trainer.fit(Watched(), batches(4), batches(1))
+    assert finder.suggestion is not None and len(finder.lrs) > 30
+    assert not list(trainer.run_dir.rglob("manifest.json"))
+    assert "often" not in trainer.hooks.list_hooks()  # what the user has switched off stays off
+    trainer.remove_hook("lr_finder")
+    trainer.options.max_epochs = 1
+    trainer.fit(Watched(), batches(4), batches(1))
+    assert Path(keep.best_model_path).is_dir() and keep.last_model_path
+
+
+def test_a_range_test_that_fails_saves_nothing_and_gives_the_monitors_back() -> None:
+    keep = ModelCheckpoint(save_on_exception=True)
+
+    class Fails(Valley):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if self.seen == 5:
+                raise RuntimeError("broken")
+            return super().training_step(batch, batch_idx)
+
+    trainer = quiet(max_epochs=10, hooks=[keep, LRFinder(steps=20, plot=False)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.fit(Fails(), batches(4))
+    assert not list(trainer.run_dir.rglob("manifest.json"))
+    assert "model_checkpoint" in trainer.hooks.list_hooks()

@@ -13,8 +13,6 @@ from tiny import Net, batches, quiet
 from hookline.errors import OptionError
 from hookline.hooks.profiler import Profiler
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler.*:UserWarning")
-
 
 def test_it_writes_a_trace_of_the_steps_asked_for_and_a_table() -> None:
     trainer = quiet(hooks=[Profiler(wait=1, warmup=1, active=2)], logger=True)

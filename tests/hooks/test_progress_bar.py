@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import re
+import struct
 import sys
+import termios
 import threading
 import time
 import types
@@ -24,6 +27,7 @@ from tiny import Net, batches, quiet
 from hookline import Trainer
 from hookline.errors import OptionError
 from hookline.hooks import _screens
+from hookline.hooks._fitting import fit
 from hookline.hooks.progress_bar import ProgressBar
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # what a terminal is told to hide and show its cursor
@@ -361,6 +365,54 @@ def test_a_narrow_terminal_cuts_the_line_instead_of_breaking_it(terminal: Termin
     with redirect_stderr(terminal.file):
         quiet(hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), batches(1))
     assert len(screen(terminal.text())) == 1
+
+
+@pytest.mark.parametrize(("columns", "shown", "gone"), [
+    (20, ["epoch 0", "3/3"], ["loss", "it/s"]), (24, ["epoch 0", "3/3"], ["loss"]), (30, ["epoch 0", "3/3", "it/s"], ["loss"]),
+    (39, ["epoch 0", "3/3", "it/s"], []), (70, ["epoch 0", "━━━━━", "3/3", "it/s", "loss", "acc 0.25"], []),
+])  # fmt: skip
+def test_name_and_count_outlive_the_metrics_on_a_narrow_terminal(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str], gone: list[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    fcntl.ioctl(terminal.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size(struct.unpack("HHHH", fcntl.ioctl(
+        terminal.slave, termios.TIOCGWINSZ, bytes(8)))[1::-1]))  # rich asks the process's own terminal, which is not this one
+    with redirect_stderr(terminal.file):
+        quiet(hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), {"clean": batches(2), "noisy": batches(2)})
+    (line,) = screen(terminal.text())
+    assert len(line) <= columns
+    assert all(each in line for each in shown) and not any(each in line for each in gone), line
+
+
+class Told:
+    """Something to say that is as long as a test wants it."""
+
+    def __init__(self, name: str, count: str = "55/100", rate: str = "250.0 it/s", eta: str = "eta 0:00:10") -> None:
+        self.name, self.count, self.rate, self.eta, self.numbers = name, count, rate, eta, ["loss 0.1234", "acc 0.25"]
+
+
+@pytest.mark.parametrize("width", range(1, 160))
+def test_a_line_is_never_wider_than_the_terminal_and_says_the_most_important_first(width: int) -> None:
+    bars = [Told("epoch 0"), Told("validation 中文", "2/?", "3.0 it/s", "")]
+    found = fit(bars, width)
+    count = 6
+    clock = 8 if found.clock else 0
+    whole = found.name + 1 + (found.bar + 1 if found.bar else 0) + count + clock + max(1 + len(each) if each else 0 for each in found.ends)
+    assert whole <= max(width, count + 1)
+    said = [found.name >= 15, found.bar > 0, "it/s" in found.ends[0], "eta" in found.ends[0], "loss" in found.ends[0], "acc" in found.ends[0]]
+    assert said == sorted(said, reverse=True)  # nothing is shown while something more important is not
+    assert width < 22 or said[0]
+    assert width < 72 or all(said)
+
+
+def test_a_bar_does_not_tremble_with_the_length_of_the_numbers() -> None:
+    short, long = Told("epoch 0"), Told("epoch 0")
+    long.numbers = ["loss 0.123456789"]
+    first = fit([short], 80)
+    second = fit([long], 80, first.bar, first.clock)
+    third = fit([short], 80, second.bar, second.clock)
+    assert third.bar == second.bar <= first.bar
 
 
 def test_a_dumb_terminal_gets_plain_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Reading a configuration file, and laying the command line's values over it. Nothing is imported or built here."""
+"""Reading a configuration file, and telling the command line's values from its other words. Nothing is imported or built here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.config.problems import ConfigError, Override
+from hookline.config.problems import ConfigError
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 _OVERRIDE = re.compile(r"--(?P<key>[A-Za-z_][\w-]*(?:\.[\w:/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -40,36 +40,6 @@ class Source:
         """The error, with everything that is known about the place."""
         return ConfigError(problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value))
 
-    def override(self, settings: Iterable[tuple[str, str]]) -> None:
-        """Lay values over the file's: `("trainer.max_epochs", "3")`."""
-        for key, text in settings:
-            self.typed[key] = f"--{key}"
-            *parents, last = key.split(".")
-            table: dict[str, Any] = self.values
-            for depth, name in enumerate(parents):
-                inner: Any = table.get(name)
-                if isinstance(inner, list):
-                    inner = _named(inner)
-                elif isinstance(inner, str):
-                    inner = {"class_path": inner}
-                elif inner is None or isinstance(inner, bool):
-                    inner = {}
-                elif not isinstance(inner, dict):
-                    raise self.wrong(".".join(parents[: depth + 1]), f"there is nothing below it that --{key} could set.", inner)
-                table[name] = inner
-                table = inner
-            inner = table.get("init_args")
-            (inner if isinstance(inner, dict) and last in inner else table)[last] = Override(text)
-            if parents[-1:] == ["init_args"]:
-                self._drop_beside(parents, last)
-
-    def _drop_beside(self, parents: list[str], name: str) -> None:
-        """What was set in init_args takes the place of the same argument beside it."""
-        table = self.values
-        for each in parents[:-1]:
-            table = table[each]
-        table.pop(name, None)
-
 
 def read(path: str | Path) -> Source:
     """A TOML or YAML file as plain values."""
@@ -89,7 +59,7 @@ def read(path: str | Path) -> Source:
                           where=name) from None  # fmt: skip
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}", where=name) from None
-    values = _toml(text, name) if path.suffix == ".toml" else _yaml(text, name)
+    values = _toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
     return Source(values, path)
 
 
@@ -111,7 +81,8 @@ def _toml_hint(text: str, error: str) -> str:
     return f" The line is: {bad}.{quotes}"
 
 
-def _yaml(text: str, name: str) -> dict[str, Any]:
+def read_yaml(text: str, name: str) -> dict[str, Any]:
+    """YAML as plain values; `name` is where it stands."""
     import yaml  # type: ignore[import-untyped]
     from jsonargparse import get_loader
 

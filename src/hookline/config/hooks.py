@@ -41,7 +41,8 @@ def _read(source: Source, name: str, value: Any) -> Part:
         value = {}
     elif not isinstance(guess, str | dict):
         known = [*switch_names(), *offered]
-        raise source.wrong(key, f"must be a class path, a hook's name, or a table with class_path.{closest(name, known)}", value)
+        raise source.wrong(key, "must be a class path, a hook's name, a table with class_path, or false to leave it out."
+                           f"{closest(name, known)}", value)  # fmt: skip
     only_typed = isinstance(value, dict) and all(each in source.typed for each in (f"{key}.{inner}" for inner in value))
     if only_typed and value and "class_path" not in value:
         there = [each for each in source.values.get("hooks", {}) if each != name]

@@ -12,6 +12,7 @@ from hookline.config import files
 from hookline.config.files import Source, named
 from hookline.config.hooks import read_hooks
 from hookline.config.making import make_hooks
+from hookline.config.overlay import lay_over
 from hookline.config.permissions import PATH, Permissions, dangerous
 from hookline.config.problems import ConfigError, Override, nearest, plain
 from hookline.errors import HooklineError, OptionError
@@ -27,7 +28,8 @@ SECTIONS: dict[str, str] = {
     "lr_scheduler": "its learning-rate schedule",
     "loss": "for a plain torch.nn.Module: a function of outputs and targets, or a loss class",
     "step": "for a plain torch.nn.Module: a function of model and batch, instead of `loss`",
-    "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict)",
+    "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a path, 'auto' (the "
+    "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
     "allow": "further packages that class paths may name",
 }
@@ -47,7 +49,7 @@ class Parts:
     disabled: list[str]
     trainer_arguments: dict[str, Any]
     fit_arguments: dict[str, Any] = field(default_factory=dict)
-    checkpoint: Path | None = None
+    checkpoint: Path | str | None = None
     keys: dict[str, str] = field(default_factory=dict)
     """Name of a hook -> its key in the file."""
 
@@ -153,12 +155,17 @@ class Config:
         self._watch_monitors(hooks, keys)
         return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
 
-    def _checkpoint(self) -> Path | None:
+    def _checkpoint(self) -> Path | str | None:
+        """A path, 'auto', 'best', or an empty text for none at all, whatever there is."""
         given = self.source.values.get("checkpoint")
         if given is None:
             return None
+        if given is False or str(given).lower() in ("false", "none"):
+            return ""
         if not isinstance(given, str) or not given:
-            raise self.source.wrong("checkpoint", "must be the path of a checkpoint.", given)
+            raise self.source.wrong("checkpoint", "must be 'auto', 'best', false or the path of a checkpoint.", given)
+        if given in ("auto", "best") or "://" in given:
+            return str(given)
         path = Path(given)
         if not isinstance(given, Override) and self.source.folder is not None:
             path = self.source.folder / path  # a path in a file is meant from where the file is
@@ -203,10 +210,13 @@ def load_config(
     for extra in hooks:
         present = named(source.values.get("hooks") or {})
         source.values["hooks"] = present if isinstance(present, dict) else {}
-        name = files.short_name(extra)
+        name = base = files.short_name(extra)
+        number = 2
+        while name in source.values["hooks"]:  # it is added, and takes nobody's place
+            name, number = f"{base}_{number}", number + 1
         source.values["hooks"][name] = {"class_path": extra}
         source.typed[f"hooks.{name}"] = f"--hook {extra}"
-    source.override(settings)
+    lay_over(source, settings)
     return Config(source, allow)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pkgutil
 import re
 import typing
 from argparse import ArgumentError
@@ -13,8 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hookline.config.files import Source
+from hookline.config.functions import Functions, is_text
+from hookline.config.importing import import_path, is_a
 from hookline.config.permissions import PATH, Permissions
-from hookline.config.problems import SECRET, ConfigError, Override, choices, nearest, shown, spelled
+from hookline.config.problems import SECRET, ConfigError, Override, choices, shown, spelled
 from hookline.errors import HooklineError, closest
 
 
@@ -52,6 +53,8 @@ class Part:
     init_args: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
+    """Key -> why a text that could have been the path of a function is none; said if the class refuses the text."""
 
 
 def read_part(source: Source, key: str, given: Any, place: Place, default_path: str = "") -> Part:
@@ -92,11 +95,7 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
         if not place.home:
             raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
         path = f"{place.home}.{path}"
-    dotted = path.replace(":", ".")
-    if refusal := permissions.refusal(dotted):
-        raise source.wrong(key, refusal, part.class_path)
-    permissions.open_folder()
-    found = _import(source, key, dotted, part, place)
+    found = import_path(source, key, path, permissions, is_a(place.kinds), part.class_path)
     if not inspect.isclass(found):
         if hasattr(found, "__hookline_on__") and not part.init_args and place.word == "a hook":
             return found
@@ -109,30 +108,6 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
     if inspect.isabstract(found):
         raise source.wrong(key, f"{found.__name__} is abstract; name a class derived from it.", part.class_path)
     return found
-
-
-def _import(source: Source, key: str, dotted: str, part: Part, place: Place) -> Any:
-    module, _, name = dotted.rpartition(".")
-    try:
-        return pkgutil.resolve_name(f"{module}:{name}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
-            error.add_note(f"while importing {dotted} for {key} of {source.name}")
-            raise  # the module is there, and needs another one that is not
-        if module.rpartition(".")[0] and error.name == module:  # perhaps a class inside a class
-            try:
-                return pkgutil.resolve_name(f"{module.rpartition('.')[0]}:{module.rpartition('.')[2]}.{name}")
-            except (ModuleNotFoundError, AttributeError):
-                pass
-        problem = f"there is no module {error.name!r}. Is it installed, or beside the file?"
-        raise source.wrong(key, problem, part.class_path) from None
-    except AttributeError as error:
-        if "has no attribute" not in str(error):
-            raise
-        there = pkgutil.resolve_name(module)
-        names = [each for each in dir(there) if inspect.isclass(getattr(there, each, None)) and not each.startswith("_")]
-        fitting = [each for each in names if issubclass(getattr(there, each), place.kinds)] or names
-        raise source.wrong(key, f"{module} has no {name!r}.{nearest(name, fitting, 'It has')}", part.class_path) from None
 
 
 # ---- parameters --------------------------------------------------------------------------------------------------
@@ -160,7 +135,9 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
                 raise source.wrong(part.keys[name], _unknown(cls, name, names, place), value)
             if name == "filename":
                 _check_filename(source, part.keys[name], value)
-        values = {name: _one(source, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
+        functions = Functions(source, permissions)
+        values = {name: _one(functions, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
+        part.doubts.update(functions.doubts)
         try:
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:
@@ -174,14 +151,20 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
         return {name: made[name] for name in values}
 
 
-def _one(source: Source, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
+def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
     """Check one value alone, so that an error is about it and nothing else."""
     from jsonargparse import ArgumentParser
 
     skip = names - {name}
-    readings = [value.guess, str(value)] if isinstance(value, Override) else [value]
+    first = value.guess if isinstance(value, Override) else value
+    readings = [first, _gathered(first), *([str(value)] if isinstance(value, Override) else [])]
     failure: Exception | None = None
+    hint = annotation(cls, name)
+    if isinstance(first, str) and not first.strip() and hint is not None and not is_text(hint):
+        # YAML reads it as null: an option that a script has forgotten to fill in would be the default in silence
+        raise functions.source.wrong(part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value)
     for reading in readings:
+        reading = functions.within(hint, reading, part.keys[name])
         parser = ArgumentParser(exit_on_error=False)
         parser.add_class_arguments(cls, fail_untyped=False, skip=skip or None)
         try:
@@ -190,7 +173,21 @@ def _one(source: Source, part: Part, cls: type, name: str, value: Any, names: se
         except (ArgumentError, TypeError, ValueError) as error:
             failure = failure or error
     assert failure is not None
-    raise source.wrong(part.keys[name], _wrong(cls, name, readings[0], failure), value)
+    raise functions.source.wrong(part.keys[name], _wrong(cls, name, readings[0], failure), value)
+
+
+def _gathered(value: Any) -> Any:
+    """Arguments beside a class_path, moved into init_args: inside of arguments, jsonargparse knows them only there."""
+    if isinstance(value, list):
+        return [_gathered(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    value = {name: _gathered(each) for name, each in value.items()}
+    inner = value.get("init_args") or {}
+    beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
+    if "class_path" not in value or not beside or not isinstance(inner, dict) or set(inner) & set(beside):
+        return value
+    return {"class_path": value["class_path"], "init_args": {**inner, **beside}}
 
 
 def _unknown(cls: type, name: str, names: list[str], place: Place) -> str:
@@ -250,7 +247,8 @@ def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any
         name = next((each for each in part.init_args if str(error).startswith((f"{each}=", f"{each} ")) or f" {each}=" in
                      str(error)), None)  # fmt: skip
         key = part.keys[name] if name is not None else part.key
-        raise source.wrong(key, str(error), *([part.init_args[name]] if name is not None else [])) from error
+        doubt = f" As a function: {part.doubts[key]}" if key in part.doubts else ""
+        raise source.wrong(key, f"{error}{doubt}", *([part.init_args[name]] if name is not None else [])) from error
     except Exception as error:
         error.add_note(f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}")
         raise

@@ -33,8 +33,9 @@ class Permissions:
         if top in self._beside():
             return self._shadow(top)
         places = [*self.prefixes, f"modules in {self.folder}"] if self.folder is not None else [*self.prefixes]
+        in_file = "" if dangerous(top) else f", or `allow = [\"{top}\"]` in the file"
         return (f"{path!r} may not be imported from here, and was not. Allowed: {', '.join(places)}. "
-                f"If you trust it: --allow {top}, or `allow = [\"{top}\"]` in the file.")  # fmt: skip
+                f"If you trust it: --allow {top}{in_file}.")  # fmt: skip
 
     def _beside(self) -> list[str]:
         """The modules and packages in the configuration's own folder; names of Python's own modules stay Python's."""

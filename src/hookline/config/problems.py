@@ -8,7 +8,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,17 @@ class Override(str):
                 return read(self)
             except ValueError:
                 continue
-        if self[:1] in "[{":
+        if self.startswith(("[", "{")):
             return _flow(str(self))
         return str(self)
 
 
 def _flow(text: str) -> Any:
     import yaml  # type: ignore[import-untyped]
+    from jsonargparse import get_loader
 
     try:
-        return yaml.safe_load(text)
+        return get_loader("yaml")(text)  # plain YAML takes 1e-3 for text
     except yaml.YAMLError:
         return text
 
@@ -82,7 +83,7 @@ def plain(value: Any) -> Any:
 
 def shown(value: Any) -> str:
     """As it would be written in a file, shortened."""
-    if isinstance(value, Override) and value[:1] in "[{":  # a table or a list may hold a secret
+    if isinstance(value, Override) and value.startswith(("[", "{")):  # a table or a list may hold a secret
         value = value.guess
     text = json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -91,15 +92,23 @@ def shown(value: Any) -> str:
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()}
-    if isinstance(value, Override) and value[:1] in "[{":
+    if isinstance(value, Override) and value.startswith(("[", "{")):
         return _masked(value.guess)
     return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def has_secret(key: str, value: Any) -> bool:
+    """Whether this must not be shown as it is."""
+    known = plain(value)
+    return SECRET.search(key) is not None or bool(_masked(known) != known)
 
 
 def nearest(name: str, allowed: Iterable[str], what: str) -> str:
     """` Did you mean 'x'? <what>: a, b, c.`"""
     names = list(allowed)
-    return f"{closest(name, names)} {what}: {', '.join(names) or 'none'}."
+    same = next((each for each in names if each.lower() == name.lower()), None)
+    meant = f" Did you mean {same!r}?" if same is not None else closest(name, names)
+    return f"{meant} {what}: {', '.join(names) or 'none'}."
 
 
 def spelled(annotation: Any) -> str:
@@ -118,6 +127,8 @@ def spelled(annotation: Any) -> str:
         if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
             return "a table"
         return f"a list of {inner.removeprefix('a ')}{'s' if inner.startswith('a ') else ''}" if inner else "a list"
+    if Callable in (annotation, origin):
+        return "a function (its dotted name, such as 'module.function')"
     if inspect.isclass(annotation):
         return f"a {annotation.__name__} (a table with class_path and init_args)"
     return str(annotation).replace("typing.", "")

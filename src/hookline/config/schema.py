@@ -36,7 +36,7 @@ def schema() -> dict[str, Any]:
         interval={"enum": ["step", "epoch"]}, frequency={"type": "integer", "minimum": 1}, monitor={"type": "string"},
         strict={"type": "boolean"}, name={"type": "string"},
     )
-    sections["checkpoint"] = {"type": "string", "description": SECTIONS["checkpoint"]}
+    sections["checkpoint"] = {"anyOf": [{"type": "string"}, {"const": False}], "description": SECTIONS["checkpoint"]}
     sections["config"] = {"type": "object", "description": SECTIONS["config"]}
     sections["allow"] = {"type": "array", "items": {"type": "string"}, "description": SECTIONS["allow"]}
     return {

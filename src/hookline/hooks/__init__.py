@@ -8,6 +8,8 @@ from hookline.registry import BUILTIN_HOOKS, hook_class
 
 _NAMES = {path.partition(":")[2]: name for name, path in BUILTIN_HOOKS.items()}
 
+__all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll] - the registry lists them, `__getattr__` loads them
+
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:

@@ -17,7 +17,7 @@ class Bar:
 
     def __init__(self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None) -> None:
         self.name, self.total, self.done, self.word = name, total, done, word
-        self.numbers = ""
+        self.numbers: list[str] = []
         self._marks = deque([(time.monotonic() if began is None else began, done)], maxlen=16)  # the rate is of late
 
     def advance(self, done: int, numbers: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Bar:
         self.done = done
         self._marks.append((time.monotonic(), done))
         known = Metrics({name: value for name, value in numbers.items() if value is not None}).read()
-        self.numbers = "".join(f" {name} {value:.4g}" for name, value in known.items())
+        self.numbers = [f"{name} {value:.4g}" for name, value in known.items()]
 
     def pause(self, seconds: float) -> None:
         """Something else was going on for so long."""
@@ -37,14 +37,27 @@ class Bar:
         return f"{self.done}/{'?' if self.total is None else self.total}"
 
     @property
+    def rate(self) -> str:
+        """`4.0 it/s`, or seconds for a batch if they are slow."""
+        rate = self._per_second()
+        return f"{rate:.1f} it/s" if rate >= 1 or rate == 0 else f"{1 / rate:.1f} s/it"
+
+    @property
+    def eta(self) -> str:
+        """`eta 0:00:24`, as long as there is something left and it can be told."""
+        rate = self._per_second()
+        if self.total is None or rate == 0 or self.done >= self.total:
+            return ""
+        return f"eta {datetime.timedelta(seconds=round((self.total - self.done) / rate))}"
+
+    def _per_second(self) -> float:
+        (start, before), (now, done) = self._marks[0], self._marks[-1]
+        return (done - before) / max(now - start, 1e-9)
+
+    @property
     def rest(self) -> str:
         """Rate, time left and numbers."""
-        (start, before), (now, done) = self._marks[0], self._marks[-1]
-        rate = (done - before) / max(now - start, 1e-9)
-        text = f"{rate:.1f} it/s" if rate >= 1 or rate == 0 else f"{1 / rate:.1f} s/it"
-        if self.total is not None and rate > 0 and self.done < self.total:
-            text += f" eta {datetime.timedelta(seconds=round((self.total - self.done) / rate))}"
-        return text + self.numbers
+        return " ".join(each for each in (self.rate, self.eta, *self.numbers) if each)
 
 
 # ---- where it is shown -------------------------------------------------------------------------------------------
@@ -121,23 +134,47 @@ class Terminal:
     live = True
 
     def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(),
-                   TextColumn("{task.fields[count]}", markup=False), TimeElapsedColumn(),
-                   TextColumn("{task.fields[rest]}", markup=False))  # fmt: skip
-        self._progress = Progress(*columns, console=console, auto_refresh=False)
+        self._progress = Progress(console=console, auto_refresh=False)
         self._tasks: dict[Bar, Any] = {}
+        self._fitted: dict[tuple[int, int], Any] = {}
+        """What was shown last, by the terminal's width and the number of lines."""
         self._progress.start()
 
     def draw(self, bars: list[Bar]) -> None:
+        if not bars:
+            return
         for gone in [bar for bar in self._tasks if bar not in bars]:
             self._progress.remove_task(self._tasks.pop(gone))
-        for bar in bars:
+        fitted = self._fit(bars)
+        for bar, end in zip(bars, fitted.ends, strict=True):
             if bar not in self._tasks:
-                self._tasks[bar] = self._progress.add_task(bar.name, total=bar.total, count="", rest="")
-            self._progress.update(self._tasks[bar], completed=bar.done, count=bar.count, rest=bar.rest)
+                self._tasks[bar] = self._progress.add_task(bar.name, total=bar.total, count="", end="")
+            self._progress.update(self._tasks[bar], completed=bar.done, count=bar.count, end=end)
         self._progress.refresh()
+
+    def _fit(self, bars: list[Bar]) -> Any:
+        """As the terminal is now. As long as that stays the same a bar only shrinks, or it would tremble with every number."""
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
+        from hookline.hooks._fitting import fit
+
+        width = self._progress.console.width
+        before = self._fitted.get((width, len(bars)))
+        fitted = fit(bars, width) if before is None else fit(bars, width, before.bar, before.clock)
+        self._fitted[width, len(bars)] = fitted
+        name = Column(width=fitted.name, no_wrap=True, overflow="ellipsis")
+        count, end = Column(no_wrap=True, overflow="crop"), Column(no_wrap=True, overflow="crop")
+        self._progress.columns = (
+            *([TextColumn("{task.description}", markup=False, table_column=name)] if fitted.name else []),
+            *([BarColumn(fitted.bar)] if fitted.bar else []),
+            TextColumn("{task.fields[count]}", markup=False, table_column=count),
+            *([TimeElapsedColumn()] if fitted.clock else []),
+            *([TextColumn("{task.fields[end]}", markup=False, table_column=end)] if any(fitted.ends) else []),
+        )
+        return fitted
 
     def close(self) -> None:
         self._progress.stop()

@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hookline.errors import HookError, OptionError, closest
+from hookline.errors import HookError, LossError, OptionError, closest
 from hookline.filters import parse_interval
 from hookline.hook import Hook
+from hookline.hooks._naming import listed
 from hookline.options import check_bool
 
 COUNTS = {"step": "step", "epoch": "epochs_seen"}
@@ -78,12 +79,28 @@ class FreezeSchedule(Hook):
                 parameter.requires_grad_(False)
                 parameter.grad = None
                 self._frozen.setdefault(moments, {})[name] = parameter
+        self._refuse_if_nothing_is_left(module)
         if self.batchnorm_eval:
             for path, layer in module.named_modules():
                 moments = self._moments_of(f"{path}.weight")
                 if isinstance(layer, _BatchNorm) and layer.training and _is_early(moments, state):
                     layer.eval()
                     self._still.setdefault(moments, {})[path] = layer
+
+    def _refuse_if_nothing_is_left(self, module: nn.Module) -> None:
+        if self._frozen and not any(each.requires_grad for each in module.parameters()):
+            raise HookError(f"{self._told()}. That is everything that {type(module).__name__} could train, so no loss could be "
+                            "differentiated: leave out of the schedule what is to train from the start.")  # fmt: skip
+
+    def _told(self) -> str:
+        """What is frozen, and by which patterns."""
+        moments = {pattern: f"{number} {unit}{'s' if number != 1 else ''}" for pattern, (number, unit) in self.moments.items()}
+        return f"FreezeSchedule({moments}) has frozen {listed(self.frozen)}"
+
+    def on_exception(self, exception: BaseException) -> None:
+        """A loss that nothing trainable took part in: say who has made it so."""
+        if isinstance(exception, LossError) and self._frozen:
+            exception.add_note(f"{self._told()}: does the loss depend on anything else?")
 
     def on_train_epoch_start(self, state: Any) -> None:
         self._thaw(state)

@@ -154,6 +154,9 @@ class GradientMonitor(Hook):
         self._parts.clear()
         if not (self.heatmap and stage == "fit" and rank == 0 and self.history.steps):
             return
+        if not self.history.norms:
+            log.warning("GradientMonitor draws no gradient_flow.png: %s", self._nothing())
+            return
         try:
             figure = self.figure()
             save(figure, Path(trainer.run_dir) / "gradient_flow.png")
@@ -163,11 +166,17 @@ class GradientMonitor(Hook):
 
     def figure(self) -> Any:
         """The heat map of what was measured so far, as a matplotlib figure: layers over steps."""
-        if not self.history.steps:
-            raise HookError("GradientMonitor has measured nothing yet, so there is nothing to draw.")
+        if not self.history.norms:
+            raise HookError(f"GradientMonitor has nothing to draw: {self._nothing()}")
         need_matplotlib("GradientMonitor.figure()")
         rows = self.history.norms
         return heat_map(list(rows), self.history.steps, list(rows.values()), self.vanishing, self.exploding)
+
+    def _nothing(self) -> str:
+        if not self.history.steps:
+            return "it has measured nothing yet."
+        only = f" that fits param_filter={list(self.param_filter)}" if self.param_filter is not None else ""
+        return f"no parameter{only} had a gradient. Are they frozen (requires_grad=False), or in no optimizer?"
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history.state_dict(), "flagged": sorted(self._flagged)}

@@ -29,7 +29,8 @@ class LRFinder(Hook):
     >>> module.lr = finder.find(trainer, module, train_loader)
 
     As a hook of a run it turns that run into the test: the run ends when the test does, and weights, buffers, optimizers,
-    schedulers and random streams are as they were before it. `figure()` and `lr_finder.png` show loss over rate.
+    schedulers and random streams are as they were before it. Monitors (ModelCheckpoint, EarlyStopping) are switched off
+    meanwhile: nothing in a range test is a result. `figure()` and `lr_finder.png` show loss over rate.
     """
 
     tier = "builtin"
@@ -63,6 +64,7 @@ class LRFinder(Hook):
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
         self._ratios: list[list[float]] = []
+        self._silenced: list[str] = []
         self._smoothed = self._best = self._start = math.nan
 
     def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
@@ -92,6 +94,15 @@ class LRFinder(Hook):
             raise OptionError(f"LRFinder ends the run after {self.steps} steps, which min_epochs={trainer.options.min_epochs} "
                               "forbids; use LRFinder().find(trainer, module, loader).")  # fmt: skip
         self._streams = rng_state()
+
+    def on_fit_start(self, trainer: Any) -> None:
+        """Everyone is set up by now, so that whoever is switched off still gets its teardown."""
+        self._silenced = [each.name for each in trainer.hooks.entries()
+                          if each.enabled and getattr(each.hook, "tier", "") == "monitor"]  # fmt: skip
+        for name in self._silenced:
+            trainer.disable_hook(name)
+        if self._silenced:
+            log.info("LRFinder: %s switched off until the range test is over", ", ".join(self._silenced))
 
     def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
@@ -152,6 +163,10 @@ class LRFinder(Hook):
         if stage != "fit":
             return
         self._put_back()
+        for each in self._silenced:
+            if each in trainer.hooks:
+                trainer.enable_hook(each)
+        self._silenced = []
         if self._streams:
             set_rng_state(self._streams)
         self.suggestion = self._suggest()

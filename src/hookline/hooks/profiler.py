@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class Profiler(Hook):
     ) -> None:  # fmt: skip
         """When to record, and what.
 
-        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored, and recording.
+        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored (without that, the first
+        recorded step also holds what starting the profiler costs), and recording.
         repeat: how many cycles.
         activities: any of 'cpu', 'cuda', 'xpu'; by default all that are there.
         record_shapes, profile_memory, with_stack: more detail, at a price.
@@ -72,10 +74,15 @@ class Profiler(Hook):
         folder = Path(trainer.run_dir) / "profile"
         self._profile = profile(
             activities=wanted, record_shapes=self.record_shapes, profile_memory=self.profile_memory, with_stack=self.with_stack,
-            schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat),
+            schedule=self._schedule(),
             on_trace_ready=lambda finished: self._write(finished, folder, logger, state.step), acc_events=True,
         )  # fmt: skip
         self._profile.start()
+
+    def _schedule(self) -> Any:
+        with warnings.catch_warnings():  # whoever writes warmup=0 knows that there is none
+            warnings.filterwarnings("ignore", "Profiler won't be using warmup", UserWarning)
+            return schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
 
     def on_step_end(self) -> None:
         if self._profile is not None:

@@ -1,0 +1,89 @@
+"""Functions by their dotted names, wherever a parameter takes something to call; under the same permissions as classes."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hookline.config.files import Source
+from hookline.config.importing import import_path
+from hookline.config.permissions import PATH, Permissions
+from hookline.config.problems import ConfigError
+
+
+class Functions:
+    """Puts functions in the place of the paths that name them."""
+
+    def __init__(self, source: Source, permissions: Permissions) -> None:
+        self.source, self.permissions = source, permissions
+        self.doubts: dict[str, str] = {}
+        """Key -> why the text there, which may also be just text, names no function."""
+
+    def within(self, hint: Any, value: Any, key: str) -> Any:
+        """The value with its paths replaced, as deep as the type says that functions can be."""
+        kinds = list(members(hint))
+        if isinstance(value, str):
+            wanted = [each for each in kinds if is_function_type(each)]
+            if not wanted or not PATH.fullmatch(value) or not {".", ":"} & set(value):
+                return value
+            try:
+                return self._find(str(value), key, wanted)
+            except ConfigError as error:
+                if str not in kinds:
+                    raise
+                self.doubts[key] = error.problem
+                return value
+        for each in kinds:
+            origin, inner = typing.get_origin(each), typing.get_args(each)
+            if isinstance(value, Mapping) and "class_path" not in value and len(inner) == 2 and _is(origin, Mapping):
+                return {name: self.within(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+            if isinstance(value, list) and inner and _is(origin, Sequence):
+                return [self.within(inner[0], item, f"{key}.{place}") for place, item in enumerate(value)]
+        return value
+
+    def _find(self, path: str, key: str, wanted: list[Any]) -> Any:
+        """The function; of a class its path, which jsonargparse makes an object of."""
+        dotted = path.replace(":", ".")
+        found = import_path(self.source, key, path, self.permissions, inspect.isroutine)
+        if inspect.isclass(found):
+            made = [typing.get_args(each)[-1] for each in wanted if typing.get_args(each)]
+            if any("__call__" in vars(each) for each in found.__mro__) or any(_is(found, each) for each in made):
+                return dotted
+            raise self.source.wrong(key, f"{dotted} is a class whose objects cannot be called; needed is a function.", path)
+        if not callable(found):
+            kind = "a module" if inspect.ismodule(found) else f"{found!r:.60} ({type(found).__name__})"
+            raise self.source.wrong(key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path)
+        home, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+        # a module that is allowed may have imported others: `mine.os.system` is os.system
+        if home and name and (refusal := self.permissions.refusal(f"{home}.{name}")):
+            raise self.source.wrong(key, f"this leads to {home}.{name}, and {refusal}", path)
+        return found
+
+
+def members(hint: Any) -> Iterator[Any]:
+    """The types that a union is made of; any other type is its own only one."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        yield from members(typing.get_args(hint)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(hint):
+            yield from members(each)
+    else:
+        yield hint
+
+
+def is_function_type(hint: Any) -> bool:
+    """`Callable`, with or without what it takes and returns."""
+    return Callable in (hint, typing.get_origin(hint))
+
+
+def is_text(hint: Any) -> bool:
+    """Whether any text will do."""
+    return any(each in (str, Any, object) for each in members(hint))
+
+
+def _is(origin: Any, kind: Any) -> bool:
+    return inspect.isclass(origin) and inspect.isclass(kind) and issubclass(origin, kind)
