@@ -260,16 +260,14 @@ def test_rows_go_out_every_n_steps_and_at_the_epoch_end() -> None:
 
 
 def test_a_row_of_many_tensors_costs_one_read() -> None:
-    class Many(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            self.log_dict({f"m{index}": loss * index for index in range(10)}, on_step=True, on_epoch=True)
-            return loss
+    class Many(Hook):
+        def on_train_batch_end(self, trainer: Any, outputs: Any) -> None:
+            trainer.log_dict({f"m{index}": outputs * index for index in range(10)}, on_step=True, on_epoch=True)
 
     rows = Rows()
     # .item() is how the loss is checked to be finite, one step late; it has nothing to do with rows
     with CountReads() as counter:
-        quiet(logger=rows, log_every_n_steps=2).fit(Many(), batches(6))
+        quiet(logger=rows, log_every_n_steps=2, hooks=[Many()]).fit(Net(), batches(6))
     assert len(rows.rows) == 4
     assert len([each for each in counter.reads if each != "item"]) == 4
 
@@ -285,6 +283,46 @@ def test_logged_tensors_stay_unread_until_a_row_is_due() -> None:
     trainer = quiet(device="meta", max_epochs=2)
     trainer.fit(OnMeta(), batches(5))
     assert trainer.global_step == 10
+
+
+def test_on_the_cpu_a_scalar_is_taken_as_the_number_it_is() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            self.log("whole", torch.tensor([batch_idx]))
+            self.log("flag", torch.tensor(True))
+            self.log("elsewhere", torch.zeros((), device="meta"))
+            return loss
+
+    trainer = quiet()
+    trainer.fit(Logs(), batches(3))
+    kept = trainer.metrics.raw()
+    assert all(type(kept[name]) is float for name in ("loss", "whole", "flag"))
+    assert (kept["loss"], kept["whole"], kept["flag"]) == (pytest.approx(kept["train/loss"]), 2.0, 1.0)
+    assert kept["elsewhere"].is_meta  # never read: there is nothing to read
+
+
+def test_a_cpu_scalar_of_a_run_on_a_device_is_not_read_before_its_row() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            arriving = torch.zeros(())  # as one that `.to("cpu", non_blocking=True)` has only begun to copy
+            self.log("x", arriving)
+            arriving.fill_(5.0)
+            return super().training_step(batch, batch_idx)
+
+    trainer = quiet(device="meta")
+    trainer.fit(Logs(), batches(1))
+    assert float(trainer.metrics.raw()["x"]) == 5.0
+
+
+def test_logging_several_numbers_as_one_is_refused_on_the_cpu_too() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("x", torch.zeros(2))
+
+    with pytest.raises(HooklineError, match=r"log\('x', ...\) takes one number, not a tensor of shape \(2,\)"):
+        quiet().fit(Logs(), batches(1))
 
 
 def test_logging_keeps_no_graph_alive() -> None:

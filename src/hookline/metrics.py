@@ -186,41 +186,71 @@ class MetricLog:
         """Logged during this batch."""
         self.mode = "now"
         """'train' or 'eval' while batches run, else 'now': a value logged between batches counts at once."""
+        self.prefix = "val"
+        """What an evaluation's results begin with."""
         self.weight: float = 1
         """The number of samples in this batch, by which epoch means are weighted."""
+        self.loader = ""
+        """The loader that this batch came from, if there are several: what is logged then also counts by itself for each."""
         self.train_loss = Accumulator()
         self._means: dict[str, Accumulator] = {}
-        self._keys: dict[tuple[str, str], _Key] = {}
+        self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
+        self._keys: dict[str, dict[str, _Key]] = {"train": {}, "eval": {}}
+        """How each name is logged, by mode."""
         self._objects: dict[tuple[str, str], Any] = {}
         """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
 
     def log(
         self, name: str, value: Any, on_step: bool | None, on_epoch: bool | None,
-        prog_bar: bool, reduce: str, batch_size: int | None,
+        prog_bar: bool, reduce: str, batch_size: int | None, on_cpu: bool = False,
     ) -> None:  # fmt: skip
-        """Take a value; tensors are detached, nothing is read."""
-        if type(value) is Tensor and not value.ndim:
+        """Take a value. Tensors are detached, nothing is read from a device.
+
+        `on_cpu`: the run uses no other device, so a scalar on the CPU is taken as the number it is, which is cheaper than
+        detaching and keeping it. In other runs such a scalar may still be on its way from a device (`non_blocking=True`).
+        """
+        if on_cpu and type(value) is Tensor and value.is_cpu:
+            try:
+                value = float(value.item())
+            except (RuntimeError, TypeError):  # not one number: that raises what the user can act on
+                value = self._scalar(name, value)
+        elif type(value) is Tensor and not value.ndim:
             value = value.detach()
         elif type(value) is not float:
-            value = self._scalar(name, value, reduce)
+            value = self._scalar(name, value)
             if value is None:
                 return
         self.batch_values[name] = value
-        if self.mode == "now":
-            if reduce != "mean":
-                _check_reduction(name, reduce)
-            self.newest[name] = self.pending[name] = value
-            if prog_bar:
-                self.bar[name] = value
+        keys = self._keys.get(self.mode)
+        if keys is None:
+            self._log_now(name, value, prog_bar, reduce)
             return
-        key = self._keys.get((self.mode, name))
+        key = keys.get(name)
         if key is None:
-            key = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
+            key = keys[name] = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
         if key.on_step:
             self.pending[key.step_name] = self.newest._values[name] = value
         if key.epoch is not None:
             key.epoch.add(value, self.weight if batch_size is None else batch_size)
         if key.prog_bar:
+            self.bar[name] = value
+        if self.loader:
+            self.add_of_loader(self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader)
+
+    def add_of_loader(self, mode: str, name: str, value: Any, weight: float, loader: str) -> None:
+        """A value of one loader among several: `train/dl_web/loss` beside `train/loss`."""
+        prefix = "train" if mode == "train" else self.prefix
+        key = f"{prefix}/dl_{loader}/{name.removeprefix(prefix + '/')}"
+        kept = self._by_loader[mode]
+        if key not in kept:
+            kept[key] = Accumulator()
+        kept[key].add(value, weight)
+
+    def _log_now(self, name: str, value: Any, prog_bar: bool, reduce: str) -> None:
+        """Between batches: there is nothing to reduce."""
+        _check_reduction(name, reduce)
+        self.newest[name] = self.pending[name] = value
+        if prog_bar:
             self.bar[name] = value
 
     def mean(self, name: str, value: Any) -> None:
@@ -228,16 +258,17 @@ class MetricLog:
         if name not in self._means:
             self._means[name] = Accumulator()
         self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
+        if self.loader:
+            self.add_of_loader("train", name, value.detach() if isinstance(value, Tensor) else value, self.weight, self.loader)
 
     def _new_key(self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str) -> _Key:
         _check_reduction(name, reduce)
         training = self.mode == "train"
         step = training if on_step is None else on_step
         epoch = not training if on_epoch is None else on_epoch
-        key = self._keys[self.mode, name] = _Key(name, step, epoch, prog_bar, reduce)
-        return key
+        return _Key(name, step, epoch, prog_bar, reduce)
 
-    def _scalar(self, name: str, value: Any, reduce: str) -> Any:
+    def _scalar(self, name: str, value: Any) -> Any:
         """Whatever is not a plain tensor or float: numbers, arrays of one element, torchmetrics by duck type."""
         if isinstance(value, Tensor):
             value = value.detach()
@@ -259,12 +290,13 @@ class MetricLog:
 
     def state_dict(self) -> dict[str, Any]:
         """The training epoch's accumulators, for a checkpoint in the middle of it."""
-        keys = {name: key for (mode, name), key in self._keys.items() if mode == "train"}
         return {
             "train_loss": self.train_loss.state_dict(),
             "means": {name: each.state_dict() for name, each in self._means.items()},
+            "by_loader": {name: each.state_dict() for name, each in self._by_loader["train"].items()},
             "keys": {
-                name: [key.on_step, key.prog_bar, key.epoch.state_dict() if key.epoch else None] for name, key in keys.items()
+                name: [key.on_step, key.prog_bar, key.epoch.state_dict() if key.epoch else None]
+                for name, key in self._keys["train"].items()
             },
             "pending": dict(self.pending),
         }
@@ -273,15 +305,16 @@ class MetricLog:
         """Take them back."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
         self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        self._by_loader["train"] = {name: Accumulator.from_state(each) for name, each in state["by_loader"].items()}
         self.pending = dict(state["pending"])
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
-            key = self._keys["train", name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
+            key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
 
     def begin(self, mode: str) -> None:
         """A pass over data begins: its accumulators start anew."""
-        for kind, name in [each for each in self._keys if each[0] == mode]:
-            del self._keys[kind, name]
+        self._keys[mode].clear()
+        self._by_loader[mode].clear()
         if mode == "train":
             self.train_loss = Accumulator()
             self._means = {}
@@ -292,8 +325,8 @@ class MetricLog:
         if mode == "train":
             means = {"train/loss": self.train_loss, **self._means}
             done = {name: value for name, each in means.items() if (value := each.compute()) is not None}
-        for (kind, name), key in self._keys.items():
-            if kind == mode and key.epoch is not None:
+        for name, key in self._keys[mode].items():
+            if key.epoch is not None:
                 value = key.epoch.compute()
                 if value is not None:
                     done[key.epoch_name] = value
@@ -302,6 +335,8 @@ class MetricLog:
                         self.bar[name] = value
         for kind, name in [each for each in self._objects if each[0] == mode]:
             done[name] = _computed(self._objects.pop((kind, name)))
+        for name, each in self._by_loader[mode].items():
+            done[name] = each.compute()
         self.newest.raw().update(done)
         return done
 

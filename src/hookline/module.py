@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -182,7 +182,8 @@ class Module(Actions, ModuleMethods, nn.Module):
         prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None,
     ) -> None:  # fmt: skip
         """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told otherwise."""
-        self._run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+        run = self._door.run or self._run  # the property comes second: it costs a call, and only has an error to raise
+        run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several numbers with the same options as `log`."""
@@ -216,10 +217,14 @@ class Module(Actions, ModuleMethods, nn.Module):
     # ---- made again ---------------------------------------------------------------------------------------------
 
     @classmethod
-    def load_from_checkpoint(cls, path: str | Path, **overrides: Any) -> Self:
-        """A module with the weights of a checkpoint, made with the arguments that `HParams` kept, or with these instead."""
+    def load_from_checkpoint(cls, path: str | os.PathLike[str], strict: bool = True, **overrides: Any) -> Self:
+        """A module with the weights of a checkpoint, made with the arguments that `HParams` kept, or with these instead.
+
+        path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict: everything must fit;
+        False: what fits is loaded, and the rest is reported.
+        """
         loading = importlib.import_module("hookline.checkpoint.loading")  # by name: that layer is above this one
-        return loading.load_module(cls, path, **overrides)  # type: ignore[no-any-return]
+        return loading.load_module(cls, path, strict, **overrides)  # type: ignore[no-any-return]
 
 
 class DataModule(DataMethods):

@@ -18,6 +18,7 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("log_metrics", ({"a": 1.0}, 1, 0)), ("log_hyperparams", ({"lr": 0.1},)), ("add_scalar", ("a", 1.0, 1)),
     ("add_histogram", ("a", torch.zeros(3), 1)), ("add_text", ("a", "text", 1)),
     ("add_image", ("a", torch.zeros(1, 2, 2), 1)), ("add_figure", ("a", object(), 1)), ("close", ()), ("open", (Path,)),
+    ("position", ()), ("resume", (None, 1, 0, "checkpoint")),
 ]  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def test_everything_reaches_every_logger_and_a_plain_logger_takes_everything(met
     together = Loggers([spies[0], Logger(), spies[1]])
     getattr(together, method)(*given)
     assert spies[0].calls == spies[1].calls == [(method, given)]
-    assert getattr(Loggers(), method)(*given) is None
+    assert not getattr(Loggers(), method)(*given)
 
 
 def test_no_public_method_of_a_logger_is_forgotten_by_the_group() -> None:
@@ -149,6 +150,77 @@ def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others
     assert bad.calls == ["log_metrics", "close"] * 2  # the next run tries again
 
 
+class Counts(Logger):
+    """Its position is how many rows it has had; remembers what it was told when a run went on."""
+
+    queued = False
+
+    def __init__(self) -> None:
+        self.rows, self.told = 0, list[Any]()
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        self.rows += 1
+
+    def position(self) -> Any:
+        return self.rows
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        self.told.append((position, step, epoch, Path(path).name))
+
+
+class Other(Counts):
+    pass
+
+
+def saved_after_two(logger: Any, **options: Any) -> Path:
+    trainer = quiet(logger=logger, log_every_n_steps=1, run_dir="mine", **options)
+    trainer.on("step_end", every=2)(lambda: trainer.save_checkpoint())
+    trainer.fit(Net(), batches(3))
+    return Path("mine/checkpoints/step-2")
+
+
+def test_a_logger_of_ones_own_gets_its_position_back_whoever_came_or_went() -> None:
+    path = saved_after_two([Other(), Counts(), Logger(), Counts()])
+    first, second, third = Counts(), Counts(), Counts()
+    other = Other()
+    quiet(logger=[first, Logger(), second, third, other], run_dir="mine").fit(Net(), batches(3), resume=path)
+    assert first.told == second.told == other.told == [(2, 2, 0, "step-2")]
+    assert third.told == [(None, 2, 0, "step-2")]  # there was no third of them
+    first.told.clear()
+    quiet(logger=first, run_dir="mine").fit(Net(), batches(1))
+    quiet(logger=first, run_dir="mine").validate(Net(), batches(1), checkpoint=path)
+    assert not first.told  # neither a new run nor an evaluation goes on from anywhere
+
+
+@pytest.mark.parametrize("answer", [OSError("disk full"), BadValue("odd"), object(), {"a": {1, 2}}], ids=lambda each: type(each).__name__)
+def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(Counts):
+        def position(self) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    good = Counts()
+    path = saved_after_two([Bad(), good])
+    assert [record.message for record in caplog.records] == ["Bad failed in position and is switched off for this run"]
+    quiet(logger=[Bad(), good], run_dir="mine").fit(Net(), batches(3), resume=path)
+    assert good.told == [(2, 2, 0, "step-2")]
+
+
+def test_a_logger_that_fails_when_a_run_goes_on_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(Counts):
+        def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+            raise BadValue("odd")
+
+    path = saved_after_two([Bad(), Other()])
+    caplog.clear()
+    bad, good = Bad(), Other()
+    trainer = quiet(logger=[bad, good], log_every_n_steps=1, run_dir="mine")
+    trainer.fit(Net(), batches(3), resume=path)
+    assert trainer.global_step == 3 and good.told and good.rows and not bad.rows
+    assert [record.message for record in caplog.records] == ["Bad failed in resume and is switched off for this run"]
+
+
 def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
     class Interrupted(Logger):
         def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
@@ -199,10 +271,12 @@ def test_values_are_made_plain() -> None:
     assert len(names) == 4 and not any("/" in name or name.startswith(".") for name in names)
 
 
-def test_a_logger_that_holds_up_the_training_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hookline.loggers import base
-
+def test_a_direct_logger_that_holds_up_the_training_is_named_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Logger):
+        queued = False
+
         def log_metrics(self, metrics: Any, step: int, epoch: int) -> None:
             pass
 
@@ -210,4 +284,4 @@ def test_a_logger_that_holds_up_the_training_is_named_once(caplog: pytest.LogCap
     loggers = Loggers([Slow()])
     loggers.log_metrics({}, 1, 0)
     loggers.log_metrics({}, 2, 0)
-    assert caplog.text.count("holds up the training") == 1
+    assert caplog.text.count("Slow took 0.0 s in log_metrics and holds up the training") == 1

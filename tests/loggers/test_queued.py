@@ -16,6 +16,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Logger, OptionError
 from hookline.loggers import BadValue, JSONLines, Queued
+from hookline.loggers import queued as module
 
 
 class Keeps(Logger):
@@ -220,6 +221,51 @@ def test_the_client_can_be_had_through_the_queue(slow: Keeps) -> None:
     slow.error = RuntimeError("no client")
     assert queued.client is None
     queued.close()
+
+
+class Counts(Keeps):
+    """Its position is how many records it has."""
+
+    def position(self) -> Any:
+        return len(self.told)
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        self._take("resume", position, step, epoch, path)
+
+
+def test_a_position_counts_everything_that_was_handed_over_before_it() -> None:
+    logger = Counts()
+    queued = Queued(logger)
+    queued.open(Path)
+    queued.resume(7, 2, 1, "checkpoint")
+    for step in range(200):
+        queued.log_metrics({}, step, 0)
+    assert queued.position() == 201 and logger.told[0] == ("resume", (7, 2, 1, "checkpoint"))
+    queued.close()
+
+
+def test_a_slow_logger_costs_its_checkpoints_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    logger = Counts()
+    queued = Queued(logger, timeout=20)
+    queued.open(Path)
+    logger.gate.clear()
+    queued.log_metrics({}, 1, 0)
+    assert [queued.position() for _ in range(3)] == [None] * 3  # the first is waited for in vain, the others are not
+    with queued._changed:
+        assert [method for method, _ in queued._records].count("position") == 1
+    logger.gate.set()
+    queued.close()
+    queued.open(Path)
+    queued.log_metrics({}, 1, 0)
+    assert queued.position() is not None  # a new run, a new chance
+    queued.close()
+
+
+def test_a_logger_without_a_position_is_not_asked(slow: Keeps) -> None:
+    queued = Queued(slow)
+    queued.open(lambda: pytest.fail("nothing was written"))
+    assert queued.position() is None
 
 
 def test_flush_says_whether_everything_is_written(slow: Keeps) -> None:

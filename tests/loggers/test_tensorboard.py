@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,23 @@ def test_a_second_run_in_the_same_directory_is_seen_after_the_first() -> None:
     trainer.validate(Net(), batches(1))
     assert len(files(Path("mine/tensorboard"))) == 2
     assert "val/loss" in read(Path("mine/tensorboard")).Tags()["scalars"]
+
+
+def test_a_run_that_goes_on_hides_what_came_after_its_checkpoint() -> None:
+    class Cuts(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 2:
+                trainer.save_checkpoint()
+            if step == 4:
+                raise RuntimeError("cut")
+
+    options: dict[str, Any] = {"run_dir": "mine", "log_every_n_steps": 1}
+    with pytest.raises(RuntimeError, match="cut"):
+        quiet(logger=TensorBoard(), hooks=[Cuts()], **options).fit(Net(lr=0.5), batches(6))
+    assert scalars(read(Path("mine/tensorboard")), "lr") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
+    time.sleep(1)  # TensorBoard tells which file is the later one by the second in its name
+    quiet(logger=TensorBoard(), max_steps=3, **options).fit(Net(), batches(6), resume="mine/checkpoints/step-2")
+    assert scalars(read(Path("mine/tensorboard")), "lr") == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
 def test_the_trainer_puts_it_behind_a_queue_unless_told_otherwise() -> None:

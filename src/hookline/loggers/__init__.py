@@ -6,22 +6,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.errors import OptionError
+from hookline.loggers.awaited import Awaited
 from hookline.loggers.base import BadValue, Logger, Loggers
 from hookline.loggers.console import Console
 from hookline.loggers.csv_file import CSV
 from hookline.loggers.jsonl import JSONLines
 from hookline.loggers.mlflow import MLflow
 from hookline.loggers.queued import Queued
+from hookline.loggers.reading import read_log
 from hookline.loggers.tensorboard import TensorBoard
 from hookline.loggers.trackio import Trackio
 from hookline.loggers.wandb import WandB
 
 __all__ = ["CSV", "BadValue", "Console", "JSONLines", "Logger", "Loggers", "MLflow", "Queued", "TensorBoard", "Trackio", "WandB",
-           "make_loggers"]  # fmt: skip
+           "make_loggers", "read_log"]  # fmt: skip
 
 
 def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """From `Trainer(logger=...)`: True, False, one logger or several. Those that talk to another package get a queue."""
+    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off the training."""
     if given is True:
         return Loggers([default()])
     if given is False or given is None:
@@ -30,4 +32,9 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
     for each in members:
         if not isinstance(each, Logger):
             raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them.")
-    return Loggers(Queued(each) if each.queued else each for each in members)
+    return Loggers((Queued(each) if each.queued else each for each in members), _kept_off)
+
+
+def _kept_off(logger: Logger) -> Logger:
+    """A logger that asks for nothing else is waited for only while it is quick."""
+    return logger if logger.queued is False or isinstance(logger, Queued | Loggers) else Awaited(logger)

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -31,8 +32,9 @@ class Logger:
     Every method does nothing here, so a logger overrides what it supports.
     """
 
-    queued = False
-    """Whether the trainer puts it behind a queue of its own, because it may be slow or hang."""
+    queued: bool | None = None
+    """How the trainer calls it. None: in a thread of its own, and waits for it as long as it is quick; once it is slow or hangs,
+    the run goes on without it. True: behind a queue from the start. False: directly, for what is quick and local."""
 
     @property
     def label(self) -> str:
@@ -68,12 +70,26 @@ class Logger:
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
         """A matplotlib figure."""
 
+    def position(self) -> Any:
+        """How far it has written, as plain data to be kept in a checkpoint; None if it cannot say."""
+        return None
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        """The run goes on from the checkpoint `path`, where `position()` was `position`: what was logged after it is superseded.
+
+        None if there was no such logger then, or it could not say. This run may have logged something already.
+        """
+
     def close(self) -> None:
         """The run is over: everything must be on disk."""
 
 
 SLOW = 1.0
-"""Seconds after which a logger that is not queued is said to hold up the training."""
+"""Seconds after which a logger that is called directly is said to hold up the training."""
+
+
+OF_THE_RUN = ("open", "position", "resume", "close")
+"""What the run itself asks of a logger: no value of the user's is in it."""
 
 
 class Loggers(Logger):
@@ -82,69 +98,95 @@ class Loggers(Logger):
     A member that fails is reported once and left alone for the rest of the run; the others and the training go on.
     """
 
-    def __init__(self, loggers: Iterable[Logger] = ()) -> None:
+    def __init__(self, loggers: Iterable[Logger] = (), through: Callable[[Logger], Logger] | None = None) -> None:
         self.members = list(loggers)
+        self._called = [through(each) for each in self.members] if through is not None else self.members
+        """How each member is reached: itself, or through what keeps it off the training."""
         self._failed: list[Logger] = []
         self._slow: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self.members)
 
-    def _tell(self, method: str, *given: Any) -> None:
-        for each in self.members:
-            if self._failed and any(each is failed for failed in self._failed):
-                continue
-            began = time.monotonic()
-            try:
-                getattr(each, method)(*given)
-                if method != "close" and time.monotonic() - began > SLOW and each.label not in self._slow:
-                    self._slow.add(each.label)
-                    log.warning("%s took %.1f s in %s and holds up the training; with `queued = True` on its class, or wrapped "
-                                "in Queued(...), it would not.", each.label, time.monotonic() - began, method)  # fmt: skip
-            except BadValue:
+    def _tell_all(self, method: str, *given: Any) -> None:
+        for each in self._called:
+            self._tell(each, method, *given)
+
+    def _tell(self, each: Logger, method: str, *given: Any) -> Any:
+        if self._failed and any(each is failed for failed in self._failed):
+            return None
+        began = time.monotonic()
+        try:
+            answer = getattr(each, method)(*given)
+            took = time.monotonic() - began
+            if took > SLOW and each.queued is False and method != "close" and each.label not in self._slow:
+                self._slow.add(each.label)
+                log.warning("%s took %.1f s in %s and holds up the training; without `queued = False` it would not.",
+                            each.label, took, method)  # fmt: skip
+            if method == "position":
+                json.dumps(answer)  # what a checkpoint cannot hold would fail the whole of it
+            return answer
+        except Exception as error:
+            if isinstance(error, BadValue) and method not in OF_THE_RUN:
                 raise
-            except Exception:
-                self._failed.append(each)
-                log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
+            self._failed.append(each)
+            log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
+            return None
+
+    def _by_name(self) -> Iterator[tuple[str, Logger]]:
+        """Everyone under a name that stays the same when others come or go: `CSV`, and `CSV 2` for the second of its kind."""
+        seen: dict[str, int] = {}
+        for each in self._called:
+            number = seen[each.label] = seen.get(each.label, 0) + 1
+            yield (each.label if number == 1 else f"{each.label} {number}"), each
 
     @property
     def client(self) -> Any:
         """The first client that a member has; with several, use the `client` of the one you mean."""
-        working = [each for each in self.members if not any(each is failed for failed in self._failed)]
+        working = [each for each in self._called if not any(each is failed for failed in self._failed)]
         return next((client for client in (each.client for each in working) if client is not None), None)
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         self._failed = []
-        self._tell("open", run_dir)
+        self._tell_all("open", run_dir)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        self._tell("log_metrics", metrics, step, epoch)
+        self._tell_all("log_metrics", metrics, step, epoch)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self._tell("log_hyperparams", params)
+        self._tell_all("log_hyperparams", params)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self._tell("add_scalar", tag, scalar_value, global_step)
+        self._tell_all("add_scalar", tag, scalar_value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        self._tell("add_histogram", tag, values, global_step)
+        self._tell_all("add_histogram", tag, values, global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        self._tell("add_text", tag, text_string, global_step)
+        self._tell_all("add_text", tag, text_string, global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         if self.members:
             check_image(tag, img_tensor)
-        self._tell("add_image", tag, img_tensor, global_step)
+        self._tell_all("add_image", tag, img_tensor, global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self._tell("add_figure", tag, figure, global_step)
+        self._tell_all("add_figure", tag, figure, global_step)
+
+    def position(self) -> dict[str, Any]:
+        """Those of the members that can say, by name."""
+        positions = {name: self._tell(each, "position") for name, each in self._by_name()}
+        return {name: position for name, position in positions.items() if position is not None}
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        for name, each in self._by_name():
+            self._tell(each, "resume", (position or {}).get(name), step, epoch, path)
 
     def close(self) -> None:
         for each in self._failed:  # it may still hold a file or a connection
             with contextlib.suppress(Exception):
                 each.close()
-        self._tell("close")
+        self._tell_all("close")
 
 
 class ClientLogger(Logger):

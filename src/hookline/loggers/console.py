@@ -17,6 +17,8 @@ class Console(Logger):
     `stream`: where to, the standard output unless told otherwise. `color`: True, False, or None for only on a terminal.
     """
 
+    queued = False
+
     def __init__(self, stream: IO[str] | None = None, color: bool | None = None) -> None:
         if stream is not None and not hasattr(stream, "write"):
             raise OptionError(f"stream={stream!r} must be something to write to, such as sys.stderr.")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import itertools
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +21,20 @@ class CSV(Logger):
     """Writes `metrics.csv` (one row per report, a column per metric) and `hparams.csv` into the run's directory.
 
     A row is appended; when a metric is new, the table is written anew beside the old one and put in its place. A run that
-    goes on in the same directory goes on in the same table.
+    goes on in the same directory goes on in the same table, after it has moved the rows that came after its checkpoint to
+    `metrics.superseded-1.csv` (then 2, 3...): a table tells one course of events.
     """
+
+    queued = False
 
     def __init__(self, name: str = "metrics.csv") -> None:
         self._name = check_folder("name", name)
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None
         self._columns: list[str] = []
+        self._last: list[str] = []
+        self._found = self._count = 0
+        """How many rows the table had when this run came to it, and how many it has."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """The file itself is made with the first row."""
@@ -40,8 +49,7 @@ class CSV(Logger):
         row = {_column(name): repr(float(value)) for name, value in metrics.items()}
         row.update({"step": "" if step is None else str(step), "epoch": "" if epoch is None else str(epoch)})
         if self._file is None:
-            rows, torn = _rows(self.path)
-            self._columns = rows[0] if rows else []
+            torn = self._look()
             if self._columns and not torn:
                 self._file = self.path.open("a", encoding="utf-8", newline="")
         new = [name for name in row if name not in self._columns]
@@ -49,8 +57,17 @@ class CSV(Logger):
             self._rewrite([*(name for name in OWN if name not in self._columns), *self._columns,
                            *(name for name in new if name not in OWN)])  # fmt: skip
         assert self._file is not None
-        csv.writer(self._file).writerow([row.get(name, "") for name in self._columns])
+        self._last = [row.get(name, "") for name in self._columns]
+        csv.writer(self._file).writerow(self._last)
         self._file.flush()
+        self._count += 1
+
+    def _look(self) -> bool:
+        """See what the table holds before this run's first row; says whether its end is torn."""
+        rows, torn = _rows(self.path)
+        self._columns, self._last = (rows[0], rows[-1]) if rows else ([], [])
+        self._found = self._count = max(0, len(rows) - 1)
+        return torn
 
     def _rewrite(self, columns: list[str]) -> None:
         """The table with these columns; whoever reads meanwhile sees the old one or the new one, never half of one."""
@@ -62,6 +79,35 @@ class CSV(Logger):
         _write_whole(self.path, columns, rows)
         self._columns = columns
         self._file = self.path.open("a", encoding="utf-8", newline="")
+
+    def position(self) -> dict[str, Any]:
+        """How many rows there are, and by what the table is known again."""
+        if self._file is None:
+            self._look()
+        return {"rows": self._count, "known_by": self._mark(self._columns, self._last if self._count else [])}
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        """Move aside what came after the position, unless it is another table. What this run has written itself stays.
+
+        Killed in between, the rows are in both places, and the next resume moves them again.
+        """
+        if self._file is None:
+            self._look()
+        before, _ = _rows(self.path)
+        if position is None or not position["rows"] < self._found <= len(before) - 1:
+            return
+        columns, rows, kept = before[0], before[1:], position["rows"]
+        if self._mark(columns, rows[kept - 1] if kept else []) != position["known_by"]:
+            return
+        numbered = (self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}") for n in itertools.count(1))
+        _write_whole(next(each for each in numbered if not each.exists()), columns, rows[kept : self._found])
+        self.close()
+        _write_whole(self.path, columns, rows[:kept] + rows[self._found :])
+
+    def _mark(self, columns: Sequence[str], row: Sequence[str]) -> str:
+        """A table is known by a row of it, whatever columns were added since; without one, by its place."""
+        cells = sorted((name, cell) for name, cell in zip(columns, row, strict=False) if cell)
+        return hashlib.sha256(json.dumps(cells or str(self.path.resolve())).encode()).hexdigest()
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         rows = ([name, str(value)] for name, value in flat(params).items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import struct
 import time
@@ -20,14 +21,25 @@ from hookline.loggers.base import Logger
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
+LOOKED_AT = 4096
+"""Bytes before a position in a log by which the log is known again; every line in them has its own time."""
+
 
 class JSONLines(Logger):
-    """Writes `log.jsonl` in the run's directory. Images and figures become files beside it."""
+    """Writes `log.jsonl` in the run's directory. Images and figures become files beside it.
+
+    A run that goes on in the same directory goes on in the same file, after a `resume` record that tells what of it is
+    superseded; `hookline.loggers.read_log` leaves that out.
+    """
+
+    queued = False
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = Path(path) if path is not None else None
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None
+        self._found = 0
+        """How long the file was when this run came to it."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """The file itself is made with the first record."""
@@ -41,15 +53,35 @@ class JSONLines(Logger):
     def write(self, kind: str, **record: Any) -> None:
         """Write one record in a single call, so that a line is there whole or not at all."""
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _end_torn_line(self.path)
-            self._file = self.path.open("a", encoding="utf-8", buffering=1)
+            self._file = self._opened()
         whole = {"type": kind, "time": round(time.time(), 3), **record}
         try:
             line = _encode(whole)
         except (TypeError, ValueError):  # something JSON has no word for
             line = _encode(jsonable(whole))
         self._file.write(line + "\n")
+
+    def _opened(self) -> IO[str]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _end_torn_line(self.path)
+        file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._found = os.fstat(file.fileno()).st_size
+        return file
+
+    def position(self) -> dict[str, Any] | None:
+        """The length of the file, also after the run: a checkpoint can still be made then. None if there is nothing in it."""
+        length = self.path.stat().st_size if self.path.exists() else 0
+        return {"bytes": length, "sha256": _fingerprint(self.path, length)} if length else None
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        """Says what is superseded: from the position up to where this run came in. Nothing is, if it is not the same file."""
+        if self._file is None:
+            self._file = self._opened()
+        marked: dict[str, Any] = {}
+        if position and position["bytes"] < self._found and _fingerprint(self.path, position["bytes"]) == position["sha256"]:
+            first, last = position["bytes"], self._found
+            marked = {"superseded": {"from": first, "to": last, "records": _count_lines(self.path, first, last)}}
+        self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
         self.write("metrics", step=step, epoch=epoch, metrics=dict(metrics))
@@ -100,6 +132,23 @@ def _end_torn_line(path: Path) -> None:
             file.seek(-1, 2)
             if file.read(1) != b"\n":
                 file.write(b"\n")
+
+
+def _fingerprint(path: Path, length: int) -> str:
+    """What stands right before a position."""
+    with path.open("rb") as file:
+        file.seek(max(0, length - LOOKED_AT))
+        return hashlib.sha256(file.read(min(length, LOOKED_AT))).hexdigest()
+
+
+def _count_lines(path: Path, first: int, last: int) -> int:
+    """Whole records in a part of a log: a torn line does not end as an object does."""
+    count = 0
+    with path.open("rb") as file:
+        file.seek(first)
+        while file.tell() < last:
+            count += file.readline().endswith(b"}\n")
+    return count
 
 
 def jsonable(value: Any) -> Any:

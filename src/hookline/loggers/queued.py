@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,14 @@ log = logging.getLogger("hookline")
 
 Record = tuple[str, tuple[Any, ...]]
 LARGEST = 256 * 2**20
+ASKED = ("client", "position")
+"""What is asked of the logger in its own thread, and waited for."""
+NO_RECORDS = ("", "open", *ASKED, "resume", "close")
+"""What also goes through the queue, but is nothing that could be lost."""
+PATIENCE = 1.0
+"""Seconds that a run waits for such a logger, all slow calls together."""
+QUICK = 0.01
+"""Seconds that a call may take without counting as slow."""
 
 
 class Queued(Logger):
@@ -47,7 +56,8 @@ class Queued(Logger):
         self._run_dir: Callable[[], Path] | None = None
         self._records: deque[Record] = deque()
         self._bytes = 0
-        self._busy = False
+        self._busy = ""
+        self._patience = PATIENCE
         self._changed = threading.Condition()
 
     @property
@@ -60,11 +70,16 @@ class Queued(Logger):
         """The thread itself starts with the first record."""
         if self._thread is not None and not self._abandoned:
             self.close()
-        self._run_dir, self.dropped = run_dir, 0
-        self.off = self._abandoned = self._thread is not None and self._thread.is_alive()
-        if not self.off:
-            self._thread = None
-        else:
+        self._run_dir = run_dir
+        self._begin()
+
+    def _begin(self) -> None:
+        """A new run, a new chance; but a thread that hangs in the run before takes nothing."""
+        self.dropped, self._patience = 0, PATIENCE
+        if self._abandoned and self._thread is not None and not self._thread.is_alive():
+            self._abandoned, self._thread = False, None
+        self.off = self._abandoned
+        if self.off:
             log.warning("%s still hangs in the run before and stays switched off", self.label)
 
     def _put(self, method: str, *given: Any, always: bool = False) -> None:
@@ -86,7 +101,7 @@ class Queued(Logger):
             log.warning("%s is slower than the run: its queue of %s records is full, records are dropped", self.label, self.size)
 
     def _start(self) -> None:
-        self._records, self._bytes, self._busy = deque(), 0, False
+        self._records, self._bytes, self._busy = deque(), 0, ""
         if self._run_dir is not None:
             here = self._run_dir()  # made by the thread that owns the run
             self._records.append(("open", (lambda: here,)))
@@ -120,13 +135,37 @@ class Queued(Logger):
     @property
     def client(self) -> Any:
         """The logger's client, waited for if it is not there yet; None if it is switched off or does not come in time."""
-        if self.off:
-            return None
-        answer: list[Any] = []
-        arrived = threading.Event()
-        self._put("client", answer, arrived, always=True)
+        answer, arrived = self._ask("client")
         arrived.wait(self.timeout)
         return answer[0] if answer else None
+
+    def position(self) -> Any:
+        """The logger's own, once it has written what was logged so far; None if it has none, or that takes too long."""
+        if self._patience <= 0 or type(self.logger).position is Logger.position:
+            return None
+        if self._thread is None:  # after the run; there is nobody to get in the way of
+            return self.logger.position()
+        answer, arrived = self._ask("position")
+        began = time.monotonic()
+        arrived.wait(min(self._patience, self.timeout))
+        self._spend(time.monotonic() - began)
+        return answer[0] if answer else None
+
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        self._put("resume", position, step, epoch, path, always=True)
+
+    def _ask(self, what: str) -> tuple[list[Any], threading.Event]:
+        """Where the answer will be, and what tells that it is there."""
+        answer: list[Any] = []
+        arrived = threading.Event()
+        if self.off:
+            arrived.set()
+        self._put(what, answer, arrived, always=True)
+        return answer, arrived
+
+    def _spend(self, waited: float) -> None:
+        if waited > QUICK:
+            self._patience -= waited
 
     def flush(self) -> bool:
         """Wait until everything is written, at most `timeout` seconds; says whether it is."""
@@ -151,7 +190,7 @@ class Queued(Logger):
             self._thread = None
             return
         with self._changed:
-            lost = sum(method != "close" for method, _ in self._records) + self._busy
+            lost = sum(method not in NO_RECORDS for method in (self._busy, *(method for method, _ in self._records)))
             self.off = self._abandoned = True
             self._records = deque([("close", ())])  # for the day it comes back
         log.warning("%s did not finish within %s s: %s records are given up", self.label, self.timeout, lost)
@@ -161,22 +200,22 @@ class Queued(Logger):
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._busy = False
+                self._busy = ""
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._records)
                 method, given = self._records.popleft()
                 self._bytes -= _weight(given)
-                self._busy = True
+                self._busy = method
             if method == "close" and self.off:
                 with contextlib.suppress(Exception):
                     self.logger.close()
             elif not self.off:
                 self._hand_over(method, given)
-            if method == "client":
+            if method in ASKED:
                 given[1].set()
             if method == "close":
                 with self._changed:
-                    self._busy = False
+                    self._busy = ""
                     self._changed.notify_all()
                 return
 
@@ -184,11 +223,16 @@ class Queued(Logger):
         try:
             if method == "client":
                 given[0].append(self.logger.client)
+            elif method == "position":
+                given[0].append(self.logger.position())
             else:
                 getattr(self.logger, method)(*given)
-        except BaseException:  # even a client that wants to end the program only ends its own part
-            self.off = True
-            log.warning("%s failed in %s and is switched off for this run", self.label, method, exc_info=True)
+        except BaseException as error:  # even a client that wants to end the program only ends its own part
+            self._fail(method, error)
+
+    def _fail(self, method: str, error: BaseException) -> None:
+        self.off = True
+        log.warning("%s failed in %s and is switched off for this run", self.label, method, exc_info=error)
 
 
 def _weight(given: tuple[Any, ...]) -> int:

@@ -38,6 +38,16 @@ class TensorBoard(ClientLogger):
         for name, value in metrics.items():
             self.client.add_scalar(printable(name), float(value), step)
 
+    def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        """TensorBoard's own mark of a restart: from the next step on, what was in the folder before is not shown any more.
+
+        The writer's option `purge_step` makes the same mark, but it would come too late: hyper-parameters are logged by now.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+
+        restart = SessionLog(status=SessionLog.START)
+        self.client.file_writer.add_event(Event(step=step + 1, session_log=restart))
+
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Into the same run: the writer's own `add_hparams` would make a run of its own for them."""
         from torch.utils.tensorboard.summary import hparams

@@ -37,7 +37,7 @@ class Trackio(ClientLogger):
             raise OptionError(f"project={project!r} must be the name of a project.")
         if resume not in RESUME:
             raise OptionError(f"resume={resume!r}, allowed: {', '.join(map(repr, RESUME))}.{closest(str(resume), RESUME)}")
-        self.project, self.name, self.group, self.resume = project, name, group, resume
+        self.project, self.name, self.group, self._resume = project, name, group, resume
         self._began = False
 
     def _connect(self, run_dir: Path) -> Any:
@@ -49,7 +49,7 @@ class Trackio(ClientLogger):
         _move_to(folder, self.project)
         # in a context of its own, so that a run which the program has begun itself is not ended
         run = contextvars.Context().run(
-            trackio.init, self.project, name=self.name, group=self.group, resume=self.resume, embed=False,
+            trackio.init, self.project, name=self.name, group=self.group, resume=self._resume, embed=False,
             auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
         self._in_use[id(self)] = folder
