@@ -21,7 +21,7 @@ from hookline.checkpoint.format import TensorStore, pack, unpack
 
 def there_and_back(value: Any) -> Any:
     """Through real JSON text, as on disk."""
-    tensors: dict[str, Tensor] = {}
+    tensors = TensorStore()
     text = json.dumps(pack(value, tensors, "root"), allow_nan=False)
     return unpack(json.loads(text), tensors)
 
@@ -139,14 +139,14 @@ CANNOT: list[Any] = [
 @pytest.mark.parametrize("value", CANNOT, ids=lambda value: f"{type(value).__name__} {value!r}"[:40])
 def test_what_cannot_be_stored_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"hooks\.mine\.deep\[1\]"):
-        pack({"mine": {"deep": [0, value]}}, {}, "hooks")
+        pack({"mine": {"deep": [0, value]}}, TensorStore(), "hooks")
 
 
 def test_a_place_with_a_key_that_is_no_text_is_named_as_python_writes_it() -> None:
     with pytest.raises(CheckpointError, match=r"root\[3\]\.x is a builtins\.object, which a checkpoint cannot hold"):
-        pack({3: {"x": object()}}, {}, "root")
+        pack({3: {"x": object()}}, TensorStore(), "root")
     with pytest.raises(CheckpointError, match=r"a key of root"):
-        pack({object(): 1}, {}, "root")
+        pack({object(): 1}, TensorStore(), "root")
 
 
 def test_a_foreign_byte_order_comes_back_or_is_refused_by_name() -> None:

@@ -1,103 +1,62 @@
-"""A checkpoint on disk: a directory written aside and renamed into place, verified when read."""
+"""Checkpoints by their path or URL: written whole or not at all, verified when read."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint import remote
+from hookline.checkpoint.format import Packed
+from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.reading import read_folder, verify_folder
+from hookline.checkpoint.tidying import remove_folder, tidy
+from hookline.checkpoint.writing import write_folder
 
-from hookline.checkpoint.format import TensorStore, pack, unpack
-from hookline.errors import CheckpointError
-
-FORMAT = 1
-FILES = ("model.safetensors", "state.safetensors", "state.json")
-
-
-def write(contents: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint; what exists under its name is whole."""
-    model, rest = TensorStore(), TensorStore()
-    structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        save_file(_separate(model), aside / "model.safetensors")
-        save_file(_separate(rest), aside / "state.safetensors")
-        (aside / "state.json").write_text(json.dumps(structure))
-        manifest = {"format": FORMAT, "files": {name: _fingerprint(aside / name) for name in FILES}}
-        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        for each in (*aside.iterdir(), aside):
-            _flush(each)
-        _put_in_place(aside, path)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise CheckpointError(f"The checkpoint {path} could not be written: {error}") from error
+__all__ = ["read", "read_manifest", "remove", "tidy", "verify", "write"]
 
 
-def read(path: Path) -> dict[str, Any]:
+def write(
+    contents: dict[str, Any] | Packed,
+    path: Path | str,
+    about: Mapping[str, Any] | None = None,
+    staging: Callable[[], Path] | None = None,
+) -> Manifest:
+    """Write a checkpoint; what exists under its name is whole. The manifest that was written.
+
+    contents: what a run needs to go on, or a snapshot of it. about: why and when, for the manifest: reason, metrics, monitor, ...
+    staging: says where files are put together before they are copied to a URL.
+    """
+    url = remote.as_url(path)
+    return remote.write_url(contents, url, about, staging) if url else write_folder(contents, Path(path), about)
+
+
+def read(path: Path | str) -> dict[str, Any]:
     """Read a checkpoint, if every file is what its manifest says."""
-    if not (path / "manifest.json").is_file():
-        near = sorted(each.name for each in path.parent.glob("step-*")) if path.parent.is_dir() else []
-        raise CheckpointError(f"{path} is no checkpoint." + (f" There are: {', '.join(near)}." if near else ""))
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT}.")
-        for name, expected in manifest["files"].items():
-            if _fingerprint(path / name) != expected:
-                raise CheckpointError(f"The checkpoint {path} is damaged: {name} is not what its manifest says.")
-        structure = json.loads((path / "state.json").read_text())
-        model, rest = load_file(path / "model.safetensors"), load_file(path / "state.safetensors")
-        return {key: unpack(value, model if key == "module" else rest) for key, value in structure.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise CheckpointError(f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+    url = remote.as_url(path)
+    return remote.read_url(url) if url else read_folder(Path(path))
 
 
-def _put_in_place(aside: Path, path: Path) -> None:
-    """One that stands there already is moved away, not deleted, until the new one has its name."""
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    replacing = path.exists()
-    if replacing:
-        os.rename(path, old)
-    try:
-        os.rename(aside, path)
-    except BaseException:
-        if replacing:
-            os.rename(old, path)
-        raise
-    _flush(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+def read_manifest(path: Path | str) -> Manifest:
+    """Its manifest only, which is quick: the tensors are not looked at."""
+    url = remote.as_url(path)
+    return remote.read_url_manifest(url) if url else manifests.load(Path(path))
 
 
-def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that share memory (views of one buffer) get memory of their own, which safetensors insists on."""
-    made: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for key, tensor in tensors.items():
-        tensor = tensor.cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        made[key] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return made
+def verify(path: Path | str) -> None:
+    """An error that names the file and the reason, if the checkpoint is not whole."""
+    url = remote.as_url(path)
+    if url:
+        remote.verify_url(url)
+    else:
+        verify_folder(Path(path))
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def remove(path: Path | str) -> None:
+    """Remove a checkpoint, so that no half of it can be taken for one at any moment."""
+    url = remote.as_url(path)
+    if url:
+        remote.remove_url(url)
+    else:
+        remove_folder(Path(path))

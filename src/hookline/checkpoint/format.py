@@ -3,62 +3,87 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.errors import CheckpointError
 
 TAG = "$"
+DEEPEST = 100
+"""Levels of nesting. State that holds itself has no last one."""
+SAFE_INT = 2**63
+"""From here on whole numbers are written as text: Python refuses to read very long ones, and other readers round them."""
+RESERVED = "__metadata__"
+"""The one name that a safetensors file keeps for itself."""
+CAN_HOLD = "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
+PLAIN_TYPES = frozenset((
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+))  # fmt: skip
+"""What every release of safetensors that is allowed can store; other types are stored as bytes or pairs of numbers."""
 
 
 class TensorStore(dict[str, Tensor]):
     """Tensors by name, and by the memory they lie in, so that the same one is found again at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         super().__init__()
+        self.prefix = prefix
+        """Left out of the names of tensors: `module.weight` is kept as `weight`, as other tools expect it."""
         self.index: dict[Any, str] = {}
+        self.shared: dict[str, str] = {}
+        """The names of tied tensors, and the name that each is stored under."""
 
 
-def pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The contents of a checkpoint, taken apart: what goes into each of its files."""
+
+    structure: dict[str, Any]
+    model: TensorStore
+    rest: TensorStore
+
+
+def pack_contents(contents: dict[str, Any]) -> Packed:
+    """Take contents apart; the tensors are those that came in, not copies."""
+    model, rest = TensorStore("module."), TensorStore()
+    structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
+    return Packed(structure, model, rest)
+
+
+def unpack_contents(structure: dict[str, Any], model: dict[str, Tensor], rest: dict[str, Tensor]) -> dict[str, Any]:
+    """The opposite."""
+    return {key: unpack(value, model if key == "module" else rest) for key, value in structure.items()}
+
+
+def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
     """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the value in errors."""
     kind: Any = type(value)  # exactly: a subclass would come back as something else
-    if value is None or kind in (bool, str, int):
+    if value is None or kind in (bool, str):
         return value
+    if kind is int:
+        return value if -SAFE_INT <= value < SAFE_INT else {TAG: "int", "value": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
     if isinstance(value, Tensor):
-        if value.layout is not torch.strided or value.device.type == "meta":
-            raise CheckpointError(f"{where} is a tensor that holds no plain numbers ({value.layout}, {value.device}).")
-        return {TAG: "tensor", "key": _keep(value.detach(), tensors, where), "grad": value.requires_grad}
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8) \
-                or not array.dtype.isnative:  # fmt: skip
-            raise CheckpointError(f"{where} is an array of {array.dtype.str}, which a checkpoint cannot hold: "
-                                  "only native numbers can be stored.")  # fmt: skip
-        signed = array.view(array.dtype.str.replace("u", "i")) if array.dtype.kind == "u" and array.itemsize > 1 else array
-        return {TAG: "array", "key": _keep(torch.from_numpy(np.array(signed)), tensors, where), "dtype": array.dtype.str,
-                "scalar": isinstance(value, np.generic)}  # fmt: skip
-    if kind is Counter:  # MultiStepLR keeps its milestones in one, and needs its zero for what is missing
-        return {TAG: "counter", "value": pack(dict(value), tensors, where)}
-    if kind is dict or kind.__name__ in ("OrderedDict", "defaultdict"):
-        if all(isinstance(key, str) and key != TAG for key in value):
-            return {key: pack(each, tensors, f"{where}.{key}") for key, each in value.items()}
-        pairs = [
-            [pack(key, tensors, f"a key of {where}"), pack(each, tensors, f"{where}[{key!r}]")] for key, each in value.items()
-        ]
-        return {TAG: "dict", "value": pairs}
-    if kind in (list, tuple, set):
-        parts = [pack(each, tensors, f"{where}[{index}]") for index, each in enumerate(value)]
-        return parts if kind is list else {TAG: kind.__name__, "value": parts}
-    raise CheckpointError(
-        f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. "
-        "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
-    )
+        return _pack_tensor(value, tensors, where)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return _pack_array(value, tensors, where)
+    if depth > DEEPEST:
+        raise CheckpointError(f"{where[:100]}... is nested more than {DEEPEST} levels deep, or holds itself.")
+    if kind is dict or kind in (Counter, OrderedDict, defaultdict):
+        return _pack_dict(value, kind, tensors, where, depth)
+    if kind is set:
+        return {TAG: "set", "value": [_pack_key(each, tensors, where, depth) for each in value]}
+    if kind in (list, tuple):
+        parts = [pack(each, tensors, f"{where}[{index}]", depth + 1) for index, each in enumerate(value)]
+        return parts if kind is list else {TAG: "tuple", "value": parts}
+    raise CheckpointError(f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. {CAN_HOLD}")
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -70,32 +95,127 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     kind = value.get(TAG)
     if kind is None:
         return {key: unpack(each, tensors) for key, each in value.items()}
+    if kind == "int":
+        return int(value["value"], 16)
     if kind == "float":
         return float(value["value"])
     if kind == "tensor":
-        return tensors[value["key"]]
+        return _unpack_tensor(value, tensors)
     if kind == "array":
-        array = tensors[value["key"]].numpy().view(np.dtype(value["dtype"]))
+        array = _unpack_tensor(value, tensors).numpy()
         return array[()] if value["scalar"] else array
-    if kind == "counter":
-        return Counter(unpack(value["value"], tensors))
-    if kind == "dict":
-        return {unpack(key, tensors): unpack(each, tensors) for key, each in value["value"]}
+    if kind in ("dict", "ordered", "counter"):
+        return _unpack_dict(kind, value, tensors)
     if kind in ("tuple", "set"):
         parts = [unpack(each, tensors) for each in value["value"]]
         return tuple(parts) if kind == "tuple" else set(parts)
     raise CheckpointError(f"unknown kind of value {kind!r} in a checkpoint")
 
 
-def _keep(tensor: Tensor, tensors: dict[str, Tensor], where: str) -> str:
+# ---- dictionaries ------------------------------------------------------------------------------------------------
+
+
+def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: str, depth: int) -> Any:
+    packed: dict[str, Any]
+    if all(type(key) is str and key != TAG for key in value):
+        packed = {key: pack(each, tensors, f"{where}.{key}", depth + 1) for key, each in value.items()}
+    else:
+        packed = {TAG: "dict", "value": [
+            [_pack_key(key, tensors, where, depth), pack(each, tensors, f"{where}[{_shown(key)}]", depth + 1)]
+            for key, each in value.items()
+        ]}  # fmt: skip
+    if kind is Counter:  # MultiStepLR keeps its milestones in one, and needs its zero for what is missing
+        return {TAG: "counter", "value": packed}
+    if kind is not OrderedDict:
+        return packed
+    # a module's state_dict carries the versions of its layers as an attribute; load_state_dict looks for it
+    metadata = getattr(value, "_metadata", None)
+    return {TAG: "ordered", "value": packed, "metadata": pack(metadata, tensors, f"{where}._metadata", depth + 1)}
+
+
+def _unpack_dict(kind: str, value: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    if kind == "dict":
+        return {unpack(key, tensors): unpack(each, tensors) for key, each in value["value"]}
+    inner = unpack(value["value"], tensors)
+    if kind == "counter":
+        return Counter(inner)
+    made: Any = OrderedDict(inner)
+    metadata = unpack(value["metadata"], tensors)
+    if metadata is not None:
+        made._metadata = metadata
+    return made
+
+
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # Python does not write whole numbers of thousands of digits
+        return "a very long number"
+
+
+def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
+    if isinstance(key, Tensor):  # found by identity, so nobody could find it again
+        raise CheckpointError(f"a key of {where} is a tensor, which a checkpoint cannot hold as a key.")
+    return pack(key, tensors, f"a key of {where}", depth + 1)
+
+
+# ---- tensors and arrays ------------------------------------------------------------------------------------------
+
+
+def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
+    kind, plain = cast(Any, type(value)), cast(Any, Tensor)
+    wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__  # such as a DTensor, which is one part of many
+    if nn.parameter.is_lazy(value):
+        raise CheckpointError(f"{where} has no shape yet: run a batch through the module before it is saved.")
+    if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized or value.is_nested or wrapper:
+        raise CheckpointError(f"{where} is a tensor that holds no plain numbers "
+                              f"({kind.__name__}, {value.dtype}, {value.layout}, {value.device}).")  # fmt: skip
+    tensor = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+    packed: dict[str, Any] = {TAG: "tensor", "key": _keep(tensor, tensors, where)}
+    if tensor.dtype not in PLAIN_TYPES:
+        packed |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        packed["memory_format"] = "channels_last"  # moments of an optimizer lie like their weights
+    return packed
+
+
+def _unpack_tensor(value: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
+    tensor = tensors[value["key"]]
+    if "dtype" in value:
+        dtype = getattr(torch, value["dtype"])
+        tensor = torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype).reshape(value["shape"])
+    return tensor.contiguous(memory_format=torch.channels_last) if "memory_format" in value else tensor
+
+
+def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
+    array = np.asarray(value)
+    kind = array.dtype.kind
+    if kind not in "biufc" or array.dtype.itemsize > (16 if kind == "c" else 8) or not array.dtype.isnative:
+        raise CheckpointError(f"{where} is an array of {array.dtype.str}, which a checkpoint cannot hold: "
+                              "only native numbers can be stored.")  # fmt: skip
+    return {**_pack_tensor(torch.from_numpy(np.array(array)), tensors, where),
+            TAG: "array", "scalar": isinstance(value, np.generic)}  # fmt: skip
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """As something that safetensors has a name for: complex numbers as pairs, rare types as their bytes."""
+    if tensor.dtype in PLAIN_TYPES:
+        return tensor
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _keep(tensor: Tensor, tensors: TensorStore, where: str) -> str:
+    # not every text is allowed as a name in the file: no halves of a pair of surrogates
+    name = where.removeprefix(tensors.prefix).encode("utf-8", "backslashreplace").decode()
     memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()) if tensor.numel() else None
-    index = tensors.index if isinstance(tensors, TensorStore) else {}
-    if memory is not None and memory in index:
-        return index[memory]  # tied weights are stored once
-    key = where
-    while key in tensors:
-        key += "'"
-    tensors[key] = tensor
+    if memory is not None and memory in tensors.index:
+        first = tensors.shared[name] = tensors.index[memory]
+        return first  # tied weights are stored once
+    while name in tensors or name == RESERVED:
+        name += "'"
+    tensors[name] = stored(tensor)
     if memory is not None:
-        index[memory] = key
-    return key
+        tensors.index[memory] = name
+    return name

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from hookline.checkpoint.files import read
-from hookline.errors import CheckpointError, OptionError, closest
+from hookline.checkpoint.weights import put_weights, read_checkpoint
+from hookline.errors import OptionError, closest
 from hookline.events import EVENTS
 from hookline.listener import find_listeners
 from hookline.state import State
@@ -17,24 +18,21 @@ from hookline.state import State
 M = TypeVar("M", bound=nn.Module)
 
 
-def load_module(cls: type[M], path: str | Path, **overrides: Any) -> M:
+def load_module(cls: type[M], path: str | os.PathLike[str], strict: bool = True, **overrides: Any) -> M:
     """Make a `cls` with the arguments that `HParams` kept, or these instead, and give it the weights of a checkpoint."""
-    contents = read(Path(path))
-    module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, Path(path)))
+    where, contents = read_checkpoint(path)
+    module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
     if hasattr(module, "configure_model"):  # a hookline.Module
         module.configure_model()
-        state = State(module=module, checkpoint=contents, path=Path(path))
+        state = State(module=module, checkpoint=contents, path=Path(where) if "://" not in where else where)
         for listener in find_listeners(module, "M", cls.__name__, EVENTS):
             if listener.event.name == "module_load_checkpoint":
                 listener.binding.call(state)
-    try:
-        module.load_state_dict(contents["module"])
-    except RuntimeError as error:
-        raise CheckpointError(f"The weights in {path} do not fit {cls.__name__}: {error}") from error
+    put_weights(module, contents["module"], where, strict)
     return module  # type: ignore[no-any-return]
 
 
-def _arguments(cls: type[nn.Module], kept: dict[str, Any], overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+def _arguments(cls: type[nn.Module], kept: dict[str, Any], overrides: dict[str, Any], where: str) -> dict[str, Any]:
     """What `__init__` takes of them; kept ones that it does not take are there for the log only."""
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     anything = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -46,6 +44,6 @@ def _arguments(cls: type[nn.Module], kept: dict[str, Any], overrides: dict[str, 
     known = {**kept, **overrides}
     missing = [name for name, each in named.items() if each.default is each.empty and name not in known]
     if missing:
-        raise OptionError(f"{path} does not say what {cls.__name__} was made with: {', '.join(missing)}. Pass it "
+        raise OptionError(f"{where} does not say what {cls.__name__} was made with: {', '.join(missing)}. Pass it "
                           f"(load_from_checkpoint(path, {missing[0]}=...)), or train with hooks=[HParams()].")  # fmt: skip
     return {name: value for name, value in known.items() if name in named or anything}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from hookline.errors import CheckpointError
 
 REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 COUNTERS = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tokens_seen")
@@ -13,5 +16,18 @@ COUNTERS = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tok
 class SaveRequest:
     """A checkpoint that somebody asked for; it is written at the loop's next save point."""
 
-    path: Path | None
+    path: Path | str | None
+    """A directory, or an fsspec URL; None: `checkpoints/step-N` in the run's directory."""
     reason: str
+    monitor: dict[str, Any] | None = None
+    """The metric it is kept for: name, mode and score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was written, or why it could not be."""
+
+    path: Path | str
+    reason: str
+    step: int
+    error: CheckpointError | None = None

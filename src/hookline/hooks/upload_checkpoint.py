@@ -16,6 +16,7 @@ from typing import Any
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks.monitored import check_number, check_whole
+from hookline.urls import open_url, put_folder, remove_folder, without_secret
 
 log = logging.getLogger("hookline")
 
@@ -84,12 +85,9 @@ class UploadCheckpoint(Hook):
         if stage == "fit":  # a new run; a resumed one gets its state right after this
             self.uploaded, self.failed = [], []
         try:
-            import fsspec  # type: ignore[import-untyped]
-
-            self._fs, self._root = fsspec.core.url_to_fs(self._url, **self._storage_options)
-        except ImportError as error:  # fsspec names the package that a protocol needs
-            raise HookError(f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)} "
-                            "fsspec itself comes with `pip install fsspec`.") from None  # fmt: skip
+            self._fs, self._root = open_url(self._url, self._storage_options)
+        except ImportError as error:
+            raise HookError(f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)}") from None
         except ValueError as error:
             raise OptionError(f"UploadCheckpoint: the URL is not understood: {self._clean(error)}") from None
 
@@ -172,7 +170,7 @@ class UploadCheckpoint(Hook):
     def _try(self, snapshot: Path, name: str) -> None:
         for attempt in range(1, self.attempts + 1):
             try:
-                self._upload(snapshot, name)
+                put_folder(self._fs, snapshot, f"{self._root}/{name}")
                 break
             except Exception as error:
                 if attempt == self.attempts:
@@ -181,26 +179,8 @@ class UploadCheckpoint(Hook):
                 time.sleep(self.pause * 2 ** (attempt - 1))
         self.uploaded = [*(each for each in self.uploaded if each != name), name]
         while self.keep is not None and len(self.uploaded) > self.keep:
-            self._delete(self.uploaded[0])
+            remove_folder(self._fs, f"{self._root}/{self.uploaded[0]}")
             self.uploaded = self.uploaded[1:]
-
-    def _upload(self, snapshot: Path, name: str) -> None:
-        target = f"{self._root}/{name}"
-        files = sorted((each for each in snapshot.rglob("*") if each.is_file()), key=lambda each: each.name == "manifest.json")
-        if self._fs.exists(f"{target}/manifest.json"):
-            self._fs.rm_file(f"{target}/manifest.json")  # from here on until the end it is no checkpoint
-        for each in files:
-            remote = f"{target}/{each.relative_to(snapshot).as_posix()}"
-            self._fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(str(each), remote)
-            if self._fs.size(remote) != each.stat().st_size:
-                raise OSError(f"{each.name} did not arrive whole")
-
-    def _delete(self, name: str) -> None:
-        target = f"{self._root}/{name}"
-        if self._fs.exists(f"{target}/manifest.json"):
-            self._fs.rm_file(f"{target}/manifest.json")
-            self._fs.rm(target, recursive=True)
 
     # ---- words --------------------------------------------------------------------------------------------------
 
@@ -214,10 +194,7 @@ class UploadCheckpoint(Hook):
 
     def _clean(self, why: Any) -> str:
         """An error's text without the URL, which may hold a password."""
-        text = f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else str(why)
-        secret = self._url.partition("://")[2].rpartition("@")[0]
-        text = text.replace(self._url, f"{self._protocol}://...")
-        return text.replace(secret, "...") if secret else text
+        return without_secret(why, self._url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"uploaded": list(self.uploaded)}

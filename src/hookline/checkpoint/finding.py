@@ -1,0 +1,79 @@
+"""Which checkpoints there are, and which of them is the newest or the best: by what their manifests say, never by a link."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint.files import read, read_manifest, tidy
+from hookline.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint whose manifest is whole; whether its files are is known once they are read."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def run(self) -> str:
+        """Which run it belongs to."""
+        return str(self.manifest.get("run", ""))
+
+    @property
+    def age(self) -> tuple[str, int]:
+        """Larger is newer. Time comes first: after a resume from an older one, a lower step can be the newer state."""
+        return self.manifest["saved_at"], self.manifest["batches_seen"]
+
+
+def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
+    """All checkpoints below a folder, the newest first, and those whose manifest cannot be believed, with the reason."""
+    found, broken = [], {}
+    for path in _folders(folder):
+        try:
+            found.append(Found(path, read_manifest(path)))
+        except CheckpointError as error:
+            broken[path] = str(error)
+    return sorted(found, key=lambda each: each.age, reverse=True), broken
+
+
+def tidy_below(folder: Path) -> None:
+    """Put in order what killed processes left in a folder and in those below it."""
+    for parent in {folder, *(path.parent for path in _folders(folder)), folder / "checkpoints"}:
+        tidy(parent)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Directories that are checkpoints, or look like what is left of one; those being written or removed are hidden."""
+    made = []
+    for parent, names, files in os.walk(folder):
+        names[:] = [name for name in names if not name.startswith(".")]
+        if {"manifest.json", "model.safetensors", "state.json"} & set(files):
+            made.append(Path(parent))
+            names.clear()
+    return made
+
+
+def best_first(found: list[Found]) -> list[Found]:
+    """Those that a monitor has kept, the best first; the newest monitor's, if several were used."""
+    scored = [each for each in found if each.manifest["monitor"]]
+    if not scored:
+        return []
+    monitor = scored[0].manifest["monitor"]
+    scored = [each for each in scored if each.manifest["monitor"]["name"] == monitor["name"]]
+    sign = 1.0 if monitor["mode"] == "min" else -1.0
+    return sorted(scored, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
+
+
+def first_whole(found: list[Found]) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
+    """The first one that can be read, what is in it, and why those before it could not."""
+    passed_over: dict[Path, str] = {}
+    for each in found:
+        try:
+            return each, read(each.path), passed_over
+        except CheckpointError as error:
+            passed_over[each.path] = str(error)
+    return None, {}, passed_over

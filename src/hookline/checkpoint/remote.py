@@ -1,0 +1,130 @@
+"""Checkpoints at a URL, through fsspec: staged here, copied there with the manifest last; fetched and verified when read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint.format import Packed
+from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.reading import read_folder, verify_folder
+from hookline.checkpoint.tidying import tidy
+from hookline.checkpoint.writing import left_alone, owner, write_folder
+from hookline.errors import CheckpointError
+from hookline.urls import open_url, put_folder, remove_folder, without_secret
+
+BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def as_url(path: Path | str) -> str | None:
+    """The URL, if it is one rather than a path."""
+    if isinstance(path, str):
+        return path if "://" in path else None
+    if BROKEN_URL.match(path.as_posix()):
+        raise CheckpointError(f"{path.as_posix()} was a URL before it was made a Path: pass it as text.")
+    return None
+
+
+def write_url(
+    contents: dict[str, Any] | Packed, url: str, about: Mapping[str, Any] | None, staging: Callable[[], Path] | None
+) -> Manifest:
+    """Write a checkpoint here, in the folder that `staging` names or among the system's temporary files, and copy it there."""
+    with _reaching(url, "could not be written") as (fs, root):
+        near = staging() if staging else None
+        if near is not None:
+            near.mkdir(parents=True, exist_ok=True)
+            tidy(near)  # a process that was killed leaves all it had put together
+        with (
+            tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as folder,
+            left_alone(Path(os.path.abspath(folder))),
+            _speaking_of(url, folder),
+        ):
+            manifest = write_folder(contents, Path(folder) / "checkpoint", about)
+            put_folder(fs, Path(folder) / "checkpoint", root)
+    return manifest
+
+
+def read_url(url: str) -> dict[str, Any]:
+    """Fetch a checkpoint and read it."""
+    with _fetched(url) as folder:
+        return read_folder(folder)
+
+
+def verify_url(url: str) -> None:
+    """Fetch a checkpoint and verify it."""
+    with _fetched(url) as folder:
+        verify_folder(folder)
+
+
+def read_url_manifest(url: str) -> Manifest:
+    """Fetch a manifest only."""
+    with _reaching(url, "cannot be read") as (fs, root):
+        return manifests.parse(_manifest(fs, root, url), shown(url))
+
+
+def remove_url(url: str) -> None:
+    """Remove a checkpoint, its manifest first."""
+    with _reaching(url, "could not be removed") as (fs, root):
+        remove_folder(fs, root)
+
+
+def list_urls(url: str) -> list[str]:
+    """The URLs of all checkpoints below one: everything that has a manifest."""
+    with _reaching(url, "cannot be listed") as (fs, root):
+        fs.invalidate_cache()
+        found = [each.removesuffix(f"/{manifests.NAME}") for each in fs.find(root) if each.endswith(f"/{manifests.NAME}")]
+        return sorted(url.rstrip("/") + each[len(root.rstrip("/")) :] for each in found)
+
+
+def shown(url: str) -> str:
+    """A URL without the name and password that it may hold."""
+    protocol, _, rest = url.partition("://")
+    return f"{protocol}://{rest.rpartition('@')[2]}"
+
+
+def _manifest(fs: Any, root: str, url: str) -> bytes:
+    fs.invalidate_cache()
+    try:
+        return fs.cat_file(f"{root}/{manifests.NAME}")  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        raise CheckpointError(f"{shown(url)} is no checkpoint: it has no {manifests.NAME}.") from None
+
+
+@contextlib.contextmanager
+def _fetched(url: str) -> Iterator[Path]:
+    with _reaching(url, "cannot be read") as (fs, root), tempfile.TemporaryDirectory() as name, _speaking_of(url, name):
+        folder = Path(name)
+        data = _manifest(fs, root, url)
+        for file in manifests.parse(data, shown(url))["files"]:
+            with contextlib.suppress(FileNotFoundError):  # the reader says which one is missing
+                fs.get_file(f"{root}/{file}", str(folder / file))
+        (folder / manifests.NAME).write_bytes(data)
+        yield folder
+
+
+@contextlib.contextmanager
+def _reaching(url: str, what: str) -> Iterator[tuple[Any, str]]:
+    """The file system and the path; whatever fails names the URL."""
+    try:
+        fs, root = open_url(url)
+        yield fs, root.rstrip("/")
+    except CheckpointError:
+        raise
+    except Exception as error:  # every file system has errors of its own
+        raise CheckpointError(f"The checkpoint {shown(url)} {what}: {without_secret(error, url)}") from error
+
+
+@contextlib.contextmanager
+def _speaking_of(url: str, folder: str) -> Iterator[None]:
+    """In errors, the URL rather than the temporary folder that stands for it."""
+    try:
+        yield
+    except CheckpointError as error:
+        text = str(error).replace(f"{Path(folder) / 'checkpoint'}", shown(url)).replace(folder, shown(url))
+        raise CheckpointError(text) from error.__cause__

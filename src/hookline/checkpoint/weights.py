@@ -1,0 +1,265 @@
+"""Weights alone: a warm start from those of another run or file, with a report of what fitted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint.files import read, read_manifest
+from hookline.checkpoint.finding import find, first_whole
+from hookline.checkpoint.importing import Imported
+from hookline.checkpoint.remote import as_url, list_urls, shown
+from hookline.checkpoint.tensors import read_tensors
+from hookline.errors import CheckpointError, OptionError, closest
+
+log = logging.getLogger("hookline")
+SHOWN = 8
+"""Names of one kind in a report's text; its lists have them all."""
+
+Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
+
+
+@dataclass(slots=True)
+class WeightsReport:
+    """What came of loading weights into a module; print it."""
+
+    source: str
+    module: str
+    wanted: int
+    """How many the module has."""
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """The module has them, the source does not: they stay as they were."""
+    unexpected: list[str] = field(default_factory=list)
+    """The source has them, the module does not."""
+    mismatched: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """The shape in the source and the shape in the module; never loaded."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything fitted, both ways."""
+        return not (self.missing or self.unexpected or self.mismatched)
+
+    def __str__(self) -> str:
+        head = f"{self.source} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
+        return "\n".join([head, *self.problems()])
+
+    def problems(self) -> list[str]:
+        """What did not fit, a line for each kind, and what may help."""
+        lines = []
+        if self.missing:
+            lines.append(f"  missing, only the module has them: {_some(self.missing)}")
+        if self.unexpected:
+            lines.append(f"  unexpected, only the source has them: {_some(self.unexpected)}")
+        if self.mismatched:
+            shapes = [f"{name} ({theirs} there, {ours} in the module)" for name, (theirs, ours) in self.mismatched.items()]
+            lines.append(f"  of another shape, not loaded: {_some(shapes)}")
+        return [*lines, *self._hint()]
+
+    def _hint(self) -> list[str]:
+        """Most names that do not fit differ by one prefix: a wrapper, or a part of a larger module."""
+        for longer, shorter, made in ((self.unexpected, self.missing, "{{{0!r}: ''}}"),
+                                      (self.missing, self.unexpected, "{{'': {0!r}}}")):  # fmt: skip
+            known = set(shorter)
+            prefixes = {name[: -len(each)] for name in longer[:SHOWN] for each in shorter if name.endswith("." + each)}
+            for prefix in prefixes:
+                if 2 * sum(name.removeprefix(prefix) in known for name in longer) > len(longer):
+                    return [f"  The names differ by a prefix: pass rename={made.format(prefix)}."]
+        near = {name: closest(name, self.missing) for name in self.unexpected[:SHOWN]}
+        return [f"  {name}:{hint}" for name, hint in near.items() if hint]
+
+
+def load_weights(module: nn.Module, source: Any, strict: bool = True, rename: Rename | None = None) -> WeightsReport:
+    """Give a module the weights of another run: a warm start, without optimizer, counters or hooks.
+
+    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest whole checkpoint), a .safetensors file, a
+    mapping of names to tensors, or what `import_checkpoint` returned.
+    strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits is loaded.
+    rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or to None to leave it out.
+    """
+    where, weights = find_weights(source)
+    return put_weights(module, _renamed(weights, rename, where), where, strict)
+
+
+def find_weights(source: Any) -> tuple[str, Mapping[str, Any]]:
+    """The weights that a source holds, and what to call it."""
+    if isinstance(source, Imported):
+        return str(source.path), source.weights
+    if isinstance(source, Mapping):
+        return "the mapping", source
+    if not isinstance(source, str | os.PathLike):
+        raise OptionError(f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, a "
+                          ".safetensors file, or a mapping such as module.state_dict().")  # fmt: skip
+    if not as_url(_plain(source)) and Path(source).is_file():
+        return str(source), _read_file(Path(source))
+    where, contents = read_checkpoint(source)
+    return where, contents["module"]
+
+
+def read_checkpoint(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """A checkpoint by its path or URL, or the newest whole one below it; its place and its contents."""
+    path = _plain(source)
+    url = as_url(path)
+    if url:
+        return _read_below_url(url)
+    if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
+        return str(path), read(path)
+    found, broken = find(Path(path))
+    chosen, contents, unreadable = first_whole(found)
+    passed_over = {**broken, **unreadable}
+    if chosen is None:
+        reasons = "".join(f"\n  {reason}" for reason in passed_over.values())
+        raise CheckpointError(f"{path} is no checkpoint, and there is no whole one below it.{reasons}")
+    for each, reason in passed_over.items():
+        log.warning("passing over %s: %s", each, reason)
+    return str(chosen.path), contents
+
+
+def put_weights(module: nn.Module, weights: Mapping[str, Any], where: str, strict: bool = True) -> WeightsReport:
+    """Load weights by name. What the module says about its names counts: it may have its own ways of reading older ones."""
+    own = module.state_dict()
+    if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
+        raise OptionError(f"{type(module).__name__} is on the meta device, where weights have no place: "
+                          "call module.to_empty(device='cpu') first.")  # fmt: skip
+    report = WeightsReport(where, type(module).__name__, len(own))
+    fitting: Any = OrderedDict()
+    fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
+    for name, value in weights.items():
+        if name in own and not _fits(value, own[name]):
+            report.mismatched[name] = (_shape(value), _shape(own[name]))
+        else:
+            fitting[name] = value
+    if fitting.keys() == own.keys():
+        _load(module, fitting, where)
+        report.loaded = list(fitting)
+        return report
+    before = {name: each.clone() if isinstance(each, Tensor) else each
+              for name, each in own.items() if strict and not _is_lazy(each)}  # fmt: skip
+    told = _load(module, fitting, where, strict=False)  # nothing, from a load_state_dict of the user's own
+    missing, unexpected = told or ([x for x in own if x not in fitting], [x for x in fitting if x not in own])
+    report.unexpected = list(unexpected)
+    refused = set(unexpected)
+    report.loaded = [name for name in fitting if name not in refused]
+    # many tools store tied weights under one name only: one that lies where a loaded one does has got its numbers
+    filled = {_memory(own.get(name)) for name in report.loaded} - {None}
+    report.missing = [name for name in missing if name not in report.mismatched and _memory(own.get(name)) not in filled]
+    if report.complete:
+        return report
+    if strict:
+        module.load_state_dict(before, strict=False)
+        report.loaded = []
+        raise CheckpointError("\n".join([
+            f"The weights in {where} do not fit {report.module}, and none was loaded:", *report.problems(),
+            "  strict=False loads those that fit.",
+        ]))  # fmt: skip
+    log.warning("%s", report)
+    return report
+
+
+def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: Any) -> Any:
+    try:
+        return module.load_state_dict(weights, **options)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:  # a module may have checks of its own
+        raise CheckpointError(f"The weights in {where} do not fit {type(module).__name__}: {error}") from error
+
+
+def _fits(theirs: Any, ours: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return _is_lazy(ours) or _is_lazy(theirs) or theirs.shape == ours.shape
+    return not isinstance(ours, Tensor)  # state of the user's own kind: the module knows
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, Tensor) and nn.parameter.is_lazy(value)
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, Tensor) and not _is_lazy(value) else f"a {type(value).__name__}"
+
+
+def _memory(value: Any) -> tuple[Any, ...] | None:
+    """Where a tensor lies; None for what has no place."""
+    if not isinstance(value, Tensor) or _is_lazy(value) or not value.numel():
+        return None
+    return value.data_ptr(), value.shape, value.stride()
+
+
+def _renamed(weights: Mapping[str, Any], rename: Rename | None, where: str) -> Mapping[str, Any]:
+    if rename is None:
+        return weights
+    new_name = rename if callable(rename) else _prefixes(weights, rename, where)
+    made: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for name, value in weights.items():
+        new = new_name(name)
+        if new is None:
+            continue
+        if new in made:
+            raise OptionError(f"rename: {origin[new]!r} and {name!r} would both be called {new!r}.")
+        made[new], origin[new] = value, name
+    return made
+
+
+def _prefixes(weights: Mapping[str, Any], prefixes: Mapping[str, str], where: str) -> Callable[[str], str]:
+    for old in prefixes:
+        if not any(name.startswith(old) for name in weights):
+            parts = sorted({f"{name.partition('.')[0]}." for name in weights})
+            raise OptionError(f"rename: no name in {where} begins with {old!r}.{closest(old, parts)} "
+                              f"They begin with: {_some(parts)}.")  # fmt: skip
+    longest_first = sorted(prefixes, key=len, reverse=True)
+
+    def new_name(name: str) -> str:
+        old = next((each for each in longest_first if name.startswith(each)), None)
+        return name if old is None else prefixes[old] + name.removeprefix(old)
+
+    return new_name
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    if path.suffix != ".safetensors":
+        raise CheckpointError(f"{path} is no .safetensors file. One of torch.save or Lightning is read only by an explicit call: "
+                              f"load_weights(module, hookline.import_checkpoint({str(path)!r})).")  # fmt: skip
+    try:
+        return read_tensors(path)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _read_below_url(url: str) -> tuple[str, dict[str, Any]]:
+    below = list_urls(url)
+    if url.rstrip("/") in below or not below:
+        return shown(url), read(url)
+    problems = []
+    for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
+        try:
+            return shown(each), read(each)
+        except CheckpointError as error:
+            problems.append(str(error))
+            log.warning("passing over %s: %s", shown(each), error)
+    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {shown(url)}.", *problems]))
+
+
+def _saved_at(url: str) -> str:
+    try:
+        return str(read_manifest(url)["saved_at"])
+    except CheckpointError:
+        return ""
+
+
+def _plain(source: str | os.PathLike[str]) -> Path | str:
+    """Text if it is a URL, else a path."""
+    return source if isinstance(source, str) and "://" in source else Path(source)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,166 @@
+"""A checkpoint written to disk: aside, flushed, then renamed into place. What exists under its name is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+import socket
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint.format import Packed, pack_contents
+from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.tensors import naming, write_tensors
+from hookline.errors import CheckpointError
+
+writing: set[str] = set()
+"""The directories that this process writes just now, so that nobody tidies them away."""
+
+
+def owner() -> str:
+    """This process among all that may write to a shared disk: its machine, and its number there."""
+    return f"{machine()}-{os.getpid()}"
+
+
+@functools.cache
+def machine() -> str:
+    """This machine, in eight letters."""
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def write_folder(contents: dict[str, Any] | Packed, path: Path, about: Mapping[str, Any] | None = None) -> Manifest:
+    """Write a checkpoint and flush it to the disk. An older one of this name is replaced once the new one is whole."""
+    packed = contents if isinstance(contents, Packed) else pack_contents(contents)
+    try:
+        place = _place(path)
+        aside = place.with_name(f".{place.name}.{owner()}.new")
+        with left_alone(aside):
+            try:
+                shutil.rmtree(aside, ignore_errors=True)
+                _make_folder(aside)
+                manifest = _fill(aside, packed, about or {})
+                _put_in_place(aside, place)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {path} could not be written: {_cause(error, packed, path)}") from error
+    return manifest
+
+
+def flush(folder: Path) -> None:
+    """Have the disk, not only the system's memory, hold the names in a directory."""
+    if os.name == "nt":  # which cannot open one
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _place(path: Path) -> Path:
+    """The directory to write; never one that holds something else, which would be lost."""
+    place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    if place.is_dir():
+        if not (place / manifests.NAME).exists() and {each.name for each in place.iterdir()} - set(manifests.FILES):
+            raise FileExistsError(errno.EEXIST, "a directory of that name exists, and what is in it is no checkpoint")
+    elif place.exists():
+        raise FileExistsError(errno.EEXIST, "a file of that name exists")
+    return place
+
+
+def _fill(folder: Path, packed: Packed, about: Mapping[str, Any]) -> Manifest:
+    """All files, each flushed; the manifest last."""
+    files: dict[str, Any] = {}
+    failed: list[BaseException] = []
+
+    def keep(name: str, tensors: Mapping[str, Any]) -> None:
+        try:
+            files[name] = write_tensors(tensors, folder / name)
+        except BaseException as error:  # raised again where somebody can catch it
+            failed.append(error)
+
+    other = threading.Thread(target=keep, args=("model.safetensors", packed.model), name="hookline model", daemon=True)
+    other.start()  # two files at once: hashing keeps two cores busy, and the disk has always something to do
+    try:
+        keep("state.safetensors", packed.rest)
+        if not failed:
+            files["state.json"] = _write_text(json.dumps(packed.structure, allow_nan=False), folder / "state.json")
+    finally:
+        other.join()
+    if failed:
+        raise failed[0]
+    manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared,
+                              {name: files[name] for name in manifests.FILES})  # fmt: skip
+    _write_text(manifests.render(manifest), folder / manifests.NAME)
+    flush(folder)
+    return manifest
+
+
+def _write_text(text: str, path: Path) -> dict[str, Any]:
+    data = text.encode()
+    with naming(path), path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _make_folder(path: Path) -> None:
+    """With all folders above it that are missing; their names must outlive a power cut as well."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        if each != path:
+            flush(each.parent)
+
+
+def _put_in_place(aside: Path, path: Path) -> None:
+    """One that stands there already is moved away, not deleted, until the new one has its name."""
+    old = path.with_name(f".{path.name}.{owner()}.old")
+    with left_alone(old):
+        shutil.rmtree(old, ignore_errors=True)
+        replacing = path.exists()
+        if replacing:
+            os.rename(path, old)
+        try:
+            os.rename(aside, path)
+        except BaseException:
+            if replacing:
+                os.rename(old, path)
+            raise
+        flush(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def left_alone(path: Path) -> Iterator[None]:
+    """Meanwhile this path is one that a living process writes."""
+    writing.add(str(path))
+    try:
+        yield
+    finally:
+        writing.discard(str(path))
+
+
+def _cause(error: OSError, packed: Packed, path: Path) -> str:
+    """What went wrong, and with which file."""
+    file = Path(os.fsdecode(error.filename or ""))
+    name = file.name if file.parent.suffix == ".new" else str(file)  # what lies aside is named as it would be in its place
+    text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        needed = sum(each.nbytes for store in (packed.model, packed.rest) for each in store.values())
+        text += f"; its tensors need {needed / 1e6:.1f} MB"
+        with contextlib.suppress(OSError):
+            text += f", {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
+    return text

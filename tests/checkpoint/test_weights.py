@@ -1,0 +1,326 @@
+"""A warm start: weights alone, from wherever they are, with a report of what fitted; and weights written for other tools."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import Net, batches, quiet
+from torch import Tensor, nn
+
+from hookline import CheckpointError, Module, OptionError, load_weights
+from hookline.checkpoint.exporting import export_weights
+from hookline.hooks.weight_averaging import WeightAveraging
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(4, 2)
+        self.twin.weight = self.layer.weight
+
+
+class Headed(Net):
+    """As Net, with a head of its own."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, classes)
+
+
+def trained(net: Any, *hooks: Any, path: str | Path = "run/checkpoints/made", steps: int = 2) -> Any:
+    trainer = quiet(run_dir="run", hooks=hooks, max_steps=steps)
+    trainer.fit(net, batches(steps))
+    trainer.save_checkpoint(path)
+    return net
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in module.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    yield "memory://weights"
+    fs = fsspec.filesystem("memory")
+    if fs.exists("/weights"):
+        fs.rm("/weights", recursive=True)
+
+
+# ---- where from --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["run/checkpoints/made", "run", Path("run"), "plain.safetensors"])
+def test_weights_come_from_a_checkpoint_a_run_or_a_file(source: str | Path) -> None:
+    net = trained(Net())
+    save_file(net.state_dict(), "plain.safetensors")
+    again = Net()
+    report = load_weights(again, source)
+    assert same(weights(again), weights(net))
+    assert report.complete and sorted(report.loaded) == ["layer.bias", "layer.weight"]
+    assert str(report).endswith(" -> Net: 2 of 2 weights loaded")
+
+
+def test_weights_come_from_a_mapping() -> None:
+    net, again = Net(), Net()
+    load_weights(again, net.state_dict())
+    assert same(weights(again), weights(net))
+
+
+def test_weights_come_from_a_url_or_the_newest_checkpoint_below_it(bucket: str) -> None:
+    trained(Net(), path=f"{bucket}/run/old")
+    net = trained(Net(), path=f"{bucket}/run/new")
+    for url in (f"{bucket}/run/new", f"{bucket}/run/", bucket):
+        again = Net()
+        assert load_weights(again, url).source == f"{bucket}/run/new"
+        assert same(weights(again), weights(net))
+    assert same(weights(Net.load_from_checkpoint(f"{bucket}/run")), weights(net))
+    fsspec.filesystem("memory").pipe_file("/weights/run/new/model.safetensors", b"damaged")
+    assert load_weights(again, bucket).source == f"{bucket}/run/old"
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        load_weights(again, f"{bucket}/elsewhere")
+
+
+def test_a_run_gives_its_newest_whole_checkpoint_and_says_what_it_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    net = trained(Net(), path="run/checkpoints/old")
+    trained(Net(), path="run/checkpoints/new")
+    Path("run/checkpoints/new/model.safetensors").write_bytes(b"cut")
+    again = Net()
+    assert load_weights(again, "run").source == "run/checkpoints/old"
+    assert same(weights(again), weights(net))
+    assert "passing over run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
+    Path("run/checkpoints/old/manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no whole one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes"):
+        load_weights(again, "run")
+
+
+def test_a_pickled_file_is_not_read_unless_imported() -> None:
+    torch.save(Net().state_dict(), "weights.pt")
+    with pytest.raises(CheckpointError, match=r"only by an explicit call: load_weights\(module, hookline.import_checkpoint\('weights.pt'\)\)"):
+        load_weights(Net(), "weights.pt")
+
+
+def test_a_damaged_safetensors_file_is_named() -> None:
+    Path("half.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    with pytest.raises(CheckpointError, match="half.safetensors cannot be read as safetensors"):
+        load_weights(Net(), "half.safetensors")
+
+
+@pytest.mark.parametrize("source", [None, 3, Net()])
+def test_what_holds_no_weights_is_refused(source: Any) -> None:
+    with pytest.raises(OptionError, match="Weights cannot be taken from a .*pass a checkpoint"):
+        load_weights(Net(), source)
+
+
+# ---- what does not fit -------------------------------------------------------------------------------------------
+
+
+def test_strict_loads_all_or_nothing_and_tells_why() -> None:
+    source = weights(Net())
+    source["layer.wieght"] = source.pop("layer.weight")
+    source["head.bias"] = torch.ones(5)
+    net = Headed()
+    before = weights(net)
+    with pytest.raises(CheckpointError) as raised:
+        load_weights(net, source)
+    assert same(weights(net), before)
+    said = str(raised.value)
+    assert "do not fit Headed, and none was loaded" in said
+    assert "missing, only the module has them: layer.weight, head.weight" in said
+    assert "unexpected, only the source has them: layer.wieght" in said
+    assert "layer.wieght: Did you mean 'layer.weight'?" in said
+    assert "head.bias ([5] there, [3] in the module)" in said
+
+
+def test_not_strict_loads_what_fits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    old = trained(Headed(classes=5))
+    net = Headed(classes=3)
+    head = weights(net.head)
+    report = load_weights(net, "run", strict=False)
+    assert same(weights(net.layer), weights(old.layer)) and same(weights(net.head), head)
+    assert report.mismatched == {"head.weight": ([5, 2], [3, 2]), "head.bias": ([5], [3])}
+    assert report.loaded == ["layer.weight", "layer.bias"] and not report.missing and not report.unexpected
+    assert "2 of 4 weights loaded" in caplog.text and "of another shape, not loaded: head.weight" in caplog.text
+
+
+def test_everything_that_fits_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        load_weights(Net(), Net().state_dict(), strict=False)
+    assert not caplog.text
+
+
+def test_a_long_list_of_names_is_cut_in_the_text_only() -> None:
+    report = load_weights(nn.Linear(1, 1), {f"x{n}": torch.ones(1) for n in range(30)}, strict=False)
+    assert len(report.unexpected) == 30
+    assert "x7 and 22 more" in str(report) and "x8" not in str(report)
+
+
+def test_something_else_than_a_tensor_never_stands_for_one() -> None:
+    report = load_weights(Net(), {**Net().state_dict(), "layer.bias": [0.0, 0.0]}, strict=False)
+    assert report.mismatched == {"layer.bias": ("a list", [2])}
+
+
+def test_tied_weights_may_be_stored_under_one_name() -> None:
+    source = {name: each for name, each in weights(Tied()).items() if name != "twin.weight"}
+    net = Tied()
+    assert load_weights(net, source).complete
+    assert torch.equal(net.twin.weight, source["layer.weight"])
+    with pytest.raises(CheckpointError, match="missing, only the module has them: layer.weight, twin.weight"):
+        load_weights(net, {name: each for name, each in source.items() if name != "layer.weight"})
+
+
+def test_a_module_that_reads_older_names_itself_is_asked() -> None:
+    class Renamed(Net):
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+            state_dict["layer.weight"] = state_dict.pop("old.weight", state_dict.get("layer.weight"))
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    net, source = Renamed(), weights(Net())
+    expected = source["old.weight"] = source.pop("layer.weight")
+    assert load_weights(net, source).complete
+    assert torch.equal(net.layer.weight, expected)
+
+
+def test_layers_without_a_shape_yet_take_the_one_that_comes() -> None:
+    lazy = nn.LazyLinear(2)
+    load_weights(lazy, nn.Linear(4, 2).state_dict())
+    assert lazy.weight.shape == (2, 4)
+
+
+def test_a_module_without_memory_is_refused() -> None:
+    with pytest.raises(OptionError, match="Linear is on the meta device"):
+        load_weights(nn.Linear(4, 2, device="meta"), nn.Linear(4, 2).state_dict())
+
+
+# ---- other names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rename", [{"net.": ""}, lambda name: name.removeprefix("net.")])
+def test_names_can_be_changed_on_the_way(rename: Any) -> None:
+    net, again = Net(), Net()
+    load_weights(again, {f"net.{name}": each for name, each in net.state_dict().items()}, rename=rename)
+    assert same(weights(again), weights(net))
+
+
+def test_the_longest_prefix_counts_and_none_leaves_a_weight_out() -> None:
+    net = Headed()
+    source = {"a.weight": torch.ones(2, 4), "a.bias": torch.ones(2), "a.b.weight": torch.ones(3, 2), "a.b.bias": torch.ones(3)}
+    load_weights(net, source, rename={"a.": "layer.", "a.b.": "head."})
+    assert all(bool((each == 1).all()) for each in net.parameters())
+    report = load_weights(Net(), weights(net), rename=lambda name: None if name.startswith("head.") else name)
+    assert report.complete
+
+
+@pytest.mark.parametrize(("wrapped", "hint"), [(True, r"rename=\{'module.net.': ''\}"), (False, r"rename=\{'': 'layer.'\}")])
+def test_a_prefix_that_all_names_lack_or_have_is_suggested(wrapped: bool, hint: str) -> None:
+    source = {f"module.net.{name}": each for name, each in weights(Net()).items()} if wrapped else weights(Net().layer)
+    with pytest.raises(CheckpointError, match=hint):
+        load_weights(Net(), source)
+
+
+def test_a_prefix_that_nothing_has_is_refused_with_the_nearest() -> None:
+    with pytest.raises(OptionError, match=r"no name in the mapping begins with 'layr.'. Did you mean 'layer.'\?"):
+        load_weights(Net(), Net().state_dict(), rename={"layr.": ""})
+
+
+def test_two_weights_of_one_name_are_refused() -> None:
+    with pytest.raises(OptionError, match="'layer.weight' and 'layer.bias' would both be called 'x'"):
+        load_weights(Net(), Net().state_dict(), rename=lambda name: "x")
+
+
+# ---- a module made again -----------------------------------------------------------------------------------------
+
+
+def test_a_module_is_made_from_a_run_and_may_differ_if_not_strict(caplog: pytest.LogCaptureFixture) -> None:
+    old = trained(Headed(classes=5))
+    with pytest.raises(CheckpointError, match="do not fit Headed"):
+        Headed.load_from_checkpoint("run", classes=3)
+    net = Headed.load_from_checkpoint("run", strict=False, classes=3)
+    assert isinstance(net, Module) and same(weights(net.layer), weights(old.layer))
+    assert "2 of 4 weights loaded" in caplog.text
+
+
+# ---- for other tools ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
+def test_exported_weights_are_plain(out: str) -> None:
+    net = trained(Tied())
+    where, written = export_weights("run", Path(out))
+    assert where == "run/checkpoints/made" and set(written) == set(net.state_dict())
+    read = load_file(out) if out.endswith("safetensors") else torch.load(out, weights_only=True)
+    again = Tied()
+    again.load_state_dict(read)  # tied weights are there under both names
+    assert same(weights(again), weights(net))
+    assert sorted(each.name for each in Path().iterdir()) == ["run", out]
+
+
+def test_a_file_that_exists_is_replaced_only_if_told_to() -> None:
+    trained(Net())
+    Path("weights.pt").write_text("precious")
+    with pytest.raises(OptionError, match="weights.pt exists; --force"):
+        export_weights("run", Path("weights.pt"))
+    assert Path("weights.pt").read_text() == "precious"
+    export_weights("run", Path("weights.pt"), force=True)
+    assert set(torch.load("weights.pt", weights_only=True)) == {"layer.weight", "layer.bias"}
+
+
+def test_an_export_that_fails_leaves_the_old_file_and_nothing_aside() -> None:
+    trained(Extra())
+    Path("weights.safetensors").write_text("precious")
+    with pytest.raises(CheckpointError, match=r"no place for _extra_state \(dict\). Export to a .pt file"):
+        export_weights("run", Path("weights.safetensors"), force=True)
+    assert Path("weights.safetensors").read_text() == "precious"
+    assert sorted(each.name for each in Path().iterdir()) == ["run", "weights.safetensors"]
+    export_weights("run", Path("weights.pt"))
+    assert torch.load("weights.pt", weights_only=True)["_extra_state"] == {"words": ["a", "b"]}
+    with pytest.raises(CheckpointError, match="nowhere/weights.pt could not be written: No such file or directory"):
+        export_weights("run", Path("nowhere/weights.pt"))
+
+
+class Extra(Net):
+    def get_extra_state(self) -> Any:
+        return {"words": ["a", "b"]}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"words": ["a", "b"]}
+
+
+def test_averaged_weights_take_the_place_of_those_they_average() -> None:
+    class Normed(Tied):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+    hook = WeightAveraging(decay=0.5)
+    net = trained(Normed(), hook)
+    _, written = export_weights("run", Path("average.safetensors"), hook="weight_averaging")
+    read = load_file("average.safetensors")
+    assert set(read) == set(net.state_dict()) == set(written)  # buffers are not averaged, and come from the module
+    assert torch.equal(read["layer.weight"], hook.averages["layer.weight"])
+    assert torch.equal(read["twin.weight"], hook.averages["layer.weight"])  # tied
+    assert not torch.equal(read["layer.weight"], net.layer.weight)
+
+
+def test_a_hook_that_is_not_there_or_keeps_no_weights_is_refused() -> None:
+    trained(Net(), WeightAveraging(start="100 steps"))
+    with pytest.raises(OptionError, match="no state of a hook 'weight_avg'. Did you mean 'weight_averaging'"):
+        export_weights("run", Path("weights.pt"), hook="weight_avg")
+    with pytest.raises(OptionError, match="weight_averaging in .* keeps no weights.*not begun"):
+        export_weights("run", Path("weights.pt"), hook="weight_averaging")
+    assert not Path("weights.pt").exists()
+
+
+def test_another_kind_of_file_is_refused_with_those_there_are() -> None:
+    with pytest.raises(OptionError, match=r"weights.bin must end with .safetensors or .pt"):
+        export_weights("run", Path("weights.bin"))
