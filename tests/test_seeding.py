@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import seed_everything
+from hookline.seeding import OwnStream, key_of
 
 
 def draw() -> tuple[float, float, float]:
@@ -65,3 +66,25 @@ def test_without_a_seed_the_random_streams_are_left_alone() -> None:
     assert not torch.equal(first, weights(None))
     seed_everything(1)
     assert torch.equal(first, weights(None))
+
+
+def test_a_stream_of_ones_own_goes_on_from_block_to_block_and_leaves_the_main_ones_alone() -> None:
+    def drawn(between: int) -> tuple[list[Any], list[Any]]:
+        seed_everything(5)
+        stream, inside, outside = OwnStream(9), [], []
+        for _ in range(3):
+            with stream:
+                inside.append(draw())
+            outside += [(*draw(), np.random.randn()) for _ in range(between)]  # every second normal number is kept from the first
+        return inside, outside
+
+    seed_everything(5)
+    alone = [(*draw(), np.random.randn()) for _ in range(3)]
+    assert drawn(1)[1] == alone
+    assert drawn(0)[0] == drawn(1)[0] == drawn(2)[0]
+    assert len(set(drawn(0)[0])) == 3
+
+
+def test_a_key_is_the_same_in_every_process_and_differs_with_every_part() -> None:
+    assert key_of(1, 2, "train") == 1449415094056342363
+    assert len({key_of(1, 2), key_of(2, 1), key_of(1, 2, "a"), key_of(12), key_of("1", 2)}) == 5

@@ -99,8 +99,8 @@ def test_a_loader_whose_length_is_not_known_has_none() -> None:
 def test_a_pass_can_begin_in_the_middle_and_never_exceeds_the_limit() -> None:
     (only,) = make_loaders(list("abcdef"), 4, "train")
     assert list(only.batches(0)) == list("abcd")
-    assert list(only.batches(0, skip=3)) == ["d"]
-    assert list(only.batches(0, skip=4)) == []
+    assert list(only.open(0, 3)) == ["d"]
+    assert list(only.open(0, 4)) == []
 
 
 def test_limiting_takes_no_batch_more_than_needed() -> None:

@@ -3,56 +3,113 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from hookline.data.generators import put_back, states_of
+from hookline.data.readers import ListReader, Reader, Saved, reader_for
+from hookline.data.resuming import changes, facts_of
 from hookline.errors import OptionError
+from hookline.seeding import key_of
+
+log = logging.getLogger("hookline")
+
+EVALUATION = 0
+"""The seed of every evaluation: what is measured does not change with the training's."""
 
 
 @dataclass(slots=True)
 class Loader:
-    """One source of batches with its name and how much of it is used."""
+    """One source of batches with its name and how much of it is used.
+
+    What a pass yields follows from the seed, the epoch and the position: it can begin at any batch, in another process too.
+    """
 
     name: str
     source: Iterable[Any]
     length: int | None
     """Batches per pass after the limit, or None if the source cannot tell."""
+    seed: int | None = field(default=None, init=False)
+    """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
+    _reader: Reader | None = field(default=None, init=False, repr=False)
+    _epoch: int = field(default=-1, init=False, repr=False)
+    _restored: Saved | None = field(default=None, init=False, repr=False)
 
     @property
     def is_exact(self) -> bool:
         """Whether the length is certain: a stream has none, and an iterable dataset may only have estimated it."""
         return length_of(self.source) is not None and not isinstance(getattr(self.source, "dataset", None), IterableDataset)
 
-    def batches(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """One pass, shuffled anew by the epoch where the sampler knows how, from position `skip` on."""
-        for sampler in (getattr(self.source, "sampler", None), getattr(self.source, "batch_sampler", None)):
-            if sampler is not None and hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-        batches: Iterator[Any] = iter(self.source)
-        if self.length is not None:
-            batches = itertools.islice(batches, self.length)
-        for _ in itertools.islice(batches, skip):
-            pass
-        return batches
+    @property
+    def reader(self) -> Reader:
+        """How this source is read; found out when it is first needed."""
+        if self._reader is None:
+            self._reader = reader_for(self.source)
+        return self._reader
+
+    def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
+        """An epoch's batches from the position on. The random streams of the main process are not moved by it.
+
+        Without a seed one is drawn from torch's stream, once for all epochs. The one in a checkpoint goes before any other.
+        """
+        reader = self.reader
+        tell_epoch(self.source, epoch)
+        if self.seed is None and not isinstance(reader, ListReader):
+            self.seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        saved, self._restored, self._epoch = self._restored, None, epoch
+        limit = None if self.length == length_of(self.source) else self.length
+        batches = reader.open(key_of(self.seed or 0, epoch, self.name), position, limit, saved)
+        if self.length is None or reader.caps:
+            return batches
+        return itertools.islice(batches, max(0, self.length - position))
+
+    def batches(self, epoch: int = 0) -> Iterator[Any]:
+        """A pass for an evaluation: always in the same order, and generators of the loader's own are left as they were."""
+        return self._undone(epoch) if self.reader.generators else self.open(epoch, 0, EVALUATION)
+
+    def _undone(self, epoch: int) -> Iterator[Any]:
+        before = states_of(self.reader.generators)
+        try:
+            yield from self.open(epoch, 0, EVALUATION)
+        finally:
+            put_back(self.reader.generators, before)
+
+    def close(self) -> None:
+        """End the workers that are still there."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def state_dict(self, epoch: int, position: int) -> Saved:
+        """What another process needs to go on with this batch of this epoch, as plain data and tensors."""
+        if self._restored is not None:
+            return self._restored  # nothing was read since
+        in_pass = self._epoch == epoch
+        facts = facts_of(self.source, self.length)
+        return {"seed": self.seed, "kind": self.reader.kind, "in_pass": in_pass, "facts": facts,
+                **self.reader.state(in_pass, position)}  # fmt: skip
+
+    def load_state_dict(self, saved: Saved) -> None:
+        """The next pass that is opened begins where this was saved. What has changed since is said."""
+        self.seed = saved["seed"]
+        for change in changes(saved, self.reader.kind, facts_of(self.source, self.length)):
+            log.warning("The %s loader %s", self.name, change)
+        if saved["kind"] == self.reader.kind:
+            self._restored = saved
 
 
-    def generator_states(self) -> list[Any]:
-        """The states of the random generators that the loader and its samplers have of their own."""
-        return [generator.get_state() for generator in self._generators()]
-
-    def set_generator_states(self, states: list[Any]) -> None:
-        """Take them back."""
-        for generator, state in zip(self._generators(), states, strict=False):
-            generator.set_state(state)
-
-    def _generators(self) -> list[Any]:
-        batch_sampler = getattr(self.source, "batch_sampler", None)
-        owners = (self.source, getattr(self.source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        return list({id(each): each for each in found if each is not None}.values())
+def tell_epoch(source: Any, epoch: int) -> None:
+    """Samplers and datasets that shuffle by the epoch are told which one it is."""
+    batch_sampler = getattr(source, "batch_sampler", None)
+    owners: tuple[Any, ...] = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None),
+                               getattr(source, "dataset", None))  # fmt: skip
+    for owner in {id(each): each for each in owners}.values():
+        if hasattr(owner, "set_epoch"):
+            owner.set_epoch(epoch)
 
 
 def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:

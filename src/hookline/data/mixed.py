@@ -1,0 +1,264 @@
+"""Several training loaders as one: each batch comes from the loader that the mixture picks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from hookline.data.batch import batch_size, count_tokens
+from hookline.data.loaders import Loader, make_loaders
+from hookline.data.mixing import Mixture, MixtureCursor, describe, proportions
+from hookline.data.readers import ListReader
+from hookline.errors import HooklineError, OptionError, closest
+
+log = logging.getLogger("hookline")
+T = TypeVar("T")
+_NOTHING = object()
+FIXED = ("loss_weights", "optimizers")
+"""Settings that say what becomes of a batch, not which one is next."""
+
+
+class MixedLoader:
+    """What the loop reads, and what hooks may change: `trainer.loaders`.
+
+    A change holds from the next window of the mixture on; it is part of the checkpoint, and written to the log.
+    """
+
+    name = "mixture"
+    is_exact = False
+
+    def __init__(self, loaders: list[Loader], mixture: Mixture, count_tokens: Callable[[Any], int] = count_tokens) -> None:
+        self.loaders = {loader.name: loader for loader in loaders}
+        self.cursor = MixtureCursor(mixture, {loader.name: loader.length for loader in loaders})
+        self.picked: Callable[[int, str], None] = lambda index, name: None
+        """Told before each batch which loader it comes from."""
+        self.changed: Callable[[str], None] = lambda text: None
+        """Told in words of each change."""
+        self.samples: dict[str, int] = dict.fromkeys(self.loaders, 0)
+        self.tokens: dict[str, int] = dict.fromkeys(self.loaders, 0)
+        self.batches_drawn: dict[str, int] = dict.fromkeys(self.loaders, 0)
+        self._count_tokens = count_tokens
+        self._newest = ("", 0, 0)
+        """The batch drawn last: its loader, samples and tokens; no loader while it is being fetched."""
+        self._seed: int | None = None
+        """What the orders of all loaders come from."""
+        self._streams: dict[int, Iterator[Any]] = {}
+        self._restored: dict[str, Any] | None = None
+        for doubt in self.cursor.doubts:
+            log.warning("Mixture: %s", doubt)
+
+    @property
+    def length(self) -> int:
+        """Batches in this epoch, as far as is known."""
+        return self.cursor.total
+
+    # ---- as one loader ------------------------------------------------------------------------------------------
+
+    def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
+        """The epoch's batches from the position on, each from the loader whose turn it is."""
+        self._streams = {}
+        saved, self._restored = self._restored, None
+        if saved is not None:
+            self._take_back(saved)
+        if self._seed is None:  # drawn now: in the middle of an epoch it would move the streams that the model draws from
+            self._seed = self._draw_seed() if seed is None else seed
+        if saved is not None:
+            self._open_passes_under_way()
+        if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
+            self.cursor.begin(epoch)
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        cursor, names = self.cursor, self.cursor.names
+        for index in cursor:
+            if index >= len(names):
+                names = cursor.names  # one was added
+            name = names[index]
+            self._newest = ("", 0, 0)
+            batch = next(self._stream(index, name), _NOTHING)
+            if batch is _NOTHING:
+                self._refuse_short(index, name)
+                if not cursor.ended(index):
+                    continue  # the others go on without it
+                del self._streams[index]
+                if (batch := next(self._stream(index, name), _NOTHING)) is _NOTHING:
+                    cursor.ended(index)  # says that it has nothing to give
+            self._newest = (name, batch_size(batch), self._count_tokens(batch))
+            self.batches_drawn[name] += 1
+            self.samples[name] += self._newest[1]
+            self.tokens[name] += self._newest[2]
+            self.picked(index, name)
+            yield batch
+
+    def _stream(self, index: int, name: str) -> Iterator[Any]:
+        if index not in self._streams:
+            passes, read = self._place_of_pick(index, name)
+            self._streams[index] = self.loaders[name].open(passes, read, self._seed)
+        return self._streams[index]
+
+    def _place_of_pick(self, index: int, name: str) -> tuple[int, int]:
+        """Which pass the batch that is just being picked belongs to, and which of its batches it is."""
+        passes, read = self.cursor.reading(index)
+        return (passes, read - 1) if read else (passes - 1, (self.loaders[name].length or 1) - 1)
+
+    def _refuse_short(self, index: int, name: str) -> None:
+        """A loader that is sure of its length and ends before hides an error of its dataset."""
+        loader, (_, read) = self.loaders[name], self._place_of_pick(index, name)
+        if loader.is_exact and loader.length is not None and 0 < read < loader.length:
+            raise OptionError(f"The training loader {name!r} ended after {read} of {loader.length} batches. "
+                              "Does its dataset raise StopIteration?")  # fmt: skip
+
+    def _draw_seed(self) -> int | None:
+        if all(isinstance(each.reader, ListReader) for each in self.loaders.values()):
+            return None  # nothing to shuffle
+        return int(torch.randint(2**62, ()).item())
+
+    def _open_passes_under_way(self) -> None:
+        """Now, not when their turn comes: if the epoch ends before that, their next pass must be a new one."""
+        for index, name in enumerate(self.cursor.names):
+            passes, read = self.cursor.reading(index)
+            if read and name in self.loaders:
+                self._streams[index] = self.loaders[name].open(passes, read, self._seed)
+
+    def state_dict(self, epoch: int, position: int) -> dict[str, Any]:
+        """Where the mixture stands, and each of its loaders. A batch that was drawn and not trained on comes again."""
+        cursor = self.cursor
+        is_over = cursor.epoch != epoch
+        counts = {"samples": dict(self.samples), "tokens": dict(self.tokens), "batches": dict(self.batches_drawn)}
+        if not is_over and cursor.position > position and self._newest[0]:
+            name, samples, tokens = self._newest
+            for kind, number in (("samples", samples), ("tokens", tokens), ("batches", 1)):
+                counts[kind][name] -= number
+        with cursor.as_of(cursor.position if is_over else position):
+            places = {name: cursor.reading(index) for index, name in enumerate(cursor.names)}
+            if is_over:  # the next epoch begins a new pass of each
+                places = {name: (passes + (read > 0), 0) for name, (passes, read) in places.items()}
+            return {
+                "kind": "mixture", "cursor": cursor.state_dict(), "seed": self._seed, **counts,
+                "loaders": {name: self.loaders[name].state_dict(*place) for name, place in places.items() if name in self.loaders},
+            }  # fmt: skip
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """The next epoch that is opened begins where this was saved."""
+        if saved.get("kind") != "mixture":
+            raise OptionError(f"The checkpoint was made with one training loader; this run mixes {', '.join(self.loaders)}.")
+        self._restored = saved
+
+    def _take_back(self, saved: dict[str, Any]) -> None:
+        self.cursor.load_state_dict(saved["cursor"])
+        self._seed = saved["seed"]
+        for name, state in saved["loaders"].items():
+            if name in self.loaders:
+                self.loaders[name].load_state_dict(state)
+        for mine, theirs in ((self.samples, "samples"), (self.tokens, "tokens"), (self.batches_drawn, "batches")):
+            mine.update(saved[theirs])
+
+    # ---- for hooks ----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The loaders that are drawn from, or will be from the next window on."""
+        return list(self.cursor.latest[1])
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What was asked for last; empty if the order goes by no weights."""
+        return dict(self.cursor.latest[0].weights)
+
+    def set_weights(self, weights: Mapping[str, float]) -> int:
+        """New weights from the next window on; names that are not given keep theirs. Returns the position of that window."""
+        mixture = self.cursor.latest[0]
+        if not mixture.weights and mixture.order not in ("weighted", "random"):
+            raise OptionError(f"order={mixture.order!r} goes by no weights; train with Mixture('weighted', weights=...).")
+        return self._revise(f"weights {dict(weights)}", replace(mixture, weights={**mixture.weights, **weights}))
+
+    update_weights = set_weights
+
+    def add(self, name: str, loader: Any, weight: float | None = None) -> int:
+        """A further loader from the next window on; where weights count, it needs one."""
+        mixture, lengths = self.cursor.latest
+        if name in lengths:
+            raise OptionError(f"There is a loader named {name!r} already; loaders: {', '.join(lengths)}.")
+        if mixture.weights and weight is None:
+            raise OptionError(f"The loader {name!r} needs a weight, as the others have one: {mixture.weights}.")
+        made = self._made_again(name, loader) if name in self.loaders else make_loaders({name: loader}, 1.0, "train")[0]
+        weights = {**mixture.weights, name: weight} if weight is not None else mixture.weights
+        at = self._revise(f"{name!r} added", replace(mixture, weights=weights), {**lengths, name: made.length})
+        self.loaders[name] = made
+        for counts in (self.samples, self.tokens, self.batches_drawn):
+            counts.setdefault(name, 0)
+        return at
+
+    def _made_again(self, name: str, source: Any) -> Loader:
+        """One that was taken out comes back and goes on where it was; another one under its name would be taken for it."""
+        if self.loaders[name].source is not source:
+            raise OptionError(f"There was another loader named {name!r} in this run; give the new one a name of its own.")
+        return self.loaders[name]
+
+    def remove(self, name: str) -> int:
+        """Draw nothing more from a loader, from the next window on."""
+        mixture, lengths = self.cursor.latest
+        if name not in lengths:
+            raise OptionError(f"There is no loader named {name!r}.{closest(name, lengths)} Loaders: {', '.join(lengths)}.")
+        if len(lengths) == 1:
+            raise OptionError(f"{name!r} is the only loader that is drawn from; add another one before you remove it.")
+        pattern = [each for each in mixture.pattern if each != name]
+        if mixture.pattern and not pattern:
+            raise OptionError(f"The pattern names only {name!r}; rebuild_schedule(pattern=...) before you remove it.")
+        left = {field: _without(name, getattr(mixture, field)) for field in ("weights", "loss_weights", "optimizers")}
+        return self._revise(f"{name!r} removed", replace(mixture, pattern=pattern, **left), _without(name, lengths))
+
+    def rebuild_schedule(self, **settings: Any) -> int:
+        """Any settings of `Mixture` anew, from the next window on: `rebuild_schedule(order="random", burst=4)`."""
+        known = [name for name in self.cursor.latest[0].to_dict() if name not in FIXED]
+        for name in settings:
+            if name in FIXED:
+                raise OptionError(f"{name} belongs to the whole run and cannot be changed while it goes on.")
+            if name not in known:
+                raise OptionError(f"Mixture has no setting {name!r}.{closest(name, known)} Settings: {', '.join(known)}.")
+        return self._revise(f"{settings}", replace(self.cursor.latest[0], **settings))
+
+    def _revise(self, what: str, mixture: Mixture, lengths: Mapping[str, int | None] | None = None) -> int:
+        at = self.cursor.revise(mixture, lengths)
+        for doubt in self.cursor.doubts:
+            log.warning("Mixture: %s", doubt)
+        self.changed(f"{what}, from batch {at} of epoch {self.cursor.epoch} on")
+        return at
+
+    # ---- what it came to ----------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Per loader: samples and tokens so far, and its part of the batches beside the part that was asked for."""
+        found: dict[str, float] = {}
+        weights = self.cursor.mixture.weights
+        parts = proportions(self.batches_drawn, weights)
+        for name in self.batches_drawn:
+            found[f"train/dl_{name}/samples_seen"] = float(self.samples[name])
+            found[f"train/dl_{name}/tokens_seen"] = float(self.tokens[name])
+            found[f"train/dl_{name}/proportion"] = parts[name].reached
+            if weights:
+                found[f"train/dl_{name}/proportion_asked"] = parts[name].asked
+        return found
+
+    def __str__(self) -> str:
+        mixture, lengths = self.cursor.latest
+        return describe(mixture, lengths, self.cursor.epoch)
+
+
+def _without(name: str, table: Mapping[str, T]) -> dict[str, T]:
+    return {each: value for each, value in table.items() if each != name}
+
+
+class OneLoader:
+    """`trainer.loaders` of a run with a single training loader: nothing to mix."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __getattr__(self, name: str) -> Any:
+        raise HooklineError(f"trainer.loaders.{name}: this run does not mix training loaders. Pass several by name, "
+                            "fit(train={'web': ..., 'code': ...}), or one with a mixture, to change them while it runs.")  # fmt: skip

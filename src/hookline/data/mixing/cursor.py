@@ -1,0 +1,258 @@
+"""Where a run stands in its mixture: one pick at a time, changes on the way, and exact resume."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hookline.data.mixing.check import check
+from hookline.data.mixing.schedule import Stretch, asked_batches
+from hookline.data.mixing.settings import Mixture
+from hookline.errors import CheckpointError, OptionError
+
+Lengths = dict[str, int | None]
+
+
+class MixtureCursor:
+    """Iterates over the indices of the loaders, one a batch, to the end of the epoch; `begin` opens the next one.
+
+    >>> cursor = MixtureCursor(Mixture("alternating", pattern=["web", "web", "code"]), {"web": 4, "code": 2})
+    >>> [cursor.names[index] for index in cursor]
+    ['web', 'web', 'code', 'web', 'web', 'code']
+
+    An index belongs to its name for good: a loader that is taken out keeps it, a new one gets the next.
+    The picks of a window are fixed when it is opened; a change made meanwhile waits for the next window.
+    """
+
+    def __init__(self, mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0) -> None:
+        self.doubts: list[str] = check(mixture, list(lengths), lengths)
+        """What works but may not be meant; worth a warning."""
+        self.epoch = epoch
+        self._given = (mixture, dict(lengths))
+        self._now = self._given
+        self._pending: tuple[Mixture, Lengths] | None = None
+        self._names = list(lengths)
+        self._passes = [0] * len(lengths)  # passes of each loader that were finished or broken off, over all epochs
+        self._pass_began = [0] * len(lengths)  # at which of its batches of this epoch the pass under way began
+        self._window: list[int] = []  # picks that are fixed
+        self._at = self._fixed = 0  # how many of them are drawn, and how many there are
+        self._enter(Stretch.begin(mixture, lengths))
+
+    # ---- drawing ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        at = self._at
+        if at == self._fixed:
+            self._open_window()
+            at = 0
+        self._at = at + 1
+        return self._window[at]
+
+    def upcoming(self, limit: int | None = None) -> list[int]:
+        """Picks that are already fixed, for fetching ahead: at most to the end of the window, where the mixture may change.
+
+        A window is opened by drawing from it: before its first batch nothing is upcoming.
+        """
+        return self._window[self._at : None if limit is None else self._at + limit]
+
+    def ended(self, index: int) -> bool:
+        """Tell that the loader just picked had no batch to give. True: start it again. False: draw another pick instead.
+
+        Needed for every loader whose length is unknown or wrong; right for the others, too. A loader that gives nothing from
+        its start is an error, so that nobody waits for it forever.
+        """
+        if not self._at or self._window[self._at - 1] != index:
+            raise ValueError(f"ended({index}) must follow the pick of that loader directly.")
+        name, served = self._names[index], self._count(index) - 1
+        if served == self._pass_began[index]:
+            raise OptionError(f"The loader {name!r} yielded no batch from its start (epoch {self.epoch}, its pass "
+                              f"{self._passes[index] + 1}). Look at its dataset; a generator can be gone through only once, so "
+                              "pass a list, a DataLoader or another iterable that can start again.")  # fmt: skip
+        if self.mixture.cycles:
+            self._passes[index] += 1
+            self._pass_began[index] = served
+            return True
+        self._at -= 1
+        del self._window[self._at :]
+        self._close_window()
+        mixture, lengths = self._stretch.mixture, {**self._stretch.lengths, name: served}
+        self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), self._stretch.asked))
+        return False
+
+    def begin(self, epoch: int) -> None:
+        """Open an epoch, wherever the last one was left. Every loader starts anew, and a change that waits takes effect."""
+        for index in range(len(self._names)):
+            passes, read = self.reading(index)
+            self._passes[index] = passes + (read > 0)
+        self._pass_began = [0] * len(self._names)
+        self.epoch = epoch
+        if self._pending is not None:
+            self._now, self._pending = self._pending, None
+            self._learn_names()
+        mixture, lengths = self._now
+        zeros = (0,) * len(self._names)
+        self._enter(Stretch(mixture, tuple(self._names), lengths, 0, zeros, asked_batches(mixture, lengths)))
+
+    # ---- where it stands ----------------------------------------------------------------------------------------------
+
+    @property
+    def mixture(self) -> Mixture:
+        """The settings that the picks come from now."""
+        return self._stretch.mixture
+
+    @property
+    def latest(self) -> tuple[Mixture, Lengths]:
+        """The newest settings and lengths, which may still wait for their window: what a further change starts from."""
+        return self._pending or self._now
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By index, loaders that were taken out included."""
+        return tuple(self._names)
+
+    @property
+    def position(self) -> int:
+        """Batches drawn in this epoch."""
+        return self._start + self._at
+
+    @property
+    def total(self) -> int:
+        """Batches in this epoch, as far as is known now: less if a loader ends early, other if loaders come or go."""
+        return self._end
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Batches drawn from each loader in this epoch."""
+        drawn = Counter(self._window[: self._at])
+        return {name: self._counts[index] + drawn[index] for index, name in enumerate(self._names)}
+
+    @property
+    def next_window(self) -> int:
+        """The position from which a change made now would hold; where the epoch ends before, it holds from the next epoch."""
+        return min(-(-self.position // self.mixture.window) * self.mixture.window, self._end)
+
+    def reading(self, index: int) -> tuple[int, int]:
+        """Where a loader's next batch comes from: which pass (over all epochs, to shuffle by) and how many of it are read."""
+        passes, read = self._passes[index], self._count(index) - self._pass_began[index]
+        length = self._now[1].get(self._names[index])
+        return (passes + read // length, read % length) if length else (passes, read)
+
+    # ---- changing it --------------------------------------------------------------------------------------------------
+
+    def revise(self, mixture: Mixture | None = None, lengths: Mapping[str, int | None] | None = None) -> int:
+        """New settings, or loaders added or taken out, from the next window on; returns its position.
+
+        What is not given stays as in `latest`. Checked now, so that a wrong name fails where it was written.
+        """
+        mixture, lengths = mixture or self.latest[0], dict(self.latest[1] if lengths is None else lengths)
+        self.doubts = check(mixture, list(lengths), lengths)
+        self._pending = (mixture, lengths)
+        return self.next_window
+
+    # ---- saving it ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def as_of(self, position: int) -> Iterator[None]:
+        """Look at it as it was at this position: the present one, or the one before the newest pick."""
+        undone = min(max(self.position - position, 0), 1, self._at)
+        self._at -= undone
+        try:
+            yield
+        finally:
+            self._at += undone
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data. The picks themselves are not in it: they follow from where the present stretch began."""
+        stretch = self._stretch
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "names": list(self._names),
+            "counts": list(self.counts.values()),
+            "passes": list(self._passes),
+            "pass_began": list(self._pass_began),
+            "stretch": {**_plain((stretch.mixture, dict(stretch.lengths))), "start": stretch.start, "asked": stretch.asked,
+                        "counts": list(stretch.counts)},
+            "now": _plain(self._now),
+            "pending": None if self._pending is None else _plain(self._pending),
+            "given": _plain(self._given),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the state was taken.
+
+        If this cursor was made with other settings or lengths than the saved one, that is a change, and holds from the next
+        window on. If they are the same, or what the saved run had made of them, that goes on. Loaders that were added on the way
+        must be there again, given to this cursor or added by `revise`.
+        """
+        saved, names = state["stretch"], list(state["names"])
+        needed, here = {**saved["lengths"], **(state["pending"] or state["now"])["lengths"]}, {**self._given[1], **self.latest[1]}
+        if missing := [name for name in needed if name not in here]:
+            raise CheckpointError(f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
+                                  f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded.")  # fmt: skip
+        self.epoch, self._names = state["epoch"], names
+        self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
+        self._now = _made(state["now"])
+        self._pending = None if state["pending"] is None else _made(state["pending"])
+        if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
+            self._pending = self._given
+        mixture, lengths = _made(saved)
+        stretch = Stretch(mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"])
+        self._enter(stretch, state["counts"])
+
+    # ---- inside -------------------------------------------------------------------------------------------------------
+
+    def _enter(self, stretch: Stretch, counts: Sequence[int] | None = None) -> None:
+        """Draw from this stretch, from its start or from where these counts are reached in it."""
+        self._stretch = stretch
+        self._end = stretch.end
+        self._picks = stretch.picks(self.epoch, counts)
+        self._counts = list(stretch.counts if counts is None else counts)
+        self._start = sum(self._counts)
+        self._window, self._at, self._fixed = [], 0, 0
+
+    def _open_window(self) -> None:
+        self._close_window()
+        if self._pending is not None and self._start % self.mixture.window == 0 and self._start < self._end:
+            self._now, self._pending = self._pending, None
+            self._learn_names()
+            mixture, lengths = self._now
+            gone = sum(count for name, count in zip(self._names, self._counts, strict=True) if name not in lengths)
+            asked = asked_batches(mixture, lengths, gone)
+            self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked))
+        size = self.mixture.window - self._start % self.mixture.window
+        self._window = list(itertools.islice(self._picks, size))
+        self._fixed = len(self._window)
+        if not self._window:
+            raise StopIteration
+
+    def _close_window(self) -> None:
+        for index in self._window:
+            self._counts[index] += 1
+        self._start += len(self._window)
+        self._window, self._at, self._fixed = [], 0, 0
+
+    def _learn_names(self) -> None:
+        for name in self._now[1]:
+            if name not in self._names:
+                self._names.append(name)
+                self._counts.append(0)
+                self._passes.append(0)
+                self._pass_began.append(0)
+
+    def _count(self, index: int) -> int:
+        return self._counts[index] + self._window[: self._at].count(index)
+
+
+def _plain(settings: tuple[Mixture, Lengths]) -> dict[str, Any]:
+    return {"mixture": settings[0].to_dict(), "lengths": dict(settings[1])}
+
+
+def _made(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
+    return Mixture(**data["mixture"]), dict(data["lengths"])

@@ -1,0 +1,276 @@
+"""The ways to read a source of batches from a position on: by index, by its own state, by reading again, or as a list."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+
+from hookline.data.generators import Found, find_generators, put_back, states_of
+from hookline.data.order import END, Order, has_state
+from hookline.data.workers import KeyedDataset, WorkerStart, signals_held
+from hookline.seeding import OwnStream
+
+log = logging.getLogger("hookline")
+
+Saved = dict[str, Any]
+
+
+class Reader:
+    """One way to read. `saved` is what `state` gave when the checkpoint was made, in the pass that is opened now if `in_pass`."""
+
+    kind = ""
+    caps = False
+    """Whether it ends a pass at the limit itself."""
+
+    def __init__(self) -> None:
+        self.generators: Found = {}
+        """Those whose states decide what a pass yields."""
+        self.begins: dict[str, Any] = {}
+
+    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """A pass from the position on."""
+        raise NotImplementedError
+
+    def state(self, in_pass: bool, position: int) -> Saved:
+        """What `open` needs to get to the position again; in no pass: to begin the next one."""
+        return {"generators": self.begins if in_pass else states_of(self.generators)}
+
+    def close(self) -> None:
+        """End the workers that are still there."""
+
+    def _begin(self, saved: Saved | None) -> None:
+        if saved is not None:
+            put_back(self.generators, saved["generators"])
+        self.begins = states_of(self.generators)
+
+
+class ListReader(Reader):
+    """Batches that are there already."""
+
+    kind = "list"
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        super().__init__()
+        self.source = source
+
+    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """Nothing is random, nothing is read."""
+        return itertools.islice(self.source, position, None)
+
+
+class IndexReader(Reader):
+    """A DataLoader over a dataset with indices: the order is drawn again up to the position, the dataset is not touched."""
+
+    kind = "indices"
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__()
+        self.loader = loader
+        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        inner = getattr(loader.batch_sampler, "sampler", None)
+        self.generators = find_generators(loader=loader, sampler=loader.sampler, batch_sampler=loader.batch_sampler, inner=inner)
+        in_main = loader.num_workers == 0
+        self.current = find_generators(dataset=loader.dataset) if in_main else {}
+        self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
+        self.order = Order(sampler, self.generators, 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1))
+        self.caps = type(loader).__iter__ is DataLoader.__iter__
+        self.copy = PrivateCopy(loader, self.order)
+
+    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """The indices before the position are drawn and passed over."""
+        by_reading = saved is not None and saved["in_pass"] and not saved["by_index"]
+        self.order.begin(key, 0 if by_reading else position, limit if self.caps else None)
+        if saved is not None:
+            self._restore(saved, by_reading)
+        with OwnStream(key):
+            batches = self.copy.begin(key)
+        return read_again(batches, position) if by_reading else batches
+
+    def close(self) -> None:
+        """End the workers that are still there."""
+        self.copy.close()
+
+    def _restore(self, saved: Saved, by_reading: bool) -> None:
+        put_back(self.current, saved["current"])
+        if self.stateful is not None and "dataset" in saved:
+            self.stateful.load_state_dict(saved["dataset"])
+        if self.order.stateful is not None and "sampler" in saved and not by_reading:
+            self.order.go_to(saved["sampler"])
+        elif saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
+            self.order.begins = saved["generators"]  # as of the first index: making a loader's iterator draws from them too,
+        else:  # but only once for one whose workers stay
+            put_back(self.generators, saved["generators"])
+
+    def state(self, in_pass: bool, position: int) -> Saved:
+        """The order's beginning, and the present state of what lives on in the main process."""
+        order, begins = self.order, self.order.begins
+        saved: Saved = {
+            "generators": begins if in_pass and begins is not None else states_of(self.generators),
+            "current": states_of(self.current), "opened": self.copy.begun,
+            # an __iter__ of its own need not make one batch of each; near the end that cannot be told when workers are ahead
+            "by_index": self.caps or order.drawn == position + order.ahead,
+        }  # fmt: skip
+        if self.stateful is not None:
+            saved["dataset"] = self.stateful.state_dict()
+        if order.stateful is not None:
+            saved["sampler"] = order.state_at(position) if in_pass else order.stateful.state_dict()
+        return saved
+
+
+class StateReader(Reader):
+    """A loader, or the dataset of one without workers, that can say itself where it is."""
+
+    kind = "state"
+    caps = True
+
+    def __init__(self, source: Any, owner: Any) -> None:
+        super().__init__()
+        self.source, self.owner = source, owner
+        self.copy = None if owner is source else PrivateCopy(source)
+        self.may_be_spent = False
+        """Whether it has taken up a state that may be that of a finished pass."""
+
+    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """It goes on where its state says."""
+        if saved is not None and "state" in saved:
+            self.owner.load_state_dict(saved["state"])
+            self.may_be_spent = True
+        if self.may_be_spent:
+            batches = self._not_spent(self._start(key), key, position)
+        else:
+            batches = self._start(key)
+        # without a limit it is let run to its end, where it may put itself back to the beginning
+        return batches if limit is None else itertools.islice(batches, limit - position)
+
+    def _start(self, key: int) -> Iterator[Any]:
+        with OwnStream(key):
+            return iter(self.source) if self.copy is None else self.copy.begin(key)
+
+    def _not_spent(self, batches: Iterator[Any], key: int, position: int) -> Iterator[Any]:
+        """A state saved at a pass's end yields nothing once: that is the end of the old pass, not the new one."""
+        for batch in batches:
+            self.may_be_spent = False
+            yield batch
+        if self.may_be_spent and position == 0:
+            self.may_be_spent = False
+            yield from self._start(key)
+
+    def state(self, in_pass: bool, position: int) -> Saved:
+        """Its own."""
+        return {"state": self.owner.state_dict()}
+
+
+class StreamReader(Reader):
+    """Anything else that yields batches: read again up to the position, with random streams of its own."""
+
+    kind = "stream"
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.source = source
+        self.workers = source.num_workers if isinstance(source, DataLoader) else 0
+        self.generators = find_generators(source=source, dataset=None if self.workers else getattr(source, "dataset", None))
+        self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None
+
+    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """The randomness of what is read does not mix with the main streams, so it can be read again."""
+        self._begin(saved)
+        stream = OwnStream(key)
+        with stream:
+            batches = iter(self.source) if self.copy is None else self.copy.begin(key)
+        if not self.workers:
+            batches = inside(stream, batches)
+        return read_again(batches, position) if position else batches
+
+    def close(self) -> None:
+        """End the workers that are still there."""
+        if self.copy is not None:
+            self.copy.close()
+
+
+def inside(stream: OwnStream, batches: Iterator[Any]) -> Iterator[Any]:
+    """Every batch is made with these random streams in place of the main ones."""
+    while True:
+        with stream:
+            batch = next(batches, END)
+        if batch is END:
+            return
+        yield batch
+
+
+def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """Pass over the first batches, and say what that took."""
+    began = time.monotonic()
+    read = sum(1 for _ in itertools.islice(batches, count))
+    log.warning("To go on where the run was, %d batches were read again, which took %.1f s: the loader cannot be told where to "
+                "begin. One with state_dict and load_state_dict, or a dataset with indices, goes on at once.",
+                read, time.monotonic() - began)  # fmt: skip
+    return batches
+
+
+class PrivateCopy:
+    """The user's loader with our order, and with workers that know whose randomness they draw from. The user's stays as it is."""
+
+    def __init__(self, loader: DataLoader[Any], order: Order | None = None) -> None:
+        self.loader, self.order = loader, order
+        self.begun = False
+        self.made: DataLoader[Any] | None = None
+        self.batches: Iterator[Any] | None = None
+
+    def begin(self, key: int) -> Iterator[Any]:
+        """Iterate over a new copy, so that changes of the user's loader count; over the same one if its workers stay."""
+        self.begun = True
+        self.batches = None  # workers of a pass that was left early end before new ones begin
+        if self.made is not None and self.loader.persistent_workers:
+            self.batches = iter(self.made)
+            return self.batches
+        self.made = self._make(key)
+        with signals_held() if self.loader.num_workers else contextlib.nullcontext():
+            self.batches = iter(self.made)
+        return self.batches
+
+    def _make(self, key: int) -> DataLoader[Any]:
+        loader, order = self.loader, self.order
+        made = copy.copy(loader)
+        inside = made.__dict__  # a DataLoader refuses assignment
+        inside["_iterator"] = None
+        if order is not None:
+            inside["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
+        if loader.generator is None:  # else it would draw the workers' seed from the main stream, for every iterator
+            inside["generator"] = torch.Generator().manual_seed(key)
+        if loader.num_workers:
+            inside["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
+            if order is not None:
+                inside["dataset"] = KeyedDataset(loader.dataset)
+        return made
+
+    def close(self) -> None:
+        """End the workers now. Left to the garbage collector each would be waited for in vain, five seconds long."""
+        shut_down = getattr(self.batches, "_shutdown_workers", None)
+        self.made = self.batches = None
+        if shut_down is not None:
+            shut_down()
+
+
+def reader_for(source: Any) -> Reader:
+    """The best way to read a source."""
+    if isinstance(source, list | tuple):
+        return ListReader(source)
+    if has_state(source):
+        return StateReader(source, source)
+    if not isinstance(source, DataLoader):
+        return StreamReader(source)
+    dataset: Any = source.dataset
+    if isinstance(dataset, MapDataPipe | IterDataPipe):  # torch walks through their attributes: nothing may be put around them
+        return StreamReader(source)
+    if not isinstance(dataset, IterableDataset):
+        return IndexReader(source)
+    return StateReader(source, dataset) if source.num_workers == 0 and has_state(dataset) else StreamReader(source)

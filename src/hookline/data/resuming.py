@@ -1,0 +1,69 @@
+"""What a resume can promise for a loader: said when a run begins, and when one is taken up with another loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
+
+from hookline.data.generators import find_generators
+from hookline.data.order import has_state
+
+Facts = dict[str, int | None]
+
+
+def facts_of(source: Any, length: int | None) -> Facts:
+    """What of a loader decides which batch is where."""
+    size = getattr(source, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
+    workers = getattr(source, "num_workers", None)
+    return {"length": length, "batch_size": size if isinstance(size, int) else None,
+            "workers": workers if isinstance(workers, int) else None}  # fmt: skip
+
+
+def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
+    """What is not as it was when the checkpoint was made, and what follows from it."""
+    was: Facts = saved["facts"]
+    then = "when the checkpoint was made"
+    if saved["kind"] != kind:
+        yield (f"was read by its {saved['kind']} {then}, and is now by its {kind}: of its position only the number of batches "
+               "is known.")  # fmt: skip
+    if was["batch_size"] != now["batch_size"]:
+        yield (f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. The position counts "
+               "batches, so some samples come twice in this epoch, or not at all.")  # fmt: skip
+    if was["length"] != now["length"]:
+        yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is another one."
+    if was["workers"] != now["workers"] and (kind == "stream" or not was["workers"] or not now["workers"]):
+        follows = ("which batch comes when depends on their number" if kind == "stream" else
+                   "random numbers that the dataset draws are others, with workers or without; the order stays")  # fmt: skip
+        yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {follows}."
+
+
+def resume_limits(loader: Any) -> list[str]:
+    """What of this loader (a `Loader`) could not be resumed exactly, each as a sentence; empty if nothing is known."""
+    name, source = f"The {loader.name} loader", loader.source
+    if has_state(source) or isinstance(source, list | tuple):
+        return []
+    if isinstance(source, Iterator):
+        return [f"{name} is a {type(source).__name__}, which can be iterated over only once: a resumed run must be given a new "
+                "one, from the epoch's start on. A list, a DataLoader or an object with __iter__ begins again."]  # fmt: skip
+    if not isinstance(source, DataLoader) or not source.num_workers:
+        return []
+    return [f"{name} {limit}" for limit in _limits_of_workers(source)]
+
+
+def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
+    dataset = source.dataset
+    if not source.in_order:
+        yield "has in_order=False: batches come in whatever order the workers finish them."
+    if isinstance(dataset, IterableDataset | MapDataPipe):
+        yield (f"reads {type(dataset).__name__} with {source.num_workers} workers: it is resumed by reading the epoch again, "
+               "and only with the same number of them.")  # fmt: skip
+        if source.persistent_workers:
+            yield "has persistent_workers: random numbers drawn in them go on from epoch to epoch, and begin anew after a resume."
+        return
+    for where in find_generators(dataset=dataset):
+        yield (f"has a random generator of its own in {where}, which each of the {source.num_workers} workers moves by itself: "
+               "what it draws is not repeated. Draw from random, numpy.random or torch: these are seeded.")  # fmt: skip

@@ -1,0 +1,387 @@
+"""A run that was cut in two sees the same batches and ends with the same weights, whatever loader the user brought."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data.resumed import Samples, Seen, check, run
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
+
+from hookline.data.loaders import make_loaders
+from hookline.data.resuming import resume_limits
+
+CUTS = (3, 4, 6)  # four batches an epoch: in the middle, after the last one, and in the middle of the second
+ALL = "python numpy torch"
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def loader(workers: int = 0, noise: str = "", **options: Any) -> DataLoader[Any]:
+    return DataLoader(Samples(noise=noise), **{"batch_size": 3, "num_workers": workers, "shuffle": True, **options})
+
+
+# ---- datasets with indices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [
+    {"shuffle": False}, {"shuffle": True}, {"drop_last": True, "batch_size": 5}, {"batch_size": None},
+    {"shuffle": None, "sampler": WeightedRandomSampler([0.1, 0.9] * 6, 12)},
+    {"shuffle": None, "sampler": range(11, -1, -1)},
+    {"shuffle": None, "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(range(12), replacement=True), 3, False)},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_without_workers_augmentation_and_dropout_share_the_users_streams(options: Any, accumulate: int, tmp_path: Path) -> None:
+    check(lambda: loader(noise=ALL, **options), tmp_path, (1, 2, 4, 5), accumulate_grad_batches=accumulate)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_with_another_number_of_workers_every_sample_is_augmented_alike(
+    before: int, after: int, persistent: bool, tmp_path: Path,
+) -> None:  # fmt: skip
+    def make(workers: int) -> Any:
+        return loader(workers, ALL, persistent_workers=persistent)
+
+    whole = check(lambda: make(before), tmp_path, (3, 6), lambda: make(after), max_epochs=2)
+    first, second = sorted(sum(whole.batches[:4], [])), sorted(sum(whole.batches[4:], []))
+    assert [round(x[0] * 12) for x in first] == [round(x[0] * 12) for x in second] == list(range(12))
+    assert len({x[column] for x in first + second for column in (1, 2, 3)}) > 60, "augmented anew in every epoch"
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_the_order_is_the_same_with_workers_and_without(before: int, after: int, tmp_path: Path) -> None:
+    check(lambda: loader(before), tmp_path, (3,), lambda: loader(after), max_epochs=2)
+
+
+def test_nothing_is_read_again_and_the_users_loader_is_not_touched(tmp_path: Path) -> None:
+    check(loader, tmp_path, (6,))
+    again = loader()
+    before = dict(vars(again))
+    run(again, Seen(), 5, resume=tmp_path / "after-6")
+    assert vars(again) == before
+    assert len(again.dataset.reads) == 6 * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("limit", [1.0, 3])
+def test_a_generator_of_the_loaders_own_is_taken_up(workers: int, persistent: bool, limit: float, tmp_path: Path) -> None:
+    if persistent and not workers:
+        return
+
+    def make() -> Any:
+        return loader(workers, generator=torch.Generator().manual_seed(7), persistent_workers=persistent)
+
+    check(make, tmp_path, (3, 5), max_epochs=2, limit_train_batches=limit)
+
+
+def test_with_a_generator_of_its_own_the_order_is_that_of_a_bare_loop() -> None:
+    def make() -> Any:
+        return loader(generator=torch.Generator().manual_seed(7))
+
+    bare = make()
+    expected = [batch[0].tolist() for _ in range(3) for batch in bare]
+    seen = Seen()
+    run(make(), seen, 1)
+    assert seen.batches == expected
+
+
+class Wandering(Sampler[int]):
+    """Draws from the global streams as it goes, in all three ways."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(12):
+            yield (random.randrange(12) + int(np.random.randint(12)) + int(torch.randint(12, ()))) % 12
+
+    def __len__(self) -> int:
+        return 12
+
+
+class OwnRandom(Wandering):
+    """Has generators of its own, which go on from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy, self.legacy = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(12):
+            yield (self.python.randrange(12) + int(self.numpy.integers(12)) + int(self.legacy.randint(12))) % 12
+
+
+@pytest.mark.parametrize("sampler", [Wandering, OwnRandom])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_draws_as_it_goes_goes_on(sampler: type[Sampler[int]], workers: int, tmp_path: Path) -> None:
+    def make(workers: int) -> Any:
+        return loader(workers, shuffle=None, sampler=sampler())
+
+    check(lambda: make(workers), tmp_path, (3, 5), lambda: make(workers and 3), max_epochs=2)
+
+
+def test_a_generator_of_the_datasets_own_goes_on(tmp_path: Path) -> None:
+    class Own(Samples):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(3)
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = super().__getitem__(index)
+            return x + self.rng.random(dtype=np.float32), y
+
+    check(lambda: DataLoader(Own(), 3, shuffle=True), tmp_path, CUTS)
+
+
+class ByHand(DataLoader[Any]):
+    """A loader with an `__iter__` of its own; `twice` yields every batch two times."""
+
+    twice = False
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch
+            if self.twice:
+                yield batch
+
+    def __len__(self) -> int:
+        return super().__len__() * (1 + self.twice)
+
+
+class Twice(ByHand):
+    twice = True
+
+
+@pytest.mark.parametrize("kind", [ByHand, Twice])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_with_its_own_iter_keeps_working(kind: type[ByHand], workers: int, tmp_path: Path) -> None:
+    check(lambda: kind(Samples(), 3, shuffle=True, num_workers=workers), tmp_path, (3, 7), max_epochs=2)
+
+
+def test_a_batch_that_is_read_at_once_is_keyed_too(tmp_path: Path) -> None:
+    class AtOnce(Samples):
+        def __getitems__(self, indices: list[int]) -> Any:
+            return [self[index] for index in indices]
+
+    def make(workers: int) -> Any:
+        return DataLoader(AtOnce(noise=ALL), 3, shuffle=True, num_workers=workers)
+
+    check(lambda: make(1), tmp_path, (3,), lambda: make(2), max_epochs=2)
+
+
+# ---- things with a state of their own ----------------------------------------------------------------------------
+
+
+class Stateful(IterableDataset[Any]):
+    """Says where it is; after a state was loaded the next pass goes on from there, and from a finished one yields nothing."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < 12:
+            self.at += 1
+            self.read += 1
+            yield Samples()[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class StatefulLoader:
+    """The same as a loader, which goes on after `load_state_dict` as torchdata's does."""
+
+    def __init__(self) -> None:
+        self.data = Stateful()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(self.data, 3))
+
+    def __len__(self) -> int:
+        return 4
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.data.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.data.load_state_dict(state)
+
+
+class StatefulSampler(Sampler[int]):
+    """Goes on after `load_state_dict`; a finished one stays finished for one more pass."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.passes = 0
+        self.loaded = False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.loaded:
+            self.passes += 1
+            self.left = [(index * 5 + self.passes) % 12 for index in range(12)]
+        self.loaded = False
+        while self.left:
+            yield self.left.pop(0)
+
+    def __len__(self) -> int:
+        return 12
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left, "passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left, self.passes, self.loaded = list(state["left"]), state["passes"], True
+
+
+@pytest.mark.parametrize("make", [
+    StatefulLoader, lambda: DataLoader(Stateful(), 3),
+    lambda: loader(shuffle=None, sampler=StatefulSampler()), lambda: loader(2, shuffle=None, sampler=StatefulSampler()),
+], ids=["loader", "dataset", "sampler", "sampler with workers"])  # fmt: skip
+def test_what_has_a_state_is_used_through_it(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(make, tmp_path, CUTS)
+    assert "read again" not in caplog.text
+
+
+@pytest.mark.parametrize("make", [StatefulLoader, lambda: DataLoader(Stateful(), 3),
+                                  lambda: loader(shuffle=None, sampler=StatefulSampler())])  # fmt: skip
+def test_a_state_of_an_epochs_end_makes_no_epoch_empty(make: Any, tmp_path: Path) -> None:
+    class AtEpochEnd(Seen):
+        def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
+            if epoch == 0:
+                trainer.save_checkpoint(tmp_path / "c")
+
+    whole = AtEpochEnd()
+    expected = run(make(), whole, 1)
+    rest = Seen()
+    ended = run(make(), rest, 9, resume=tmp_path / "c")
+    assert rest.batches == whole.batches[4:] and len(rest.batches) == 8
+    assert torch.equal(ended["layer.weight"], expected["layer.weight"])
+
+
+# ---- streams -----------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset[Any]):
+    """Shuffles and augments as it goes, from the global streams."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        own = list(range(12))[info.id :: info.num_workers] if info else list(range(12))
+        random.shuffle(own)
+        for index in own:
+            yield Samples(noise=ALL)[index]
+
+
+class Iterable:
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(Stream(), 3))
+
+
+def generator_of_batches() -> Iterator[Any]:
+    while True:
+        yield torch.rand(3, 4), torch.rand(3, 2)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: DataLoader(Stream(), 3), lambda: DataLoader(Stream(), 3, num_workers=2), Iterable,
+], ids=["dataset", "workers", "iterable"])  # fmt: skip
+def test_a_stream_is_read_again_and_the_user_is_told(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(make, tmp_path, (3, 5), max_epochs=2)
+    assert "To go on where the run was, 3 batches were read again, which took" in caplog.text
+
+
+def test_a_new_generator_is_read_again(tmp_path: Path) -> None:
+    check(generator_of_batches, tmp_path, (3,), max_epochs=1, limit_train_batches=5)
+
+
+# ---- what is said ------------------------------------------------------------------------------------------------
+
+
+def limits(source: Any) -> str:
+    return "\n".join(resume_limits(make_loaders(source, 1.0, "train")[0]))
+
+
+def test_what_cannot_be_resumed_exactly_is_said() -> None:
+    class Own(Samples):
+        rng: Any = None
+
+    own = Own()
+    own.rng = random.Random(1)
+    assert "is a generator, which can be iterated over only once" in limits(generator_of_batches())
+    assert "reads Stream with 2 workers" in limits(DataLoader(Stream(), 3, num_workers=2))
+    assert "has persistent_workers" in limits(DataLoader(Stream(), 3, num_workers=2, persistent_workers=True))
+    assert "has in_order=False" in limits(loader(2, in_order=False))
+    assert "a random generator of its own in dataset.rng, which each of the 2" in limits(DataLoader(own, 3, num_workers=2))
+    for fine in (loader(), loader(2), DataLoader(own, 3), DataLoader(Stream(), 3), StatefulLoader(), Iterable()):
+        assert limits(fine) == ""
+
+
+@pytest.mark.parametrize(("after", "said"), [
+    (lambda: loader(batch_size=4), "had batches of 3 when the checkpoint was made, and has batches of 4 now"),
+    (lambda: DataLoader(Samples(15), 3, shuffle=True), "had 4 batches when the checkpoint was made, and has 5 now"),
+    (lambda: loader(1), "had 0 workers when the checkpoint was made, and has 1 now: random numbers that the dataset draws"),
+    (Iterable, "was read by its indices when the checkpoint was made, and is now by its stream"),
+])  # fmt: skip
+def test_another_loader_than_before_is_said(after: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(loader(), Seen(tmp_path, (2,)), 1, max_epochs=1)
+    with caplog.at_level(logging.WARNING, "hookline"):
+        run(after(), Seen(), 1, max_epochs=1, resume=tmp_path / "after-2")
+    assert said in caplog.text
+
+
+def test_the_same_loader_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(lambda: loader(2, ALL), tmp_path, (3,), lambda: loader(3, ALL), max_epochs=1)
+    assert caplog.text == ""
+
+
+# ---- whose random streams ----------------------------------------------------------------------------------------
+
+
+def streams() -> list[Any]:
+    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("make", [loader, lambda: loader(2, ALL), lambda: loader(shuffle=None, sampler=Wandering()),
+                                  lambda: DataLoader(Stream(), 3), Iterable])  # fmt: skip
+def test_reading_does_not_move_the_main_streams(make: Any) -> None:
+    (only,) = make_loaders(make(), 1.0, "train")
+    before = streams()
+    assert len(list(only.open(0, 1, seed=5))) == 3
+    assert streams() == before
+
+
+def order(batches: Iterator[Any]) -> list[Any]:
+    return [batch[0].tolist() for batch in batches]
+
+
+def test_the_order_follows_from_seed_and_epoch() -> None:
+    (one,), (other,) = make_loaders(loader(), 1.0, "train"), make_loaders(loader(), 1.0, "train")
+    first = order(one.open(0, seed=5))
+    assert order(one.open(1)) != first
+    assert order(other.open(0, seed=5)) == first
+    assert order(make_loaders(loader(), 1.0, "train")[0].open(0, seed=6)) != first
+
+
+def test_without_a_seed_every_run_has_an_order_of_its_own() -> None:
+    torch.manual_seed(1)
+    source = loader()
+    first, second = (order(make_loaders(source, 1.0, "train")[0].open(0)) for _ in range(2))
+    assert first != second
+    torch.manual_seed(1)
+    assert order(make_loaders(source, 1.0, "train")[0].open(0)) == first
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(3)])
+def test_every_evaluation_sees_the_same_order_and_leaves_no_trace(generator: Any) -> None:
+    (only,) = make_loaders(loader(generator=generator), 1.0, "val")
+    before = streams()
+    assert order(only.batches()) == order(only.batches())
+    assert streams() == before

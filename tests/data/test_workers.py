@@ -1,0 +1,119 @@
+"""What the user sees of the workers of a loader, and what signals do to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data.resumed import Samples
+from torch.utils.data import DataLoader, get_worker_info
+
+from hookline.data.loaders import make_loaders
+
+TESTS = Path(__file__).parent.parent
+
+
+class Told(Samples):
+    """Says what the code in a worker can find out about it."""
+
+    factor = 1.0
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None and info.dataset is self and isinstance(info.dataset, Told)
+        return torch.tensor([index * self.factor])
+
+
+def double(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.factor = 2.0  # type: ignore[attr-defined]
+
+
+def values(source: Any) -> list[float]:
+    (only,) = make_loaders(source, 1.0, "train")
+    found = [value for batch in only.open(0, 1, 5) for value in batch.flatten().tolist()]
+    only.close()
+    return found
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_the_users_init_function_changes_the_users_dataset(context: str) -> None:
+    source: Any = DataLoader(Told(6), 2, num_workers=1, worker_init_fn=double, multiprocessing_context=context)
+    assert values(source) == [4.0, 6.0, 8.0, 10.0]
+    assert source.worker_init_fn is double
+
+
+def test_without_automatic_batches() -> None:
+    assert values(DataLoader(Told(4), None, num_workers=1)) == [1.0, 2.0, 3.0]
+
+
+def test_a_loader_that_looks_at_its_dataset_finds_the_users() -> None:
+    class Looking(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            assert isinstance(self.dataset, Told) and self.dataset.factor == 1.0 and len(self.dataset) == 6
+            self.dataset.factor = 3.0
+            assert self.batch_sampler.batch_size == 2  # type: ignore[union-attr]
+            return super().__iter__()
+
+    source = Looking(Told(6), 2, num_workers=1)
+    assert values(source) == [6.0, 9.0, 12.0, 15.0]
+
+
+def test_workers_end_with_the_loader() -> None:
+    source = DataLoader(Samples(), 3, num_workers=2, persistent_workers=True)
+    (only,) = make_loaders(source, 1.0, "train")
+    batches: Any = only.open(0, 0, 5)
+    next(batches)
+    workers = batches._workers
+    began = time.monotonic()
+    only.close()
+    assert not any(each.is_alive() for each in workers)
+    assert [each.exitcode for each in workers] == [0, 0]
+    assert time.monotonic() - began < 5, "they were told to end, not waited for in vain"
+    assert len(list(only.open(1))) == 4, "and new ones begin when they are needed"
+    only.close()
+
+
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_path: Path) -> None:
+    """The main process notes the signal and goes on; its workers serve it to the end, and then end with it."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(f"""
+        import os, signal, sys, time
+        sys.path.insert(0, {str(TESTS)!r})
+        from data.resumed import Samples
+        from torch.utils.data import DataLoader
+        from hookline.data.loaders import make_loaders
+
+        noted = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda number, frame: noted.append(number))
+        (only,) = make_loaders(DataLoader(Samples(60), 1, num_workers=2, persistent_workers=True), 1.0, "train")
+        os.register_at_fork(after_in_child=lambda: time.sleep(0.4))  # time enough for a signal before a worker is ready for it
+        print("opening", flush=True)
+        batches = only.open(0, 0, 5)
+        next(batches)
+        print("opened", flush=True)
+        while len(noted) < 6:
+            time.sleep(0.01)
+        print(1 + len(list(batches)), len(list(only.open(1))), flush=True)
+    """))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+        assert child.stdout is not None
+        for moment in ("opening\n", "opened\n"):
+            assert child.stdout.readline() == moment
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                time.sleep(0.05)
+                os.killpg(child.pid, number)
+        assert child.stdout.readline() == "60 60\n"
+        assert child.wait(timeout=20) == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(child.pid, 0)  # nobody of the group is left
