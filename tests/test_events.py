@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 import hookline.errors
-from hookline import EVENTS, SKIP_STEP, DataModule, Hook, HookError, HooklineError, Recorder, declare_event
+from hookline import EVENTS, SKIP_STEP, DataModule, Hook, HookError, HooklineError, Preempted, Recorder, declare_event
 from hookline.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
 from hookline.plan import Plan
 from hookline.state import State
@@ -130,6 +132,10 @@ def test_every_row_is_emitted_by_a_loop():
     assert {event.name for event in EVENT_ROWS} - emitted() == set()
 
 
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_every_event_for_hooks_is_heard_in_a_real_run(tmp_path):
     class SkipFirst(Hook):
         def on_before_optimizer_step(self, batches_seen):
@@ -140,9 +146,12 @@ def test_every_event_for_hooks_is_heard_in_a_real_run(tmp_path):
             raise RuntimeError("on purpose")
 
     names = [event.name for event in EVENT_ROWS if "H" in event.receivers]
-    trainer = quiet(hooks=[SkipFirst()], gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1)
+    trainer = quiet(hooks=[SkipFirst()], gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1,
+                    on_save_error="warn", run_dir=tmp_path / "run")
     trainer.on(*names, name="ear")(lambda: None)
     trainer.on("train_end")(lambda: trainer.save_checkpoint(tmp_path / "saved"))
+    (tmp_path / "file").touch()
+    trainer.on("train_start")(lambda: trainer.save_checkpoint(tmp_path / "file" / "cannot be made"))
     module = Net()
     with Recorder(trainer) as recorder:
         trainer.fit(module, batches(3), batches(1))
@@ -152,6 +161,8 @@ def test_every_event_for_hooks_is_heard_in_a_real_run(tmp_path):
         trainer.predict(module, batches(1))
         with trainer.add_hook(Failing()), pytest.raises(RuntimeError, match="on purpose"):
             trainer.fit(module, batches(1))
+        with trainer.on("validation_batch_end")(terminate), pytest.raises(Preempted):
+            trainer.fit(module, batches(1), batches(1))
     assert {call.event for call in recorder.calls if call.name == "ear"} == set(names)
 
 
@@ -168,8 +179,11 @@ def test_every_event_of_the_module_and_data_module_that_is_no_action_is_heard(tm
     listening_net, of_module = listening("M", Net)
     listening_data, of_data = listening("D", DataModule)
     data = type("Data", (listening_data,), {f"{kind}_dataloader": lambda self: batches(2) for kind in ("train", "val", "test", "predict")})()
-    trainer = quiet(gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1)
+    trainer = quiet(gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1,
+                    on_save_error="warn", run_dir=tmp_path / "run")
     trainer.on("train_end")(lambda: trainer.save_checkpoint(tmp_path / "saved"))
+    (tmp_path / "file").touch()
+    trainer.on("train_start")(lambda: trainer.save_checkpoint(tmp_path / "file" / "cannot be made"))
     module = listening_net()
     with trainer.on("before_optimizer_step", once=True)(lambda: SKIP_STEP):
         trainer.fit(module, datamodule=data)
@@ -177,6 +191,8 @@ def test_every_event_of_the_module_and_data_module_that_is_no_action_is_heard(tm
     for verb in (trainer.validate, trainer.test, trainer.predict):
         verb(module, datamodule=data)
     with trainer.on("train_start")(lambda: 1 / 0), pytest.raises(ZeroDivisionError):
+        trainer.fit(module, datamodule=data)
+    with trainer.on("validation_batch_end")(terminate), pytest.raises(Preempted):
         trainer.fit(module, datamodule=data)
     # a data module takes the place of the module where the row says "either"; the resumed run had none
     assert heard == {("M", event.name) for event in of_module} | {("D", event.name) for event in of_data}

@@ -172,6 +172,17 @@ def validation_clears_no_gradients(entries: list[str], hooks: list[str]) -> list
     return [entry for entry, then in zip(entries, following, strict=True) if (entry, then) != (zero_grad, model_eval)]
 
 
+def no_state_before_validation(entries: list[str], hooks: list[str]) -> list[str]:
+    """Take out the calls of state_dict that Hookline makes right before a validation in the course of training."""
+    kept: list[str] = []
+    for entry in entries:
+        if entry == "module on_validation_model_eval":
+            while kept[-1].startswith("callback:") and kept[-1].endswith(" state_dict"):
+                kept.pop()
+        kept.append(entry)
+    return kept
+
+
 def loader_before_sanity_check(entries: list[str], hooks: list[str]) -> list[str]:
     """Move `val_dataloader` from right before on_sanity_check_start to right after it."""
     start = group("on_sanity_check_start", "H", hooks)
@@ -263,6 +274,8 @@ RULES = (
          extra("on_before_zero_grad", "HM", after="module training_step"), only=MANUAL),
     Rule("on_gradient_clip", "Clipping, if it is on, is told between the clipping and the update.",
          extra("on_gradient_clip", "HM", after="module configure_gradient_clipping"), only=("fit_gradient_clip",)),
+    Rule("state_dict before a validation", "A validation that a signal cuts short leaves no trace in the checkpoint, so the "
+         "state of hooks that hear it begin is kept until it is over.", no_state_before_validation),
     Rule("on_checkpoint_save", "When a checkpoint is complete and durable, hooks and module are told where it is.",
          extra("on_checkpoint_save", "HM", after="module on_save_checkpoint")),
     Rule("on_checkpoint_load", "When all of a checkpoint is in place, optimizers included, hooks and module are told.",

@@ -208,3 +208,10 @@ def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:
     make_options(given)
     assert given == {"max_epochs": 2}
     assert Trainer().options.max_epochs == 1000
+
+
+@pytest.mark.parametrize(("given", "meant"), [("fp16", "'16-mixed'"), ("bfloat16", "'bf16-mixed'"), ("float32", "'32'"), (64, None)])
+def test_the_precision_that_was_meant_is_one_that_there_is(given: Any, meant: str | None) -> None:
+    with pytest.raises(OptionError) as refused:
+        Trainer(precision=given)
+    assert (f"Did you mean {meant}?" in str(refused.value)) if meant else ("Did you mean" not in str(refused.value))

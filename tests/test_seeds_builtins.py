@@ -186,13 +186,16 @@ def test_every_option_of_the_trainer_is_read_by_its_runs(monkeypatch: pytest.Mon
         return object.__getattribute__(self, name)
 
     monkeypatch.setattr(Options, "__getattribute__", watched, raising=False)
-    trainer = Trainer(max_epochs=2, gradient_clip_val=1.0, enable_progress_bar=False)
-    trainer.fit(Net(), batches(2), batches(1))
+    trainer = Trainer(max_epochs=2, gradient_clip_val=1.0, enable_progress_bar=False, on_save_error="warn")
+    Path("file").touch()
+    trainer.on("train_end", once=True)(lambda trainer: trainer.save_checkpoint("file/cannot be"))
+    trainer.fit(Net(), batches(2), {"a": batches(1), "b": batches(1)})
     trainer.on("step_end", once=True)(lambda trainer: trainer.stop("a stop asks for the least number of epochs"))
     trainer.fit(Net(), batches(2), batches(1))
     trainer.test(Net(), batches(1))
     trainer.predict(Net(), batches(1))
-    assert {each.name for each in fields(Options)} - read == set()
+    in_seconds = {"grace_period": "grace_seconds", "hang_after": "hang_seconds"}
+    assert {in_seconds.get(each.name, each.name) for each in fields(Options)} - read == set()
 
 
 # ---- named built-ins ---------------------------------------------------------------------------------------------
@@ -208,7 +211,7 @@ def test_the_three_named_built_ins_are_added_listed_and_taken_out_by_their_names
     assert trainer.hooks.list_hooks() == ["json_log", "checkpoint"]
     trainer.remove_hook("json_log")
     trainer.fit(Net(), batches(1))
-    assert names("run") == ["checkpoints"]
+    assert names("run") == ["checkpoints", "run.json"]
 
 
 def test_checkpointing_saves_every_so_many_epochs() -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hookline._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hookline.checkpoint.importing import import_checkpoint
+    from hookline.checkpoint.weights import load_weights
     from hookline.context import StepContext
     from hookline.errors import (
         END_EPOCH,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         LossError,
         NonFiniteLoss,
         OptionError,
+        Preempted,
         StopTraining,
     )
     from hookline.events import EVENTS, declare_event
@@ -43,20 +46,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "Hook", "HookError",
-    "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Module", "NonFiniteLoss", "OptionError", "Recorder",
-    "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
-    "every", "explain", "no_event", "on", "once", "seed_everything", "when",
+    "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Module", "NonFiniteLoss", "OptionError", "Preempted",
+    "Recorder", "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
+    "every", "explain", "import_checkpoint", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
 _HOME = {
     "Trainer": "trainer", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
-    "no_event": "listener", "StopTraining": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors",
+    "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors",
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",
     "SingleDevice": "strategies.single", "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base",
     "JSONLines": "loggers.jsonl", "EVENTS": "events", "declare_event": "events",
+    "import_checkpoint": "checkpoint.importing", "load_weights": "checkpoint.weights",
 }  # fmt: skip
 
 

@@ -109,12 +109,22 @@ class HookMethods:
     def on_validation_end(self, *args: Any, **kwargs: Any) -> Any:
         """Validation is over; `metrics` has its results. Facts: metrics."""
 
+    def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
+        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
+        resume.
+        """
+
     def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being put together and may be edited. Facts: checkpoint."""
+        """A checkpoint is being put together and may be edited. Facts: checkpoint, path, reason."""
 
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> Any:
         """A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception',
         'manual'. Facts: path, step, reason.
+        """
+
+    def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint could not be written, and the run goes on without it: `Trainer(on_save_error='warn')`. Facts:
+        path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -276,12 +286,22 @@ class ModuleMethods:
     def on_validation_end(self, *args: Any, **kwargs: Any) -> Any:
         """Validation is over; `metrics` has its results. Facts: metrics."""
 
+    def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
+        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
+        resume.
+        """
+
     def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being put together and may be edited. Facts: checkpoint."""
+        """A checkpoint is being put together and may be edited. Facts: checkpoint, path, reason."""
 
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> Any:
         """A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception',
         'manual'. Facts: path, step, reason.
+        """
+
+    def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint could not be written, and the run goes on without it: `Trainer(on_save_error='warn')`. Facts:
+        path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -401,6 +421,11 @@ class StrategyMethods:
 
     def on_validation_end(self, *args: Any, **kwargs: Any) -> Any:
         """Validation is over; `metrics` has its results. Facts: metrics."""
+
+    def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
+        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
+        resume.
+        """
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
         """Training ended as meant: completed, stopped or preempted. Facts: step, tokens_seen, metrics, status."""

@@ -39,6 +39,14 @@ class StopTraining(Exception):
         self.reason = reason
 
 
+class Preempted(SystemExit):
+    """A signal has ended the run: it was saved, told and torn down. Left alone, the process exits with 128 + the signal."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(128 + signal)
+        self.signal = signal
+
+
 class Signal:
     """A value a hook returns to steer the loop. There are exactly four, compared by identity."""
 

@@ -7,6 +7,7 @@ import datetime
 import math
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -27,12 +28,14 @@ class OptionArguments(TypedDict, total=False):
     max_steps: int
     max_time: str | float | datetime.timedelta | None
     accumulate_grad_batches: int
+    count_tokens: Callable[[Any], int] | None
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
     nonfinite: str
     val_check_interval: int | float
     check_val_every_n_epoch: int
     num_sanity_val_steps: int
+    val_aggregation: str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
     limit_train_batches: int | float
     limit_val_batches: int | float
     limit_test_batches: int | float
@@ -46,6 +49,11 @@ class OptionArguments(TypedDict, total=False):
     compile: bool | dict[str, Any]
     default_root_dir: str | Path
     run_dir: str | Path | None
+    save: str
+    on_save_error: str
+    grace_period: str | float | datetime.timedelta | None
+    hang_after: str | float | datetime.timedelta | None
+    hang_action: str
 
 
 @dataclass(slots=True)
@@ -64,6 +72,8 @@ class Options:
     # the update
     accumulate_grad_batches: int = 1
     """Batches whose gradients make one update."""
+    count_tokens: Callable[[Any], int] | None = None
+    """From a batch to its number of tokens; None: the elements of `input_ids`, or of the first tensor."""
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str = "norm"
     """'norm' or 'value'."""
@@ -75,6 +85,9 @@ class Options:
     check_val_every_n_epoch: int = 1
     num_sanity_val_steps: int = 2
     """Validation batches before training; -1: all."""
+    val_aggregation: str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]] = "micro"
+    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the first loader's),
+    'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}."""
     # less than everything
     limit_train_batches: int | float = 1.0
     limit_val_batches: int | float = 1.0
@@ -96,6 +109,17 @@ class Options:
     default_root_dir: str | Path = "."
     run_dir: str | Path | None = None
     """Where everything of a run is written; by default default_root_dir/runs/NAME."""
+    # when something goes wrong
+    save: str = "sync"
+    """'async' writes checkpoints in the background: training waits only for the copy."""
+    on_save_error: str = "raise"
+    """A checkpoint that cannot be written (a full disk): 'raise' ends the run, 'warn' goes on without it."""
+    grace_period: str | float | datetime.timedelta | None = "5 minutes"
+    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no limit."""
+    hang_after: str | float | datetime.timedelta | None = "10 minutes"
+    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: nobody watches."""
+    hang_action: str = "warn"
+    """'abort' also ends the run."""
 
     def __post_init__(self) -> None:
         self._whole("max_epochs", -1, none=True)
@@ -107,6 +131,11 @@ class Options:
         self._whole("log_every_n_steps", 1)
         self._choice("gradient_clip_algorithm", ("norm", "value"))
         self._choice("nonfinite", ("stop", "skip"))
+        if not callable(self.val_aggregation) and str(self.val_aggregation).partition(":")[0] != "primary":
+            self._choice("val_aggregation", ("micro", "macro", "primary"))
+        self._choice("save", ("sync", "async"))
+        self._choice("on_save_error", ("raise", "warn"))
+        self._choice("hang_action", ("warn", "abort"))
         for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
             self._amount(name)
         self._amount("overfit_batches")
@@ -119,12 +148,16 @@ class Options:
             raise OptionError(f"fast_dev_run={self.fast_dev_run!r} must be True, False or a number of batches.")
         for name in ("enable_progress_bar", "deterministic"):
             check_bool(name, getattr(self, name))
+        if self.count_tokens is not None and not callable(self.count_tokens):
+            raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")
         if not isinstance(self.compile, bool | dict):
             raise OptionError(f"compile={self.compile!r} must be True, False or a dictionary of arguments for torch.compile.")
         for name in ("default_root_dir", "run_dir"):
             if not isinstance(getattr(self, name), str | os.PathLike) and not (name == "run_dir" and self.run_dir is None):
                 raise OptionError(f"{name}={getattr(self, name)!r} must be a path.")
         self.max_time = parse_time(self.max_time)
+        self.grace_period = parse_time(self.grace_period, "grace_period")
+        self.hang_after = parse_time(self.hang_after, "hang_after")
         self._combine()
 
     def _combine(self) -> None:
@@ -144,8 +177,17 @@ class Options:
     @property
     def max_seconds(self) -> float | None:
         """`max_time` in seconds."""
-        assert self.max_time is None or isinstance(self.max_time, float)
-        return self.max_time
+        return _seconds(self.max_time)
+
+    @property
+    def grace_seconds(self) -> float | None:
+        """`grace_period` in seconds."""
+        return _seconds(self.grace_period)
+
+    @property
+    def hang_seconds(self) -> float | None:
+        """`hang_after` in seconds."""
+        return _seconds(self.hang_after)
 
     def _whole(self, name: str, least: int, none: bool = False) -> None:
         value = getattr(self, name)
@@ -189,11 +231,15 @@ def parse_precision(precision: str | int) -> str:
     """32, 'bf16-mixed' or '16-mixed'."""
     name = PRECISIONS.get(str(precision))
     if name is None:
-        raise OptionError(f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{closest(str(precision), PRECISIONS)}")
+        plain = re.sub(r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf"))  # fp16, float32, bfloat16
+        near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
+        meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        raise OptionError(f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}")
     return name
 
 
-def parse_time(given: str | float | datetime.timedelta | None) -> float | None:
+def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_time") -> float | None:
     """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
     if given is None:
         return None
@@ -207,11 +253,16 @@ def parse_time(given: str | float | datetime.timedelta | None) -> float | None:
         seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
     elif isinstance(given, str):
         with contextlib.suppress(HookError):
-            number, unit = parse_interval(given, "max_time")
+            number, unit = parse_interval(given, name)
             seconds = number * SECONDS.get(unit, 0.0)
     if not 0 < seconds < math.inf:
-        raise OptionError(f"max_time={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0.")
+        raise OptionError(f"{name}={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0.")
     return seconds
+
+
+def _seconds(parsed: Any) -> float | None:
+    assert parsed is None or isinstance(parsed, float)
+    return parsed
 
 
 def _is_number(value: Any) -> bool:

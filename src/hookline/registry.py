@@ -32,6 +32,8 @@ BUILTIN_HOOKS: dict[str, str] = {
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
     "model_checkpoint": "hookline.hooks.model_checkpoint:ModelCheckpoint",
     "upload_checkpoint": "hookline.hooks.upload_checkpoint:UploadCheckpoint",
+    "mixture_schedule": "hookline.hooks.mixture_schedule:MixtureSchedule",
+    "slurm_requeue": "hookline.hooks.slurm_requeue:SlurmRequeue",
     "hparams": "hookline.hooks.hparams:HParams",
     "weight_averaging": "hookline.hooks.weight_averaging:WeightAveraging",
     "freeze_schedule": "hookline.hooks.freeze_schedule:FreezeSchedule",

@@ -23,6 +23,25 @@ class RunDirectory:
             self._named = None
         self._used = True
 
+    @property
+    def root(self) -> Path:
+        """What all runs without a `run_dir` have in common."""
+        return Path(self._options.default_root_dir) / "runs"
+
+    @property
+    def searched(self) -> Path:
+        """Where checkpoints of this run are looked for: in its own directory, or in all runs if it has no name."""
+        return self.root if self._options.run_dir is None else Path(self._options.run_dir)
+
+    def existing(self) -> Path | None:
+        """The directory that this run was given by name or goes on in, if it is there."""
+        given = self._options.run_dir or self._named
+        return Path(given) if given is not None and Path(given).is_dir() else None
+
+    def continue_in(self, path: Path) -> None:
+        """A resumed run goes on where it was."""
+        self._named = path
+
     def path(self) -> Path:
         """The directory, which exists from now on."""
         if self._options.run_dir is not None:
@@ -30,7 +49,7 @@ class RunDirectory:
         elif self._named is not None:
             path = self._named
         else:
-            base = Path(self._options.default_root_dir) / "runs"
+            base = self.root
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
             path = self._named = next(base / each for each in candidates if _made(base / each))

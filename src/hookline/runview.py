@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hookline.data.mixed import OneLoader
 from hookline.errors import HooklineError
 from hookline.loops.loading import estimated_steps
 from hookline.loops.run import Run
@@ -87,9 +88,17 @@ class RunView:
         return {each.name: each.length for each in loaders}
 
     @property
+    def loaders(self) -> Any:
+        """The training loaders of the run: their `names`, and where several are mixed `set_weights`, `add`, `remove`."""
+        run = self._last
+        if run is not None and run.mixes:
+            return run.train
+        return OneLoader([each.name for each in run.loaders.get("train", [])] if run is not None else [])
+
+    @property
     def num_training_batches(self) -> int | None:
         """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
-        return next(iter(self.num_batches().values()), None)
+        return self._last.train.length if self._last is not None and self._last.train is not None else None
 
     @property
     def schedules(self) -> list[Schedule]:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import nn
 
+from hookline.checkpoint.files import remove
 from hookline.checkpoint.saves import COUNTERS, REASONS, SaveRequest
-from hookline.errors import HooklineError, OptionError, closest
+from hookline.data.mixing import Mixture
+from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
@@ -22,8 +24,11 @@ from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import load
 from hookline.loops.predict import predict
+from hookline.loops.resuming import choose_start, look_up
 from hookline.loops.run import Run
-from hookline.loops.saving import save
+from hookline.loops.saving import restore_hooks, save
+from hookline.loops.signals import Signals
+from hookline.loops.watchdog import Watchdog
 from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
 from hookline.options import OptionArguments, check_bool, make_options
@@ -89,49 +94,66 @@ class Trainer(RunView):
         loss: Callable[..., Any] | None = None,
         step: Callable[..., Any] | None = None,
         optimizer: Any = None,
+        mixture: Mixture | Mapping[str, Any] | None = None,
         resume: str | Path | None = None,
     ) -> Metrics:
-        """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model, batch)`."""
+        """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model, batch)`.
+
+        train, val: one loader, a list, or a dictionary of names. mixture: how several training loaders are mixed; by default
+        each in turn, until all their batches were drawn once.
+        resume: None begins afresh; a checkpoint's path goes on from there; 'auto' goes on from the newest whole checkpoint of
+        the run and begins afresh if there is none; 'best' goes on from the best one that a monitor has kept.
+        """
         if isinstance(train, DataModule):
             train, datamodule = None, train
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
-        run.resume_from = Path(resume) if resume is not None else None
-        with Determinism(self.options.deterministic):
+        run.mixture = mixture
+        self._directory.renew()
+        choose_start(run, resume, self._directory)
+        with Determinism(self.options.deterministic), Signals(run):
             self._finish(run, fit)
         return self.metrics
 
     def validate(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> Metrics:  # fmt: skip
-        """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run."""
+        """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run.
+
+        checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state from it too.
+        """
         if self._run is not None:
-            if module is not None or loaders is not None or datamodule is not None:
+            if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
                 raise OptionError("validate() inside a run validates that run's own module and loaders; call it without any.")
             return self._validate_in_run(self._run)
         if isinstance(loaders, DataModule):
             loaders, datamodule = None, loaders
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
+        self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
 
     def test(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
+        checkpoint: str | Path | None = None,
     ) -> Metrics:  # fmt: skip
-        """Measure on the test data."""
+        """Measure on the test data. checkpoint: as in `validate`."""
         if isinstance(loaders, DataModule):
             loaders, datamodule = None, loaders
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
+        self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
 
     def predict(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
-        return_predictions: bool = True,
+        return_predictions: bool = True, checkpoint: str | Path | None = None,
     ) -> list[Any]:  # fmt: skip
-        """Collect what `predict_step` returns: a list, or one list per loader."""
+        """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as in `validate`."""
         if isinstance(loaders, DataModule):
             loaders, datamodule = None, loaders
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
+        self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
 
     def _start(
@@ -167,8 +189,17 @@ class Trainer(RunView):
                 setattr(state, name, getattr(self._fitted.state, name))
         return Run(
             self, stage, self.options, self.plan, state, self.strategy,
-            module, steps, datamodule, loaders, self._directory.path,
+            module, steps, datamodule, loaders, self._directory,
         )  # fmt: skip
+
+    def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
+        """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
+        found = look_up(checkpoint, self._directory) if checkpoint is not None else None
+        if found is not None:
+            run.module.load_state_dict(found.contents["module"])
+            restore_hooks(self.hooks.entries(), found.contents)
+        elif checkpoint is not None:
+            raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
@@ -181,10 +212,10 @@ class Trainer(RunView):
         self._run = self._last = run
         self.state = run.state
         if run.stage == "fit":
-            self._directory.renew()
             self._fitted = run
         try:
-            return carry_out(run, body)
+            with Watchdog(run, self.options.hang_seconds, abort=self.options.hang_action == "abort"):
+                return carry_out(run, body)
         finally:
             self._run = None
 
@@ -242,6 +273,10 @@ class Trainer(RunView):
         hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
         return self.add_hook(hook, "checkpoint")
 
+    def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
+        """A further training loader from the mixture's next window on; as `trainer.loaders.add`."""
+        return int(self.loaders.add(name, loader, weight))
+
     def emit(self, event: str, **facts: Any) -> Any:
         """Fire an event that `hookline.declare_event` declared; returns the replaced fact, if the event has one."""
         row = EVENTS.named(event)
@@ -272,11 +307,17 @@ class Trainer(RunView):
 
     # ---- in a run -----------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, path: str | Path | None = None, reason: str = "manual") -> None:
-        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
+    def save_checkpoint(
+        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+    ) -> None:
+        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on.
+
+        path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the metric it is kept
+        for, as {"name": ..., "mode": ..., "score": ...}.
+        """
         if reason not in REASONS:
             raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
-        request = SaveRequest(Path(path) if path is not None else None, reason)
+        request = SaveRequest(path if path is None or "://" in str(path) else Path(path), reason, monitor)
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}.")
@@ -290,6 +331,10 @@ class Trainer(RunView):
                 guests.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole."""
+        remove(path)
 
     def log(self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
             prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None) -> None:  # fmt: skip

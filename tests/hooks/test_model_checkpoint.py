@@ -123,7 +123,7 @@ def test_what_is_saved_is_what_was_measured() -> None:
     trainer = quiet(max_epochs=2, run_dir="run", hooks=[hook])
     trainer.on("validation_end")(lambda module: seen.append(module.layer.weight.detach().clone()))
     trainer.fit(net, batches(2), batches(1))
-    assert torch.equal(weights(hook.best_model_path)["module.layer.weight"], seen[0])
+    assert torch.equal(weights(hook.best_model_path)["layer.weight"], seen[0])
 
 
 def test_an_older_one_goes_only_once_the_new_one_is_there() -> None:

@@ -107,7 +107,7 @@ def test_any_iterable_of_batches_is_a_loader() -> None:
 
 
 def test_training_without_a_loader_says_where_it_may_come_from() -> None:
-    with pytest.raises(OptionError, match=r"needs one training loader, and got 0: pass it to fit, or return it from Net.train_dataloader"):
+    with pytest.raises(OptionError, match=r"needs a training loader, and got none: pass it to fit, or return it from Net.train_dataloader"):
         quiet().fit(Net())
 
 

@@ -21,7 +21,11 @@ RUNS = {
     "explain": "show the lifecycle of a run with its listeners, without running it",
 }
 CODES = """exit codes: 0 it went well (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
-130 stopped by Ctrl-C, 141 whoever read the output went away"""
+124 something hung and was told to end the process, 130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM (all three: saved, and
+the way to continue is printed), 141 whoever read the output went away"""
+CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL such as s3://bucket/run.
+
+exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
@@ -62,6 +66,10 @@ def _command(given: list[str]) -> int:
             print(f"wrote {path}")
         print(f"\nNext: cd {chosen.directory} && hookline fit run.toml && python -m pytest")
         return OK
+    if chosen.command == "checkpoint":
+        from hookline.cli import checkpoints
+
+        return checkpoints.run(chosen)
     from hookline.cli import lists
     from hookline.config.problems import ConfigError
     from hookline.errors import HookError
@@ -94,9 +102,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, doc: str, epilog: str = "") -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.", epilog=epilog or CODES,
-                                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    def command(name: str, doc: str, epilog: str = "", group: Any = commands) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = group.add_parser(
+            name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.", epilog=epilog or CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
         added.add_argument("--json", action="store_true", help="for programs: one JSON document on stdout")
         return added
 
@@ -117,7 +126,24 @@ def make_parser() -> argparse.ArgumentParser:
     command("schema", "print the JSON schema of a configuration, for editors")
     added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
     added.add_argument("directory", metavar="DIR")
+    about = "look into checkpoints, verify them, or export their weights"
+    whole = commands.add_parser("checkpoint", help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=CHECKPOINT_CODES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    _checkpoint_commands(command, whole.add_subparsers(dest="action", required=True, metavar="COMMAND"))
     return parser
+
+
+def _checkpoint_commands(command: Any, group: Any) -> None:
+    added = command("show", "say what a checkpoint holds, or list those of a run", CHECKPOINT_CODES, group)
+    added.add_argument("path", metavar="PATH")
+    added.add_argument("--tensors", action="store_true", help="also every weight with its type and shape")
+    added = command("verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group)
+    added.add_argument("paths", metavar="PATH", nargs="+")
+    added = command("export", "write the weights alone, for other tools", CHECKPOINT_CODES, group)
+    added.add_argument("path", metavar="PATH", help="of a run: its newest whole checkpoint")
+    added.add_argument("out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)")
+    added.add_argument("--hook", metavar="NAME", help="the weights that this hook keeps, such as weight_averaging")
+    added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def _report(error: Exception, given: list[str]) -> int:

@@ -6,15 +6,13 @@ import argparse
 import contextlib
 import json
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.cli.codes import INTERRUPTED, OK
+from hookline.cli.codes import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
+from hookline.errors import Preempted
 from hookline.hook import Hook
 
 
@@ -31,28 +29,30 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     trainer.add_hook(saved)
     # what hooks and modules print is not the JSON document
     aside = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
-    predictions: Any = None
-    with stopping_on_ctrl_c(trainer) as pressed:
-        try:
-            with aside:
-                predictions = _carry_out(chosen.command, trainer, parts)
-        except KeyboardInterrupt:
-            pressed.append(signal.SIGINT)
-    _say(chosen, overrides, trainer, saved, predictions, interrupted=bool(pressed))
-    return INTERRUPTED if pressed else OK
+    predictions, code = None, OK
+    try:
+        with aside:
+            predictions = _carry_out(chosen.command, trainer, parts)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Preempted as ended:
+        code = int(ended.code or FAILED)
+    _say(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
+    return code
 
 
 def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
     if verb == "fit":
-        trainer.fit(parts.module, datamodule=parts.datamodule, resume=parts.checkpoint, **parts.fit_arguments)
+        # whoever names the directory means this very run, so it goes on where it was
+        resume = "auto" if parts.checkpoint is None and trainer.options.run_dir is not None else parts.checkpoint or None
+        trainer.fit(parts.module, datamodule=parts.datamodule, resume=resume, **parts.fit_arguments)
         return None
-    if parts.checkpoint is not None:
-        _load_weights(parts, trainer)
+    checkpoint = parts.checkpoint or None
     if verb == "predict":
-        return trainer.predict(parts.module, datamodule=parts.datamodule)
+        return trainer.predict(parts.module, datamodule=parts.datamodule, checkpoint=checkpoint)
     functions = {name: each for name, each in parts.fit_arguments.items() if name in ("loss", "step")}
     measure = trainer.validate if verb == "validate" else trainer.test
-    measure(parts.module, datamodule=parts.datamodule, **functions)
+    measure(parts.module, datamodule=parts.datamodule, checkpoint=checkpoint, **functions)
     return None
 
 
@@ -68,42 +68,6 @@ class SavedPath(Hook):
         self.path = path
 
 
-@contextlib.contextmanager
-def stopping_on_ctrl_c(trainer: Any) -> Iterator[list[int]]:
-    """The first Ctrl-C ends the run after the batch that is going on and saves it, the second one ends it at once."""
-    pressed: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
-
-    def on_signal(number: int, frame: Any) -> None:
-        if pressed or trainer.state.stage != "fit":
-            raise KeyboardInterrupt
-        pressed.append(number)
-        print("\nStopping after this batch and saving; Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
-        trainer.options.min_epochs = 0  # whoever presses Ctrl-C means now
-        trainer.stop("Ctrl-C")
-        trainer.save_checkpoint(reason="signal")
-
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _load_weights(parts: Parts, trainer: Any) -> None:
-    """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
-    from hookline.checkpoint.files import read
-
-    assert parts.checkpoint is not None
-    contents = read(parts.checkpoint)
-    parts.module.load_state_dict(contents["module"])
-    for entry in trainer.hooks.entries():
-        if entry.name in contents["hooks"] and hasattr(entry.hook, "load_state_dict"):
-            entry.hook.load_state_dict(contents["hooks"][entry.name])
-
-
 def _explain(chosen: argparse.Namespace, trainer: Any, parts: Parts) -> int:
     explanation = trainer.explain(parts.module, datamodule=parts.datamodule, verb=chosen.verb)
     print(json.dumps(explanation.data()) if chosen.json else explanation.text(everything=chosen.all))
@@ -115,7 +79,7 @@ def _say(
 ) -> None:
     state = trainer.state
     told: dict[str, Any] = {
-        "command": chosen.command, "status": "interrupted" if interrupted else trainer.status, "step": trainer.global_step,
+        "command": chosen.command, "status": trainer.status, "step": trainer.global_step,
         "epochs": state.epochs_seen, "metrics": {name: float(value) for name, value in trainer.metrics.items()},
         "checkpoint": str(saved.path) if saved.path is not None else None,
     }  # fmt: skip
@@ -135,12 +99,18 @@ def _say(
         if told.get(what):
             print(f"{what.replace('_dir', ' directory')}: {told[what]}")
     if interrupted and saved.path is not None:
-        from hookline.config.problems import SECRET
+        from hookline.config.problems import Override, has_secret
 
-        again = [each for each in overrides if not each.startswith("--checkpoint=") and not SECRET.search(each.partition("=")[0])]
+        again = []
+        for each in overrides:
+            key, _, text = each.removeprefix("--").partition("=")
+            if key != "checkpoint" and not has_secret(key, Override(text)):
+                again.append(each)
         allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
         hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
-        command = ["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, "--checkpoint", str(saved.path)]
+        # a run that has a name finds its newest checkpoint by itself
+        where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(saved.path)]
+        command = ["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, *where]
         print(f"To continue: {shlex.join(command)}")
 
 

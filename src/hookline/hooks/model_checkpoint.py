@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import math
-import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,8 @@ class ModelCheckpoint(Hook):
         auto_insert_metric_name: put 'name=' before each value in it.
         every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them, else every epoch.
         save_on_train_epoch_end: True: look at epoch ends; False: after validations; None: after validations if there are any.
-        save_on_exception: also save when the run fails. dirpath: a folder inside the run's directory, by default 'checkpoints'.
+        save_on_exception: also save when the run fails.
+        dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as 's3://bucket/folder'.
         strict: a metric that is missing is an error, else a warning.
         """
         super().__init__(name)
@@ -69,7 +69,8 @@ class ModelCheckpoint(Hook):
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
-        self.dirpath = _inside(Path("checkpoints" if dirpath is None else dirpath))
+        self.url = str(dirpath).rstrip("/") if "://" in str(dirpath) else ""
+        self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self._begin()
 
@@ -104,10 +105,13 @@ class ModelCheckpoint(Hook):
         self._asked: dict[str, float] = {}
         """Asked for and not written yet."""
         self._asked_last = ""
+        """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new one."""
         self._seen: Any = None
         self._validated_at: tuple[int, Any] = (-1, None)
         self._waiting = self._validated = False
-        self._looked_at = -1
+        self._looked_at = (-1, -1)
+        self._owed: dict[str, float] = {}
+        """Asked for at the very state that the run resumes from, and perhaps not written any more."""
 
     def setup(self, stage: str, hooks: Any, state: Any) -> None:
         if stage != "fit":
@@ -116,7 +120,8 @@ class ModelCheckpoint(Hook):
         if self.dirpath.is_absolute():
             self._folder(state)  # refuses one outside before anything is trained
         for other in hooks:
-            if isinstance(other, ModelCheckpoint) and other is not self and other.dirpath == self.dirpath \
+            if isinstance(other, ModelCheckpoint) and other is not self \
+                    and (other.url, other.dirpath) == (self.url, self.dirpath) \
                     and (other.filename.template == self.filename.template or (self.save_last and other.save_last)):  # fmt: skip
                 raise HookError("Two ModelCheckpoints would write under the same names and remove each other's checkpoints: "
                                 "give one another dirpath, such as dirpath='by_time'.")  # fmt: skip
@@ -148,7 +153,7 @@ class ModelCheckpoint(Hook):
             self._look(state, metrics)
 
     def on_train_end(self, state: Any) -> None:
-        if self.save_last and self._looked_at != state.step:
+        if self.save_last and self._looked_at != (state.step, state.epochs_seen):
             self._ask_last(state)
 
     def _after_steps(self, state: Any) -> None:
@@ -165,8 +170,7 @@ class ModelCheckpoint(Hook):
         self._asked.clear()
         self._asked_last = ""
         if state.stage == "fit" and state.step:
-            path = self._folder(state) / f"exception-step={state.step}"
-            state.trainer.save_checkpoint(path, "exception")
+            state.trainer.save_checkpoint(self._place(state, f"exception-step={state.step}"), "exception")
 
     def _is_fresh(self, metrics: Any) -> bool:
         """Whether the metric was logged anew since the last look; the same old number says nothing about these weights."""
@@ -179,7 +183,7 @@ class ModelCheckpoint(Hook):
 
     def _look(self, state: Any, metrics: Any, certain: bool = True) -> None:
         self._waiting = False
-        self._looked_at = state.step
+        self._looked_at = (state.step, state.epochs_seen)
         if self.monitor is None:
             if self.save_top_k and float(state.step) not in self._with_asked().values():
                 self._ask(state, metrics, float(state.step), "interval", certain)
@@ -202,21 +206,25 @@ class ModelCheckpoint(Hook):
 
     def _ask(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
         stem, known = self.filename.fill(state.epoch, state.step, metrics, certain), self._with_asked()
-        path = self._folder(state) / stem
+        path = self._place(state, stem)
         if not (self.save_top_k == 1 and str(path) in known):  # with one to keep, a fixed name is written over
             versions = 1
-            while str(path) in known or path.exists():
-                path = path.with_name(f"{stem}-v{versions}")
+            while str(path) in known or (isinstance(path, Path) and path.exists()):
+                path = self._place(state, f"{stem}-v{versions}")
                 versions += 1
         self._asked[str(path)] = score
-        state.trainer.save_checkpoint(path, reason)
+        monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
+        state.trainer.save_checkpoint(path, reason, monitor)
 
     def _ask_last(self, state: Any) -> None:
-        self._looked_at = state.step
+        self._looked_at = (state.step, state.epochs_seen)
         if self._asked_last:
             return  # not written yet, so it will be of this very state
-        self._asked_last = str(self._folder(state) / "last")
-        state.trainer.save_checkpoint(Path(self._asked_last), "last")
+        self._asked_last = str(self._place(state, "last"))
+        state.trainer.save_checkpoint(self._asked_last, "last")
+
+    def _place(self, state: Any, name: str) -> Path | str:
+        return f"{self.url}/{name}" if self.url else self._folder(state) / name
 
     def _folder(self, state: Any) -> Path:
         run_dir = Path(state.trainer.run_dir)
@@ -228,9 +236,16 @@ class ModelCheckpoint(Hook):
 
     # ---- what became of it --------------------------------------------------------------------------------------
 
-    def on_checkpoint_save(self, state: Any, path: Path) -> None:
+    def on_save_checkpoint(self, path: Any) -> None:
         if str(path) == self._asked_last:
             self.last_model_path, self._asked_last = self._asked_last, ""
+
+    def on_checkpoint_failed(self, path: Any) -> None:
+        self._asked.pop(str(path), None)
+        if str(path) == self.last_model_path:
+            self.last_model_path = ""
+
+    def on_checkpoint_save(self, state: Any, path: Any) -> None:
         if str(path) not in self._asked:
             return
         score = self._asked.pop(str(path))
@@ -238,8 +253,9 @@ class ModelCheckpoint(Hook):
         self.best_k_models[str(path)] = score
         for old in self._beyond(self.best_k_models):
             del self.best_k_models[old]
-            if state.rank == 0 and Path(old).parent == self._folder(state):  # of an earlier run's folder nothing is removed
-                _remove(Path(old))
+            # of an earlier run's folder nothing is removed
+            if state.rank == 0 and old == str(self._place(state, old.rpartition("/")[2])):
+                state.trainer.remove_checkpoint(old)
         self._settle(self.best_k_models)
 
     def _settle(self, kept: dict[str, float]) -> None:
@@ -275,19 +291,28 @@ class ModelCheckpoint(Hook):
             "best_k_models": kept, "best_model_path": best, "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
             "last_model_path": self._asked_last or self.last_model_path, "waiting": self._waiting,
-            "validated": self._validated,
+            "validated": self._validated, "owed": {path: score for path, score in self._asked.items() if path in kept},
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_k_models = {path: score for path, score in state["best_k_models"].items() if Path(path).is_dir()}
+        kept = state["best_k_models"].items()
+        self.best_k_models = {path: score for path, score in kept if "://" in path or Path(path).is_dir()}
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._waiting, self._validated = state["waiting"], state["validated"]
+        self._owed = {path: score for path, score in state.get("owed", {}).items() if path not in self.best_k_models}
 
     def on_checkpoint_load(self, state: Any) -> None:
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._seen = raw[self.monitor]
+
+    def on_train_start(self, state: Any) -> None:
+        for path, score in self._owed.items():  # the process ended between two checkpoints of one state: this is that state
+            self._asked[path] = score
+            monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
+            state.trainer.save_checkpoint(path, "interval" if monitor is None else "best", monitor)
+        self._owed = {}
 
 
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
@@ -340,12 +365,3 @@ def _inside(path: Path) -> Path:
     if ".." in path.parts:
         raise OptionError(f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.")
     return path
-
-
-def _remove(path: Path) -> None:
-    """First out of sight, then deleted: what stands under a checkpoint's name is whole."""
-    if (path / "manifest.json").is_file():
-        gone = path.with_name(f".{path.name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)

@@ -117,6 +117,9 @@ class WeightAveraging(Hook):
     def on_validation_end(self) -> None:
         self._swap_out()
 
+    def on_validation_abandoned(self) -> None:
+        self._swap_out()
+
     def on_test_start(self, module: Any) -> None:
         self._swap_in(module)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from hookline.binding import Caller
 from hookline.data.batch import batch_size
 from hookline.errors import OptionError, StopTraining
+from hookline.loops.aggregating import aggregated
 from hookline.loops.run import Run, see_off
 from hookline.metrics import Accumulator, Metrics
 from hookline.plan import Plan
@@ -65,7 +66,11 @@ TEST = Names(
 )  # fmt: skip
 
 
-def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
+class GivenUp(Exception):
+    """A signal has cut a validation short: the process is to end, and the validation is done again after the resume."""
+
+
+def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
     """One pass over every loader. The training it may interrupt finds everything as it left it."""
     plan, s, log = run.plan, run.state, run.state.log
     loaders = run.loaders[names.loaders]
@@ -76,14 +81,19 @@ def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
         names.start(plan)(s)
         names.epoch_start(plan)(s)
         log.begin("eval")
+        log.prefix = names.prefix
         with torch.no_grad():
             for s.dataloader_idx, loader in enumerate(loaders):
                 s.dataloader_name = loader.name
+                log.loader = loader.name if own.several else ""
                 before = s.batches_in_pass
                 for s.batch_idx, s.batch in enumerate(loader.batches(0)):
                     if s.batch_idx == limit:
                         break
                     evaluate_batch(run, plan, s, names, own)
+                    if run.signal and can_be_cut:
+                        plan.on_validation_abandoned(s)
+                        raise GivenUp
                     if s.should_stop and run.stage != "fit":
                         break
                 if s.should_stop and run.stage != "fit":
@@ -92,7 +102,10 @@ def evaluate(run: Run, names: Names, limit: int | None = None) -> Metrics:
                     raise OptionError(f"The {names.loaders} loader {loader.name!r} yielded no batch; a generator can be "
                                       "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
         log.mode = "now"
+        log.loader = ""
         results = {**own.results(), **log.finish("eval")}
+        if own.several:
+            results |= aggregated(results, names.prefix, [each.name for each in loaders], run.options.val_aggregation)
         log.newest.raw().update(results)
         names.epoch_end(plan)(s)
         names.end(plan)(s)
@@ -176,7 +189,7 @@ class Interlude:
     def __enter__(self) -> None:
         s = self.s
         self.facts = [getattr(s, name) for name in self.FACTS]
-        self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending)
+        self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -185,4 +198,4 @@ class Interlude:
             restore_modes(s)  # the evaluation failed before it could
         for name, value in zip(self.FACTS, self.facts, strict=True):
             setattr(s, name, value)
-        s.log.mode, s.log.weight, s.log.batch_values, s.log.pending = self.log
+        s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader = self.log

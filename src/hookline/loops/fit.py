@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 from hookline.data.loaders import Loader
+from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
-from hookline.loops.evaluate import VALIDATION, evaluate
+from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.loading import load
-from hookline.loops.run import Run, see_off
-from hookline.loops.saving import save_due
+from hookline.loops.run import Run, ending, see_off
+from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
-from hookline.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.seeding import isolated_rng, set_rng_state
 
 log = logging.getLogger("hookline")
 
@@ -24,22 +27,34 @@ def fit(run: Run) -> None:
     plan, s = run.plan, run.state
     if not run.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
-    loader = load(run, "train")[0]
+    load(run, "train")
+    loader = run.train
+    for each in itertools.chain(*map(resume_limits, run.loaders["train"])):
+        log.warning(each)
     load(run, "val")
+    if run.signal:
+        run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
         log.warning("Nothing to train: %s", why_finished(run))
         return
     if not run.module.training:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
                     "should, before fit.", type(run.module).__name__)  # fmt: skip
+    if run.resume_from is not None:
+        s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, run.resume_from)
     plan.on_train_start(s)
+    if run.save_requests:
+        save_due(run)
     while not is_finished(run):
         train_epoch(run, loader)
     run.watch.settle()
-    s.status = "stopped" if s.should_stop else "completed"
+    if run.signal:
+        save_due(run)  # it may have come between two epochs
+    s.status = ending(run)
     plan.on_train_end(s)
     run.write_pending()
     save_due(run)
+    finish_saving(run)
 
 
 def train_epoch(run: Run, loader: Loader) -> None:
@@ -48,6 +63,8 @@ def train_epoch(run: Run, loader: Loader) -> None:
     s.epoch = s.epochs_seen
     s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
     if run.position == 0:
+        if (streams := run.restored.pop("rng", None)) is not None:
+            set_rng_state(streams)  # resumed between two epochs
         run.epoch_advanced = False
         s.log.begin("train")
     plan.on_train_epoch_start(s)
@@ -57,6 +74,11 @@ def train_epoch(run: Run, loader: Loader) -> None:
     exhausted = False
     is_leaving = s.should_stop and is_finished(run)  # asked for when the epoch began
     batches = iter(()) if is_leaving else open_loader(run, loader)
+    if run.owes_validation and not is_leaving:
+        validate(run)
+        save_due(run)
+        if is_finished(run):
+            is_leaving, batches = True, iter(())
     for s.batch_idx, s.batch in enumerate(batches, run.position):
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
@@ -79,26 +101,26 @@ def train_epoch(run: Run, loader: Loader) -> None:
         refuse_short(run, loader, exhausted)
     complete = exhausted or run.position == loader.length
 
-    if complete:
+    if complete and not run.signal:
         close_window(run, plan, s)  # a last window that came out short
         advance_epoch(run)
     s.log.mode = "now"
-    if validation_closes_epoch(run, complete):
+    if not run.signal and validation_closes_epoch(run, complete):
         validate(run)
+    if run.signal:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
+        save_due(run)
+        complete = False
     end_epoch(run, complete)
 
 
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
-    saved = run.restored.pop("rng", None)
-    if saved is not None:  # a shuffling loader draws its order from here, whatever was drawn while the run was set up
-        begins = run.restored["epoch_rng"] if run.position else saved
-        set_rng_state(begins)
-        loader.set_generator_states(begins["loader"])
-    run.epoch_rng = {**rng_state(), "loader": loader.generator_states()}
-    batches = loader.batches(run.state.epoch, run.position)
-    if saved is not None and run.position:
-        set_rng_state(saved)
+    saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
+    if saved is not None:
+        loader.load_state_dict(saved)
+    batches = loader.open(run.state.epoch, run.position, run.options.seed)
+    if streams is not None:  # whatever was drawn while the run was set up, and for a seed
+        set_rng_state(streams)
     return batches
 
 
@@ -106,6 +128,9 @@ def end_epoch(run: Run, complete: bool) -> None:
     """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
     plan, s = run.plan, run.state
     results = s.log.finish("train")
+    if run.mixes:
+        results |= run.train.metrics()
+        s.log.loader = ""
     if complete:
         s.epochs_seen += 1
     s.nested_validate = True
@@ -132,11 +157,13 @@ def why_finished(run: Run) -> str:
     """The reason, or an empty string."""
     s, options = run.state, run.options
     assert options.max_epochs is not None
+    if run.signal or run.finished_before:
+        return run.finished_before or s.stop_reason
     if 0 <= options.max_epochs <= s.epochs_seen:
         return f"max_epochs={options.max_epochs} is reached"
     if 0 <= options.max_steps <= s.step:
         return f"max_steps={options.max_steps} is reached"
-    if run.loaders["train"][0].length == 0:
+    if run.train.length == 0:
         return "limit_train_batches=0"
     if run.out_of_time and not s.should_stop:
         s.request_stop(f"max_time={options.max_time:g} s is over")
@@ -163,18 +190,24 @@ def sanity_check(run: Run) -> None:
         return
     s.sanity_checking = True
     newest, bar = s.log.newest.copy(), dict(s.log.bar)
-    with isolated_rng():
+    with isolated_rng(), contextlib.suppress(GivenUp):
         plan.on_sanity_check_start(s)
-        evaluate(run, VALIDATION, limit=None if steps < 0 else steps)
+        evaluate(run, VALIDATION, limit=None if steps < 0 else steps, can_be_cut=True)
         plan.on_sanity_check_end(s)
     s.log.newest, s.log.bar = newest, bar
     s.sanity_checking = False
 
 
 def validate(run: Run) -> None:
-    """Validation in the course of training."""
-    evaluate(run, VALIDATION)
-    run.validated_at = (run.state.epoch, run.state.batches_seen)
+    """Validation in the course of training. A signal cuts it short; then it is owed to the run that resumes."""
+    run.owes_validation = True
+    if run.signal:
+        return
+    run.before_validation = what_validation_may_change(run)
+    with contextlib.suppress(GivenUp):
+        evaluate(run, VALIDATION, can_be_cut=True)
+        run.validated_at = (run.state.epoch, run.state.batches_seen)
+        run.owes_validation, run.before_validation = False, {}
 
 
 def validation_interval(run: Run, loader: Loader) -> int:

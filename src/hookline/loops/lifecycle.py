@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,9 +17,12 @@ from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.compiling import compile_model
+from hookline.loops.feeding import make_feeding
+from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
-from hookline.loops.run import Run, see_off
-from hookline.loops.saving import restore_hook, restore_module, restore_progress, save_due
+from hookline.loops.record import note_end
+from hookline.loops.run import Run, ending, see_off
+from hookline.loops.saving import finish_saving, restore_hook, restore_module, restore_progress, save_due
 from hookline.module import Module
 from hookline.optimizers import parse
 
@@ -44,12 +49,13 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         except StopTraining as stop:  # from a step of the module outside the training batches
             s.request_stop(stop.reason)
         if s.status in ("training", "running"):
-            s.status = "stopped" if s.should_stop else "completed"
+            s.status = ending(run)
+        if run.signal == signal.SIGINT:
+            raise KeyboardInterrupt
         strategy_is_up = False
         failures += plan.strategy_teardown(s) or ()
         if run.stage == "fit":
-            plan.on_fit_end(s)
-            save_due(run)
+            end_fit(run)
     except BaseException as caught:
         error = s.exception = caught
         s.status = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"
@@ -69,7 +75,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         guests.leave()
     except BaseException as caught:
         failures.append(caught)
-    s.exception = s.returned = None  # they would keep the failed step's tensors alive
+    let_go(run)
     if error is None and failures:
         error = failures.pop(0)
     if error is None:
@@ -83,12 +89,30 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         del error, failures  # a traceback that holds this frame, which holds the error, would be a cycle
 
 
+def let_go(run: Run) -> None:
+    """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's tensors."""
+    for loader in itertools.chain(*run.loaders.values()):
+        loader.close()  # workers that are left to the garbage collector take seconds to go
+    run.saver = run.state.exception = run.state.returned = None
+
+
+def end_fit(run: Run) -> None:
+    """The last save point, and what is still being written is waited for."""
+    run.plan.on_fit_end(run.state)
+    save_due(run)
+    finish_saving(run)
+    note_end(run, run.state.stop_reason)
+
+
 def save_after_failure(run: Run) -> list[BaseException]:
     """Checkpoints that listeners of on_exception asked for: there is no later save point any more."""
     if run.watch.broken:
         run.save_requests.clear()
     try:
         save_due(run)
+        finish_saving(run)
+        if run.signal:
+            note_end(run, run.state.stop_reason)
     except BaseException as failure:
         return [failure]
     return []
@@ -118,6 +142,7 @@ def place_on_strategy(run: Run) -> None:
         return
     s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
     check_optimizers(run)
+    settle_feeding(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
@@ -125,6 +150,16 @@ def place_on_strategy(run: Run) -> None:
         restore_progress(run)
         plan.on_checkpoint_load(s)
     plan.on_fit_start(s)
+
+
+def settle_feeding(run: Run) -> None:
+    """Loaders that train some optimizers only, if the mixture says so."""
+    asked = mixture_of(run).optimizers
+    if asked and run.is_manual:
+        raise OptionError("Mixture: optimizers= is for automatic optimization; a manual training step chooses its own.")
+    if asked:
+        load(run, "train")  # otherwise they are asked for when they are needed
+        run.feeds = make_feeding(list(run.train.cursor.names), asked, run.state.optimizers, run.accumulate)
 
 
 def check_optimizers(run: Run) -> None:

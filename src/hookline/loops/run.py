@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from hookline.checkpoint.saves import SaveRequest
+from hookline.checkpoint.saves import Saved, SaveRequest
+from hookline.data.batch import count_tokens
 from hookline.data.loaders import Loader
+from hookline.loops.feeding import Feeding
 from hookline.loops.finite import FiniteWatch
 from hookline.metrics import Metrics
 from hookline.module import Actions
 from hookline.optimizers import Schedule
 from hookline.options import Options
 from hookline.plan import Plan, nobody
+from hookline.rundir import RunDirectory
 from hookline.state import State
 from hookline.strategies import Strategy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Window:
     """The accumulation window: the batches whose gradients make one update."""
 
-    __slots__ = ("batches", "count", "had_none", "held", "losses", "size")
+    __slots__ = ("batches", "count", "fed", "had_none", "held", "losses", "size")
 
     def __init__(self) -> None:
         self.size = 1
@@ -37,8 +40,10 @@ class Window:
         self.had_none = False
         """Whether a step returned no loss."""
         self.losses: list[Any] = []
-        self.held: list[tuple[Any, float]] = []
-        """Losses that join the epoch's mean only if the window turns out finite."""
+        self.held: list[tuple[Any, float, str]] = []
+        """Losses that join the epoch's mean only if the window turns out finite, with their weight and loader."""
+        self.fed: dict[int, int] = {}
+        """Batches that have trained each optimizer, where loaders do not train all of them."""
 
     def clear(self) -> None:
         """The next batch opens a new window."""
@@ -48,6 +53,8 @@ class Window:
             self.losses = []
         if self.held:
             self.held = []
+        if self.fed:
+            self.fed = {}
 
 
 def see_off(run: Run) -> None:
@@ -57,110 +64,118 @@ def see_off(run: Run) -> None:
         run.plan.caller(listener)(run.state)
 
 
+def ending(run: Run) -> str:
+    """The status of a run that ended as meant, or was interrupted in good order."""
+    if run.signal:
+        return "interrupted" if run.signal == signal.SIGINT else "preempted"
+    return "stopped" if run.state.should_stop else "completed"
+
+
+@dataclass(slots=True, eq=False)  # slots, because the batch body reads them all the time
 class Run:
     """Everything one call of fit, validate, test or predict needs."""
 
-    __slots__ = (  # slots, because the batch body reads them all the time
-        "accumulate",
-        "brought",
-        "clips",
-        "clips_otherwise",
-        "datamodule",
-        "epoch_advanced",
-        "epoch_rng",
-        "given_loaders",
-        "is_manual",
-        "leaving",
-        "loaders",
-        "log_every",
-        "manual_backward",
-        "manual_optimizers",
-        "manual_unscale",
-        "module",
-        "moves",
-        "on_cpu",
-        "options",
-        "plan",
-        "position",
-        "recomputes",
-        "restored",
-        "resume_from",
-        "run_dir",
-        "save_requests",
-        "scaler",
-        "schedules",
-        "setup_began",
-        "skips_nonfinite",
-        "stage",
-        "started",
-        "state",
-        "step_before_batch",
-        "stepped",
-        "steps",
-        "strategy",
-        "trainer",
-        "unscaled",
-        "validated_at",
-        "watch",
-        "window",
-    )  # fmt: skip
+    trainer: Any
+    stage: str
+    options: Options
+    plan: Plan
+    state: State
+    strategy: Strategy
+    module: nn.Module
+    steps: Actions
+    datamodule: Any
+    given_loaders: dict[str, Any]
+    directory: RunDirectory
+    loaders: dict[str, list[Loader]] = field(default_factory=dict)
+    train: Any = None
+    """What training batches come from: the loader, or several as one (`MixedLoader`)."""
+    mixture: Any = None
+    """How several training loaders are mixed, as the user said."""
+    loss_weights: Any = None
+    """What a loader's losses are multiplied by before backward, by its number; None: nothing is."""
+    feeds: Feeding | None = None
+    """Which optimizers a loader trains, if not all."""
+    mixes: bool = False
+    """Whether there are several training loaders."""
+    count_tokens: Callable[[Any], int] = count_tokens
+    schedules: list[Schedule] = field(default_factory=list)
+    window: Window = field(default_factory=Window)
+    started: float = field(init=False)
+    # what the batch body asks for every time, settled once
+    accumulate: int = field(init=False)
+    skips_nonfinite: bool = field(init=False)
+    log_every: int = field(init=False)
+    scaler: Any = field(init=False)
+    on_cpu: bool = field(init=False)
+    is_manual: bool = field(init=False)
+    watch: FiniteWatch = field(init=False)
+    moves: bool = False
+    clips: bool = False
+    clips_otherwise: bool = False
+    """Clipping changes the gradients without telling their norm, so it is captured before if somebody asks."""
+    recomputes: bool = False
+    """Whether an optimizer calls the closure to compute the loss anew."""
+    # manual optimization
+    unscaled: dict[int, bool] = field(default_factory=dict)
+    """The optimizers whose gradients were unscaled since the scaler's last update; True: overflowed."""
+    stepped: set[int] = field(default_factory=set)
+    manual_unscale: Callable[[Any], Any] = lambda optimizer: None
+    manual_backward: Callable[..., None] = lambda loss: None
+    manual_optimizers: list[Any] = field(default_factory=list)
+    # who takes part
+    setup_began: bool = False
+    leaving: list[Any] = field(default_factory=list)
+    """Entries of hooks that were removed and get their teardown at the next batch boundary."""
+    brought: list[Any] = field(default_factory=list)
+    """Entries of the hooks that the module brought, once the run is over."""
+    # where it is
+    step_before_batch: int = 0
+    """However many optimizers take part in a batch, `step` counts one."""
+    position: int = 0
+    """Batches of this epoch that are done: where a resumed epoch goes on."""
+    epoch_advanced: bool = False
+    validated_at: tuple[int, ...] = (-1, -1)
+    """Epoch and `batches_seen` at the last validation."""
+    owes_validation: bool = False
+    """A validation that was begun and has not come to its end: it is done again after a resume."""
+    before_validation: dict[str, Any] = field(default_factory=dict)
+    """What that validation may change, as it was before: it must leave no trace in a checkpoint."""
+    # where it comes from, and how it ends
+    run_id: str = ""
+    """What all checkpoints of one run have in common, over its resumes."""
+    is_noted: bool = False
+    """Whether the run's directory has its record."""
+    resume_from: Path | str | None = None
+    restored: dict[str, Any] = field(default_factory=dict)
+    finished_before: str = ""
+    """Why a run that is started again has nothing to train."""
+    signal: int = 0
+    """The signal that ends the run."""
+    # checkpoints
+    save_requests: list[SaveRequest | None] = field(default_factory=list)
+    """What the loop looks at after every batch; None: there is news of a checkpoint that was written in the background."""
+    saver: Any = None
+    """Writes in the background, if asked to."""
+    news: list[Saved] = field(default_factory=list)
+    sealed: bool = False
+    """The checkpoint of a signal is written: nothing of what follows may replace it."""
 
-    def __init__(
-        self, trainer: Any, stage: str, options: Options, plan: Plan, state: State, strategy: Strategy,
-        module: nn.Module, steps: Actions, datamodule: Any, loaders: dict[str, Any], run_dir: Callable[[], Path],
-    ) -> None:  # fmt: skip
-        self.trainer = trainer
-        self.stage = stage
-        self.options = options
-        self.plan = plan
-        self.state = state
-        self.strategy = strategy
-        self.module = module
-        self.steps = steps
-        self.datamodule = datamodule
-        self.given_loaders = loaders
-        self.run_dir = run_dir
-        self.loaders: dict[str, list[Loader]] = {}
-        self.schedules: list[Schedule] = []
-        self.window = Window()
-        # what the batch body asks for every time, settled once
+    def __post_init__(self) -> None:
+        options, strategy = self.options, self.strategy
+        self.started = time.monotonic()
         self.accumulate = options.accumulate_grad_batches
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
-        self.scaler = strategy.precision.begin() if stage == "fit" else strategy.precision.scaler
+        self.scaler = strategy.precision.begin() if self.stage == "fit" else strategy.precision.scaler
         self.on_cpu = strategy.device.type == "cpu"
-        self.is_manual = not steps.automatic_optimization
-        self.unscaled: dict[int, bool] = {}
-        """Manual optimization: the optimizers whose gradients were unscaled since the scaler's last update; True: overflowed."""
-        self.stepped: set[int] = set()
-        self.manual_unscale: Callable[[Any], Any] = lambda optimizer: None
-        self.leaving: list[Any] = []
-        """Entries of hooks that were removed and get their teardown at the next batch boundary."""
+        self.is_manual = not self.steps.automatic_optimization
         self.watch = FiniteWatch(strategy.device)
-        self.epoch_advanced = False
-        self.step_before_batch = 0
-        """However many optimizers take part in a batch, `step` counts one."""
-        self.position = 0
-        """Batches of this epoch that are done: where a resumed epoch goes on."""
-        self.validated_at: tuple[int, ...] = (-1, -1)
-        """Epoch and `batches_seen` at the last validation."""
-        self.setup_began = False
-        self.save_requests: list[SaveRequest] = []
-        self.brought: list[Any] = []
-        """Entries of the hooks that the module brought, once the run is over."""
-        self.epoch_rng: dict[str, Any] = {}
-        """The random streams when this epoch's loader was opened."""
-        self.resume_from: Path | None = None
-        self.restored: dict[str, Any] = {}
-        self.manual_optimizers: list[Any] = []
-        self.manual_backward: Callable[..., None] = lambda loss: None
-        self.recomputes = False
-        """Whether an optimizer calls the closure to compute the loss anew."""
-        self.moves = False
-        self.clips = False
-        self.clips_otherwise = False
-        """Clipping changes the gradients without telling their norm, so it is captured before if somebody asks."""
-        self.started = time.monotonic()
+        if options.count_tokens is not None:
+            self.count_tokens = options.count_tokens
+
+    def run_dir(self) -> Path:
+        """Where the run writes; it exists from now on."""
+        return self.directory.path()
 
     @property
     def out_of_time(self) -> bool:

@@ -37,7 +37,12 @@ def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     if run.is_manual:
         return  # then the training step advances them itself
     for schedule in run.schedules:
-        if schedule.interval != interval or count % schedule.frequency or metric not in (None, schedule.needs_metric):
+        if schedule.interval != interval or metric not in (None, schedule.needs_metric):
+            continue
+        if interval == "step" and run.feeds is not None:  # a scheduler belongs to its optimizer, which may have had no part
+            if schedule.optimizer_idx not in run.feeds.updated or run.feeds.updates[schedule.optimizer_idx] % schedule.frequency:
+                continue
+        elif count % schedule.frequency:
             continue
         if schedule.monitor is not None and not _find_metric(run, schedule):
             continue

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookline.data.batch import batch_size, count_tokens
+from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
+from hookline.loops.feeding import even_out
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
 from hookline.optimizers import gradients, needs_closure, total_norm, used_rate
@@ -67,7 +68,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     s.batches_seen += 1
     s.samples_seen += weight
     if "tokens_seen" in plan.wanted:
-        s.tokens_seen += count_tokens(s.batch)
+        s.tokens_seen += run.count_tokens(s.batch)
 
     s.nested_validate = True
     plan.on_train_batch_end(s)
@@ -91,10 +92,12 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
     if run.accumulate > 1:
         window.losses.append(noted)
     if run.skips_nonfinite:
-        window.held.append((noted, weight))
+        window.held.append((noted, weight, s.log.loader))
     else:
         run.watch.look(noted)
         s.log.train_loss.add(noted, weight)
+        if s.log.loader:
+            s.log.add_of_loader("train", "loss", noted, weight, s.log.loader)
 
 
 def take_manual_loss(run: Run, s: State, weight: int) -> None:
@@ -140,6 +143,10 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
     plan.on_before_backward(s)
     loss = s.live_loss
     scaled = loss if run.window.size == 1 else loss / run.window.size
+    if run.loss_weights is not None:
+        scaled = scaled * run.loss_weights[s.dataloader_idx]
+    if run.feeds is not None:
+        run.feeds.spare(s.dataloader_idx)
     s.scaled_loss = scaled if run.scaler is None else run.scaler.scale(scaled)
     try:
         plan.backward(s)
@@ -149,6 +156,8 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
                             "return its mean.") from error  # fmt: skip
         raise
     s.live_loss = s.scaled_loss = None  # lets go of the graph
+    if run.feeds is not None:
+        run.feeds.bring_back(s.dataloader_idx, run.window.fed)
     # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
     s.last_loss = loss = loss.item() if run.on_cpu else loss.detach()
     plan.on_after_backward(s)
@@ -163,11 +172,18 @@ def update(run: Run, plan: Plan, s: State) -> None:
     if (window.count == 0 or run.skips_nonfinite) and not is_worth_a_step(run, plan, s):
         window.clear()
         return
-    if window.count != window.size:
+    feeds = run.feeds
+    if feeds is not None:
+        feeds.updated.clear()
+    elif window.count != window.size:
         rescale(s.optimizers, window.size / window.count)
     before = s.step
     s.norm_tensor = None
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        if feeds is not None:
+            if s.optimizer_idx not in window.fed:
+                continue
+            even_out(s.optimizer, window.fed[s.optimizer_idx], window.size)
         if scaler is not None and overflowed(scaler, s.optimizer):
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
@@ -187,9 +203,11 @@ def update(run: Run, plan: Plan, s: State) -> None:
             if run.recomputes:
                 s.optimizer_closure.fresh = True
             plan.optimizer_step(s)
-        if s.optimizer_idx == 0:
+        if s.step == before:
             s.used_lr = used_rate(s.optimizer)
-        s.step = before + 1
+            s.step = before + 1
+        if feeds is not None:
+            feeds.note_update(s.optimizer_idx)
         plan.on_after_optimizer_step(s)
     if scaler is not None:
         scaler.update()
@@ -204,6 +222,8 @@ def end_of_step(run: Run, plan: Plan, s: State) -> None:
         row.setdefault("train/loss", s.mean_of_window())
         if s.used_lr is not None:
             row.setdefault("lr", s.used_lr)
+        if run.mixes:
+            row.update(run.train.metrics())
         run.write_row({key: value for key, value in row.items() if value is not None})
     if plan.on_step_end is not nobody:
         waiting, log.pending = log.pending, {}
@@ -253,11 +273,13 @@ def is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
     window = run.window
     if window.count == 0:
         s.reason = "no_loss"
-    elif not _is_finite([loss for loss, _ in window.held]):
+    elif not _is_finite([loss for loss, _, _ in window.held]):
         s.reason = "nonfinite"
     else:
-        for loss, weight in window.held:
+        for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
+            if loader:
+                s.log.add_of_loader("train", "loss", loss, weight, loader)
         return True
     plan.on_step_skipped(s)
     return False

@@ -1,0 +1,278 @@
+"""`checkpoint show | verify | export`: what a checkpoint or a run's directory holds, whether it is whole, its weights alone."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint import files, manifest, remote
+from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.finding import Found, best_first, find
+from hookline.checkpoint.format import TAG
+from hookline.checkpoint.tensors import NAMES
+from hookline.cli.codes import FAILED, OK
+from hookline.errors import CheckpointError, OptionError, closest
+from hookline.loops.record import read_record
+from hookline.urls import open_url, without_secret
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Carry out one of them."""
+    return {"show": _show, "verify": _verify, "export": _export}[chosen.action](chosen)
+
+
+@dataclass(slots=True)
+class Listed:
+    """A checkpoint by its path or URL, with its manifest or what is wrong with it."""
+
+    place: Path | str
+    manifest: dict[str, Any] | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call it; passwords are left out."""
+        return remote.shown(self.place) if isinstance(self.place, str) else str(self.place)
+
+    def verify(self) -> None:
+        """Look at all of its files."""
+        if not self.problem:
+            try:
+                files.verify(self.place)
+            except CheckpointError as error:
+                self.problem = str(error)
+
+
+def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
+    """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
+    if "://" in path:
+        found = [_at_url(each) for each in remote.list_urls(path)]
+        found.sort(key=lambda each: each.manifest["saved_at"] if each.manifest else "", reverse=True)
+        if not found:
+            raise CheckpointError(f"There is no checkpoint at {remote.shown(path)} or below it: nothing there has a "
+                                  f"{manifest.NAME}.")  # fmt: skip
+        return found, [each.place for each in found] == [path.rstrip("/")]
+    folder = Path(path)
+    if not folder.is_dir():
+        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
+        kind = "is a file, and a checkpoint is a directory" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
+    whole, broken = find(folder)
+    listed = [*(Listed(each.path, each.manifest) for each in whole), *(Listed(each, None, why) for each, why in broken.items())]
+    if not listed:
+        raise CheckpointError(f"There is no checkpoint in {folder} or below it. Hooks ask for them: hooks=[ModelCheckpoint()].")
+    return listed, [each.place for each in listed] == [folder]
+
+
+def _at_url(url: str) -> Listed:
+    try:
+        return Listed(url, files.read_manifest(url))
+    except CheckpointError as error:
+        return Listed(url, None, str(error))
+
+
+# ---- verify and export -------------------------------------------------------------------------------------------
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    looked_at: list[Listed] = []
+    for path in chosen.paths:
+        try:
+            found, _ = find_checkpoints(path)
+        except CheckpointError as error:
+            found = [Listed(path if "://" in path else Path(path), None, str(error))]
+        for each in found:
+            each.verify()
+        looked_at += found
+    if chosen.json:
+        print(json.dumps([{"path": each.name, "whole": not each.problem, "problem": each.problem or None} for each in looked_at]))
+    else:
+        for each in looked_at:
+            print(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}")
+    return FAILED if any(each.problem for each in looked_at) else OK
+
+
+def _export(chosen: argparse.Namespace) -> int:
+    if "://" in chosen.out:
+        raise OptionError(f"{remote.shown(chosen.out)}: weights are exported to a file here, not to a URL.")
+    out = Path(chosen.out)
+    where, weights = export_weights(chosen.path, out, chosen.hook, chosen.force)
+    sizes = [each.numel() for each in weights.values() if hasattr(each, "numel")]
+    written = out.stat().st_size
+    if chosen.json:
+        print(json.dumps({"path": where, "out": str(out), "hook": chosen.hook, "tensors": len(sizes), "numbers": sum(sizes),
+                          "bytes": written}))  # fmt: skip
+    else:
+        of_hook = f", those of {chosen.hook} where it has them" if chosen.hook else ""
+        print(f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from {where}{of_hook}")
+    return OK
+
+
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+def _show(chosen: argparse.Namespace) -> int:
+    found, single = find_checkpoints(chosen.path)
+    if single:
+        data = _describe(found[0], chosen.tensors)
+        print(json.dumps(data) if chosen.json else _describe_text(data))
+    else:
+        many = _table_data(found, chosen.path)
+        print(json.dumps(many) if chosen.json else _table_text(many))
+    return OK
+
+
+def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
+    if listed.manifest is None:
+        raise CheckpointError(listed.problem)
+    structure, tensors = _look_inside(listed)
+    stored = {each["stored"]: each["numbers"] for each in tensors}
+    data = {
+        "path": listed.name, **listed.manifest, "bytes": _bytes(listed.manifest), "tensors": len(tensors),
+        "numbers": sum(stored.values()), "hooks": [name for name, state in structure.get("hooks", {}).items() if state],
+    }  # fmt: skip
+    return {**data, "tensors_by_name": tensors} if with_tensors else data
+
+
+def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How its contents are laid out, and its weights by name: read from the small files and the head of the large one."""
+    assert listed.manifest is not None
+    text = _piece(listed, "state.json")
+    if hashlib.sha256(text).hexdigest() != listed.manifest["files"]["state.json"]["sha256"]:
+        raise CheckpointError(f"The checkpoint {listed.name} is damaged: state.json is not what its manifest says.")
+    structure = json.loads(text)
+    length = int.from_bytes(_piece(listed, "model.safetensors", 8), "little")
+    try:
+        if length > listed.manifest["files"]["model.safetensors"]["bytes"]:
+            raise ValueError("its head is longer than the file")
+        head = json.loads(_piece(listed, "model.safetensors", 8 + length)[8:])
+        module = structure["module"]
+        types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
+        tensors = []
+        for name, packed in (module["value"] if TAG in module else module).items():
+            if isinstance(packed, dict) and packed.get(TAG) == "tensor":
+                entry = head[packed["key"]]
+                shape = packed.get("shape", entry["shape"])
+                tensors.append({"name": name, "shape": shape, "dtype": packed.get("dtype", types[entry["dtype"]]),
+                                "numbers": math.prod(shape), "stored": packed["key"]})  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"The checkpoint {listed.name} is damaged: model.safetensors: {error}") from error
+    return structure, tensors
+
+
+def _piece(listed: Listed, name: str, size: int | None = None) -> bytes:
+    """The first bytes of a file, or all of them."""
+    try:
+        if isinstance(listed.place, str):
+            fs, root = open_url(listed.place)
+            return bytes(fs.cat_file(f"{root.rstrip('/')}/{name}", 0, size))
+        with (listed.place / name).open("rb") as file:
+            return file.read(-1 if size is None else size)
+    except FileNotFoundError:
+        raise CheckpointError(f"The checkpoint {listed.name} is damaged: {name} is missing.") from None
+    except Exception as error:  # every file system has errors of its own
+        why = without_secret(error, str(listed.place))
+        raise CheckpointError(f"The checkpoint {listed.name} cannot be read: {name}: {why}") from error
+
+
+def _describe_text(data: dict[str, Any]) -> str:
+    monitor = data["monitor"]
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    sizes = ", ".join(f"{name} {_size(each['bytes'])}" for name, each in data["files"].items())
+    tied = f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}" if data["shared"] else ""
+    rows = [
+        ("", f"step {data['step']}, epoch {data['epoch']}, {data['epochs_seen']} epochs and {data['batches_seen']} batches done"),
+        ("saved", f"{_time(data['saved_at'])} UTC, reason: {data['reason']}, the run was {data['status']}"),
+        ("kept for", f"{_score(monitor)} ({monitor['mode']} is better)" if monitor else ""),
+        ("run", data.get("run", "")),
+        ("metrics", ", ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())),
+        ("weights", f"{data['tensors']} tensors, {data['numbers']:,} numbers, buffers included{tied}"),
+        ("hooks", ", ".join(data["hooks"])),
+        ("world size", str(data["world_size"])),
+        ("written by", versions),
+        ("files", f"{sizes}; {_size(data['bytes'])} in all"),
+    ]
+    lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
+    named = data.get("tensors_by_name", [])
+    wide = max((len(each["name"]) for each in named), default=0) + 2
+    lines += [f"  {each['name']:<{wide}}{each['dtype']:<12}{each['shape']}" for each in named]
+    return "\n".join(lines)
+
+
+def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
+    """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked at."""
+    is_url = "://" in path
+    record = {} if is_url else read_record(Path(path))
+    if not is_url:
+        for each in found:
+            each.verify()
+    usable = [Found(each.place, each.manifest) for each in found
+              if isinstance(each.place, Path) and each.manifest and not each.problem]  # fmt: skip
+    mine = [each for each in usable if record and record["id"] == each.run]
+    taken = {"auto": mine[:1], "best": best_first(mine)[:1]}
+    rows = []
+    for each in found:
+        facts = each.manifest or {}
+        rows.append({
+            "path": each.name, **{key: facts.get(key) for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")},
+            "bytes": _bytes(facts) if facts else None, "whole": False if each.problem else None if is_url else True,
+            "problem": each.problem or None, "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
+        })  # fmt: skip
+    return {"path": remote.shown(path) if is_url else path, "run": record or None, "checkpoints": rows}
+
+
+def _table_text(data: dict[str, Any]) -> str:
+    head = ("checkpoint", "step", "epoch", "reason", "score", "size", "saved (UTC)", "")
+    rows: list[tuple[str, ...]] = [head]
+    for each in data["checkpoints"]:
+        if each["problem"]:
+            state = each["problem"].removeprefix(f"The checkpoint {each['path']} is ").removeprefix(f"{each['path']} is ")
+        else:
+            state = "whole" if each["whole"] else "not verified"
+        resume = "".join(f', resume="{word}"' for word in each["resume"])
+        name = each["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
+        if each["saved_at"] is None:
+            rows.append((name, "?", "?", "?", "", "?", "?", state))
+        else:
+            rows.append((name, str(each["step"]), str(each["epoch"]), each["reason"], _score(each["monitor"]),
+                         _size(each["bytes"]), _time(each["saved_at"]), state + resume))  # fmt: skip
+    wide = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(text.ljust(size) for text, size in zip(row, wide, strict=True)).rstrip() for row in rows]
+    record = data["run"]
+    if record:
+        why = f" ({record['reason']})" if record["reason"] else ""
+        lines.insert(0, f"{data['path']}: run {record['id']}, {record['status']} at step {record['step']}{why}")
+    return "\n".join(lines)
+
+
+# ---- in words ----------------------------------------------------------------------------------------------------
+
+
+def _bytes(facts: dict[str, Any]) -> int:
+    return sum(each["bytes"] for each in facts["files"].values())
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def _time(saved_at: str) -> str:
+    return saved_at[:19].replace("T", " ")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _score(monitor: dict[str, Any] | None) -> str:
+    return f"{monitor['name']} {_number(monitor['score'])}" if monitor else ""
+

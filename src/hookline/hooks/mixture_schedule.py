@@ -1,0 +1,86 @@
+"""Changes how training loaders are mixed, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.filters import parse_interval
+from hookline.hook import Hook
+
+WHO = "MixtureSchedule"
+UNITS = ("step", "token", "epoch")
+
+
+class MixtureSchedule(Hook):
+    """Gives the loaders other weights from a step, a number of tokens or an epoch on.
+
+    >>> MixtureSchedule({0: {"web": 0.9, "code": 0.1}, "1000 steps": {"web": 0.5, "code": 0.5}})  # doctest: +ELLIPSIS
+    <...MixtureSchedule...>
+
+    A phase takes effect at the next window of the mixture after its time has come.
+    """
+
+    tier = "builtin"
+
+    def __init__(self, phases: Mapping[int | str, Mapping[str, float]], name: str | None = None) -> None:
+        """phases: from when on ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to weights by loader."""
+        super().__init__(name)
+        if not isinstance(phases, Mapping) or not phases:
+            raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.")
+        self.phases = [(*_time(when), dict(weights)) for when, weights in phases.items()]
+        self.done = 0
+        """Phases that have begun."""
+        units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
+        if len(units) > 1:
+            raise OptionError(f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.")
+        if [at for at, _, _ in self.phases] != sorted({at for at, _, _ in self.phases}):
+            raise OptionError(f"{WHO}: phases must come in the order of their times, each later than the one before.")
+        if "token" in units:
+            self.__dict__["on_step_end"] = self._by_tokens  # asking for tokens has them counted
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.done = 0
+
+    def on_train_start(self, state: Any) -> None:
+        for at, _, weights in self.phases:
+            unknown = sorted(set(weights) - set(state.trainer.loaders.names))
+            if unknown:
+                raise OptionError(f"{WHO}: the phase at {at:g} names {unknown[0]!r}; loaders: "
+                                  f"{', '.join(state.trainer.loaders.names)}.")  # fmt: skip
+        self._look(state, 0)
+
+    def on_step_end(self, state: Any) -> None:
+        self._look(state, 0)
+
+    def _by_tokens(self, state: Any, tokens_seen: int) -> None:
+        self._look(state, tokens_seen)
+
+    def _look(self, state: Any, tokens: int) -> None:
+        while self.done < len(self.phases):
+            at, unit, weights = self.phases[self.done]
+            if {"step": state.step, "epoch": state.epochs_seen, "token": tokens}[unit] < at:
+                return
+            state.trainer.loaders.set_weights(weights)
+            self.done += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = min(state["done"], len(self.phases))
+
+
+def _time(when: Any) -> tuple[float, str]:
+    if isinstance(when, int) and not isinstance(when, bool) and when >= 0:
+        return float(when), "step"
+    if str(when).strip().isdigit():
+        return float(when), "step"
+    number, unit = parse_interval(when, f"{WHO}: a phase") if isinstance(when, str) else (-1, "")
+    if unit not in UNITS or number < 0:
+        raise OptionError(f"{WHO}: a phase at {when!r}: write a number of steps, '1000 steps', '2000000 tokens' or '3 epochs'.")
+    return float(number), unit
+
+

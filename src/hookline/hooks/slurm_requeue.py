@@ -1,0 +1,57 @@
+"""Puts a SLURM job back into the queue when its time runs out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+from typing import Any
+
+from hookline.errors import OptionError, closest
+from hookline.hook import Hook
+from hookline.hooks.monitored import check_number
+
+log = logging.getLogger("hookline")
+SIGNALS = ("SIGUSR1", "SIGTERM")
+
+
+class SlurmRequeue(Hook):
+    """Asks SLURM to start the job again once a signal has ended the run and its checkpoint is durable.
+
+    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time is over, and train
+    with `fit(resume="auto")` and a `run_dir`, so that the job goes on where it was. Outside SLURM it does nothing.
+    """
+
+    tier = "builtin"
+    ranks = "zero"
+    on_error = "warn"
+
+    def __init__(self, on: str = "SIGUSR1", timeout: float = 30.0, name: str | None = None) -> None:
+        """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for `scontrol` to answer."""
+        super().__init__(name)
+        if on not in SIGNALS or not hasattr(signal, on):
+            raise OptionError(f"SlurmRequeue: on={on!r}, allowed: {', '.join(SIGNALS)}.{closest(str(on), SIGNALS)}")
+        check_number("SlurmRequeue", "timeout", timeout, least=0.0)
+        self.on, self.timeout = on, timeout
+
+    def on_train_end(self, state: Any) -> None:
+        job = self.job_id()
+        if state.status != "preempted" or state.stop_reason != self.on or job is None:
+            return
+        try:
+            done = subprocess.run(["scontrol", "requeue", job], timeout=self.timeout, capture_output=True, text=True, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("SlurmRequeue: job %s could not be put back into the queue: %s", job, error)
+            return
+        if done.returncode:
+            log.warning("SlurmRequeue: scontrol refused to requeue job %s (exit code %d): %s", job, done.returncode,
+                        (done.stderr or done.stdout).strip())  # fmt: skip
+        else:
+            log.warning("SlurmRequeue: job %s is back in the queue and goes on from the checkpoint of step %d.", job, state.step)
+
+    @staticmethod
+    def job_id() -> str | None:
+        """This job, or this task of a job array; None outside SLURM."""
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

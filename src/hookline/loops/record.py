@@ -1,0 +1,69 @@
+"""`run.json`, the record of a run: which run this is and how it ended, from its first checkpoint on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import CheckpointError
+from hookline.loops.run import Run
+
+log = logging.getLogger("hookline")
+RECORD = "run.json"
+
+
+def limits(run: Run) -> dict[str, Any]:
+    """What has to change for a finished run to go on."""
+    options = run.options
+    return {"max_epochs": options.max_epochs, "max_steps": options.max_steps, "max_time": options.max_seconds}
+
+
+def note(run: Run, run_dir: Path, status: str, reason: str = "") -> None:
+    """Write the record, whole or not at all."""
+    s = run.state
+    record = {
+        "id": run.run_id, "status": status, "reason": reason, "step": s.step, "epochs": s.epochs_seen, "limits": limits(run),
+        "noted_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+    aside = run_dir / f".{RECORD}.{os.getpid()}"
+    try:
+        aside.write_text(json.dumps(record, indent=1))
+        aside.replace(run_dir / RECORD)
+    except OSError as error:
+        raise CheckpointError(f"{run_dir / RECORD} could not be written: {error}") from error
+
+
+def note_training(run: Run, saved: Path | str) -> None:
+    """The first checkpoint of a run makes its directory a place to resume from."""
+    if run.is_noted or run.stage != "fit" or "://" in str(saved):
+        return
+    run_dir = run.directory.existing()
+    if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
+        note(run, run_dir, "training")
+        run.is_noted = True
+
+
+def note_end(run: Run, reason: str) -> None:
+    """How it ended; only for a run that can be resumed at all."""
+    if not run.is_noted or run.finished_before:
+        return
+    try:
+        note(run, run.run_dir(), run.state.status, reason)
+    except CheckpointError as error:
+        if run.options.on_save_error == "raise":
+            raise
+        log.warning("%s", error)
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
+    try:
+        record = json.loads((run_dir / RECORD).read_text())
+    except (OSError, ValueError):
+        return {}
+    whole = isinstance(record, dict) and {"id", "status", "step", "reason", "limits"} <= set(record)
+    return record if whole else {}

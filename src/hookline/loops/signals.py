@@ -1,0 +1,90 @@
+"""SIGTERM, SIGUSR1 and Ctrl-C during a fit: the first one ends the run in good order, the second one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+from typing import Any
+
+from hookline.checkpoint.saves import SaveRequest
+from hookline.errors import Preempted
+from hookline.loops.run import Run
+
+HEARD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
+LAST_SECONDS = 10.0
+"""How long a run that was told to stop at once may take before the process is ended under it."""
+
+
+class Signals:
+    """Listens for the length of a run; whoever listened before gets the signals back afterwards.
+
+    A handler that the user has installed stays: it is theirs. Outside the main thread Python delivers no signals.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.before: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._clock: threading.Thread | None = None
+        self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # a put cannot deadlock, not even in a signal handler
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in HEARD:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                self.before[number] = signal.signal(number, self._heard)
+        if self.before and self.run.options.grace_seconds is not None:
+            self._clock = threading.Thread(target=self._watch_the_clock, name="hookline grace period", daemon=True)
+            self._clock.start()
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self._news.put(None)
+        if self._clock is not None and os.getpid() == self._pid:
+            self._clock.join()
+        if self.run.signal and kind is None:  # what has ended the run ends the process as well, unless that is caught
+            raise KeyboardInterrupt if self.run.signal == signal.SIGINT else Preempted(self.run.signal)
+
+    def _heard(self, number: int, frame: Any) -> None:
+        run = self.run
+        if os.getpid() != self._pid:  # a process that was forked off: it is none of its business
+            signal.signal(number, self.before[number])
+            os.kill(os.getpid(), number)
+            return
+        if run.signal:
+            raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
+        run.signal = number
+        name = signal.Signals(number).name
+        _say(f"\n{name}: finishing this batch and saving, then the run ends; a second signal ends it at once.\n")
+        run.state.request_stop(name)
+        run.save_requests.append(SaveRequest(None, "signal"))
+        self._news.put(number)
+
+    def _watch_the_clock(self) -> None:
+        """Ends what takes longer than the grace period: first as a second signal would, then for good."""
+        number = self._news.get()
+        if number is None or self._is_over(self.run.options.grace_seconds):
+            return
+        _say(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
+        with contextlib.suppress(ProcessLookupError):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        if not self._is_over(LAST_SECONDS):
+            _say("The run does not end; the process is ended. Checkpoints that were saved before are whole.\n")
+            os._exit(128 + number)
+
+    def _is_over(self, seconds: float | None) -> bool:
+        try:
+            return self._news.get(timeout=seconds) is None
+        except queue.Empty:
+            return False
+
+
+def _say(text: str) -> None:
+    """Written without Python's buffers, which the interrupted code may be in the middle of using."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())

@@ -1,0 +1,201 @@
+"""A run is found again: the newest whole checkpoint, what was passed over and why, and runs that are finished."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import CheckpointError, Hook, OptionError
+from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.finding import find
+from hookline.hooks.early_stopping import EarlyStopping
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+
+
+class Fails(Hook):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.at = step
+
+    def on_train_batch_start(self, step: int) -> None:
+        if step == self.at:
+            raise RuntimeError("killed")
+
+
+def train(run_dir: Path, *hooks: Any, resume: Any = "auto", seed: int = 1, every: int = 2, **options: Any) -> tuple[Any, Net]:
+    torch.manual_seed(seed)
+    net = Net()
+    keep = ModelCheckpoint(every_n_train_steps=every, save_top_k=-1)
+    trainer = quiet(run_dir=run_dir, hooks=[keep, *hooks], **{"max_epochs": 3, **options})
+    trainer.fit(net, batches(4), resume=resume)
+    return trainer, net
+
+
+def fail_at(run_dir: Path, step: int, **given: Any) -> None:
+    with pytest.raises(RuntimeError, match="killed"):
+        train(run_dir, Fails(step), **given)
+
+
+def saved(run_dir: Path) -> list[str]:
+    return sorted(each.name for each in (run_dir / "checkpoints").iterdir())
+
+
+def test_auto_begins_afresh_then_goes_on_from_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _, whole = train(tmp_path / "whole")
+    assert "begins afresh" in caplog.text
+    fail_at(tmp_path / "cut", 5)
+    assert saved(tmp_path / "cut") == ["epoch=0-step=2", "epoch=0-step=4"]
+    caplog.clear()
+    trainer, net = train(tmp_path / "cut", seed=2)
+    assert "going on from" in caplog.text and "step 4" in caplog.text and "newest of 2 whole ones" in caplog.text
+    assert trainer.global_step == 12
+    assert torch.equal(net.layer.weight, whole.layer.weight)
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "delete", "empty", "manifest"])
+def test_auto_passes_over_a_damaged_one_and_says_which_file(tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str) -> None:
+    _, whole = train(tmp_path / "whole")
+    fail_at(tmp_path / "cut", 5)
+    file = tmp_path / "cut" / "checkpoints" / "epoch=0-step=4" / ("manifest.json" if harm == "manifest" else "model.safetensors")
+    data = file.read_bytes()
+    if harm == "delete":
+        file.unlink()
+    else:
+        flipped = bytes([*data[:-5], data[-5] ^ 1, *data[-4:]])
+        file.write_bytes({"truncate": data[:-1], "flip": flipped, "empty": b"", "manifest": data[:-9]}[harm])
+    caplog.clear()
+    _, net = train(tmp_path / "cut", seed=2)
+    assert "passes over" in caplog.text and file.name in caplog.text
+    assert "epoch=0-step=2 (epoch 0, step 2" in caplog.text
+    assert torch.equal(net.layer.weight, whole.layer.weight)
+
+
+def test_the_newest_is_the_one_saved_last_not_the_one_with_the_highest_step(tmp_path: Path) -> None:
+    fail_at(tmp_path, 9)
+    shutil.rmtree(tmp_path / "checkpoints" / "epoch=1-step=6")
+    first = tmp_path / "checkpoints" / "epoch=0-step=2"
+    fail_at(tmp_path, 5, resume=first)  # another way from there on
+    assert find(tmp_path)[0][0].manifest["step"] == 4
+    trainer, _ = train(tmp_path, max_steps=5)
+    assert read_manifest(trainer.state.path)["step"] == 4
+
+
+@pytest.mark.parametrize("options", [{}, {"max_epochs": None, "max_steps": 6}])
+def test_a_finished_run_is_not_trained_again_unless_it_may_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    train(tmp_path, every=5, **options)  # the newest checkpoint is older than the end
+    heard: list[str] = []
+    listener = Hook()
+    listener.__dict__["on_train_start"] = lambda: heard.append("trained")
+    train(tmp_path, listener, every=5, **options)
+    assert not heard
+    assert "Nothing to train: this run was completed at step" in caplog.text
+    trainer, _ = train(tmp_path, every=5, max_epochs=4)
+    assert trainer.global_step == 16
+
+
+def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stops = EarlyStopping("train/loss", patience=1, min_delta=10.0)
+    trainer, _ = train(tmp_path, stops, max_epochs=50)
+    assert trainer.status == "stopped"
+    again, _ = train(tmp_path, EarlyStopping("train/loss", patience=1, min_delta=10.0), max_epochs=50)
+    assert "this run was stopped at step" in caplog.text
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "stopped"
+    assert again.global_step <= trainer.global_step
+
+
+def test_a_new_run_in_an_old_directory_does_not_go_on_from_the_old_ones_checkpoints(tmp_path: Path) -> None:
+    train(tmp_path)
+    fail_at(tmp_path, 1, resume=None)  # begun afresh, and dead before its first checkpoint
+    _, anew = train(tmp_path, seed=7)
+    _, expected = train(tmp_path / "other", seed=7)
+    assert torch.equal(anew.layer.weight, expected.layer.weight)
+
+
+def test_without_a_run_dir_the_newest_run_goes_on_in_its_own_directory(tmp_path: Path) -> None:
+    for step in (3, 5):
+        with pytest.raises(RuntimeError, match="killed"):
+            quiet(default_root_dir=tmp_path, max_epochs=2, hooks=[ModelCheckpoint(every_n_train_steps=2), Fails(step)]).fit(
+                Net(), batches(4)
+            )
+    trainer = quiet(default_root_dir=tmp_path, max_epochs=2)
+    trainer.fit(Net(), batches(4), resume="auto")
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert len(runs) == 2 and trainer.run_dir == runs[1]
+    assert trainer.global_step == 8
+
+
+class Scored(Net):
+    """Its validation gets worse and worse."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.tensor(1.0 + self.trainer.current_epoch)
+
+
+def test_best_is_found_by_the_scores_in_the_manifests(tmp_path: Path) -> None:
+    keep = ModelCheckpoint("val/loss", save_top_k=2, save_last=True)
+    quiet(run_dir=tmp_path, hooks=[keep], max_epochs=3).fit(Scored(), batches(2), batches(1))
+    trainer = quiet(run_dir=tmp_path, max_epochs=9)
+    measured: list[Any] = []
+    trainer.on("test_start")(lambda module: measured.append(module.layer.weight.detach().clone()))
+    trainer.test(Scored(), batches(1), checkpoint="best")
+    from safetensors.torch import load_file
+
+    assert torch.equal(measured[0], load_file(tmp_path / "checkpoints" / "epoch=0-step=2" / "model.safetensors")["layer.weight"])
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nothing.* is no checkpoint"):
+        quiet().fit(Net(), batches(2), resume=tmp_path / "nothing")
+    with pytest.raises(OptionError, match="Did you mean 'auto'"):
+        quiet().fit(Net(), batches(2), resume="aut")
+    with pytest.raises(CheckpointError, match="none to be found"):
+        quiet(run_dir=tmp_path).validate(Net(), batches(2), checkpoint="best")
+
+
+def test_what_is_asked_for_before_a_save_error_stays_and_the_run_goes_on_if_told_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class AsksForTheImpossible(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 3:
+                trainer.save_checkpoint(tmp_path / "file" / "cannot be")
+
+    (tmp_path / "file").write_text("not a folder")
+    trainer, _ = train(tmp_path / "a", AsksForTheImpossible(), on_save_error="warn")
+    assert trainer.status == "completed"
+    assert "file/cannot be could not be written" in caplog.text and "goes on without it" in caplog.text
+    with pytest.raises(CheckpointError, match="cannot be could not be written"):
+        train(tmp_path / "b", AsksForTheImpossible())
+    whole, broken = find(tmp_path / "b")
+    assert not broken and [each.manifest["step"] for each in whole] == [2]
+
+
+def test_a_save_that_fails_does_not_hide_what_the_run_failed_of(tmp_path: Path) -> None:
+    class SavesToNowhere(Hook):
+        def on_exception(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "file" / "cannot be", "exception")
+
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RuntimeError, match="killed") as failed:
+        train(tmp_path / "run", Fails(3), SavesToNowhere())
+    assert any("cannot be could not be written" in note for note in failed.value.__notes__)
+
+
+def test_nothing_is_made_where_nothing_is_saved(tmp_path: Path) -> None:
+    quiet(run_dir=tmp_path / "run").fit(Net(), batches(2))
+    assert not (tmp_path / "run").exists()
+
+
+def test_messages_go_to_the_log_of_the_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path)
+    assert {record.name for record in caplog.records} == {"hookline"}
+    assert all(record.levelno <= logging.WARNING for record in caplog.records)

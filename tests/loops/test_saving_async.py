@@ -1,0 +1,118 @@
+"""Checkpoints written in the background: the same contents, told when durable, one at a time, waited for at the end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import CheckpointError, Hook
+from hookline.checkpoint import background
+from hookline.checkpoint.files import read
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+
+
+class Saved(Hook):
+    """Notes what it is told, when, and whether it was true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, int, str]] = []
+        self.threads: set[Any] = set()
+
+    def on_checkpoint_save(self, path: Path, step: int, state: Any, reason: str) -> None:
+        assert read(path)["counters"]["step"] == step
+        self.told.append((step, state.step, reason))
+        self.threads.add(threading.current_thread())
+
+
+def fit(run_dir: Path, *hooks: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    trainer = quiet(run_dir=run_dir, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), *hooks],
+                    **{"max_epochs": 2, "save": "async", **options})  # fmt: skip
+    trainer.fit(Net(), batches(4))
+    return trainer
+
+
+def test_contents_are_those_of_the_step_that_was_saved(tmp_path: Path) -> None:
+    fit(tmp_path / "async")
+    fit(tmp_path / "sync", save="sync")
+    for name in ("epoch=0-step=2", "epoch=0-step=4", "epoch=1-step=6", "epoch=1-step=8"):
+        ours, theirs = (read(tmp_path / kind / "checkpoints" / name) for kind in ("async", "sync"))
+        assert torch.equal(ours["module"]["layer.weight"], theirs["module"]["layer.weight"])
+        assert ours["counters"] == theirs["counters"]
+
+
+def test_everyone_is_told_on_the_main_thread_when_it_is_durable_with_the_saved_step(tmp_path: Path) -> None:
+    saved = Saved()
+    fit(tmp_path, saved)
+    assert [step for step, _, _ in saved.told] == [2, 4, 6, 8]
+    assert saved.threads == {threading.main_thread()}
+    assert not [each for each in threading.enumerate() if each.name == "hookline save"]
+
+
+def test_training_goes_on_while_one_is_written_and_waits_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    really = background.write
+
+    def slow(*given: Any, **named: Any) -> Any:
+        may_write.wait(60)
+        return really(*given, **named)
+
+    monkeypatch.setattr(background, "write", slow)
+    steps: list[int] = []
+
+    class Watches(Hook):
+        def on_step_end(self, step: int) -> None:
+            steps.append(step)
+            if step == 3:
+                assert not (tmp_path / "checkpoints" / "epoch=0-step=2").exists()  # asked for at 2, and training goes on
+                may_write.set()
+
+    saved = Saved()
+    fit(tmp_path, saved, Watches())
+    assert steps == list(range(1, 9))
+    assert saved.told[0][0] == 2 and saved.told[0][1] > 2
+
+
+def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class AsksForTheImpossible(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 8:  # the very last thing
+                trainer.save_checkpoint(tmp_path / "file" / "cannot be")
+
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CheckpointError, match="cannot be could not be written"):
+        fit(tmp_path / "a", AsksForTheImpossible())
+    failed: list[Any] = []
+    listener = Hook()
+    listener.__dict__["on_checkpoint_failed"] = lambda path, step, exception: failed.append((Path(path).name, step, exception))
+    trainer = fit(tmp_path / "b", AsksForTheImpossible(), listener, on_save_error="warn")
+    assert trainer.status == "completed"
+    assert "goes on without it" in caplog.text
+    assert failed[0][:2] == ("cannot be", 8) and isinstance(failed[0][2], CheckpointError)
+
+
+def test_last_is_of_the_newest_state_though_an_older_one_is_still_being_written(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(every_n_train_steps=1, save_last=True)
+    trainer = quiet(run_dir=tmp_path, hooks=[keep], max_epochs=2, save="async")
+    trainer.fit(Net(), batches(4))
+    assert read(tmp_path / "checkpoints" / "last")["counters"]["step"] == 8
+    assert Path(keep.last_model_path).name == "last"
+
+
+def test_checkpoints_at_a_url(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    keep = ModelCheckpoint("val/loss", dirpath=f"file://{tmp_path}/bucket", save_top_k=1, save_last=True)
+    trainer = quiet(run_dir=tmp_path / "run", hooks=[keep], max_epochs=3)
+    trainer.fit(Net(lr=0.01), batches(4), batches(1))
+    there = sorted(each.name for each in (tmp_path / "bucket").iterdir())
+    assert there == [Path(keep.best_model_path).name, "last"]
+    assert keep.best_model_path.startswith("file://")
+    again = quiet(run_dir=tmp_path / "run", max_epochs=4)
+    again.fit(Net(), batches(4), batches(1), resume=keep.last_model_path)
+    assert again.global_step == 16
