@@ -112,7 +112,20 @@ def bench_hooks(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/hooks.py", *arguments)
 
 
-COMMANDS = {each.__name__.replace("_", "-"): each for each in (demo, test, lint, types, generate, bench, bench_hooks)}
+def bench_checkpoint(arguments: list[str]) -> None:
+    """Time how long saving a checkpoint holds the training up."""
+    prepare("bench")
+    run(PYTHON, "benchmarks/checkpoint.py", *arguments)
+
+
+def faults(arguments: list[str]) -> None:
+    """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
+    prepare()
+    run(PYTHON, "faults/run.py", *arguments)
+
+
+EVERYTHING = (demo, test, lint, types, generate, bench, bench_hooks, bench_checkpoint, faults)
+COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 
 def main() -> int:

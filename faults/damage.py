@@ -1,0 +1,222 @@
+"""Damaged files: the newest checkpoint must be passed over, by name and with the reason, and an older whole one taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from processes import Child, notes
+from training import NOTES, RUN, Settings, feed, prepare, train
+from trials import Kind, Outcome, compare, last_words, some
+
+from hookline import Hook
+from hookline.checkpoint.files import read
+
+WAYS = ("truncated", "flipped", "emptied", "deleted", "swapped", "grown")
+AT_ONCE = 20
+"""Damaged checkpoints in one trial: each is copied, damaged and looked at in one process."""
+STOP_AT = 14
+
+
+class Damage(Kind):
+    """Trials of this kind."""
+
+    def trials(self, share: float) -> list[int]:
+        """So many that about 500 checkpoints are damaged."""
+        return some(32, share)
+
+    def try_it(self, number: int, folder: Path) -> Outcome:
+        """Every fifth trains on to the end from one damaged folder, the others only look where a run begins, many times."""
+        rng = random.Random(f"damage {self.seed} {number}")
+        settings = Settings(rng.choice(("32", "bf16-mixed")), save=rng.choice(("sync", "async")), stop_at=STOP_AT)
+        before = Child(folder / "before", settings)
+        if before.wait() != 0 or not newest_first(folder / "before" / RUN):
+            return Outcome(number, wrong=f"the run to be damaged could not be made: {last_words(before.said)}")
+        return self.look(number, rng, folder) if number % 5 else self.go_on(number, rng, folder, settings.numbers)
+
+    def go_on(self, number: int, rng: random.Random, folder: Path, settings: Settings) -> Outcome:
+        """One damaged folder, trained on to the end."""
+        place = folder / "before"
+        done, expected = damage(rng, place / RUN)
+        (place / NOTES).unlink()  # what was announced before is damaged now
+        must_be_said = in_the_way(done, expected)
+        child = Child(place, settings)
+        child.wait()
+        outcome = compare(Outcome(number, note="to the end"), child, self.references.digest(settings))
+        began = [name for kind, _, name in notes(child.folder) if kind == "resumed"]
+        if began != [expected.name]:
+            outcome.lost, outcome.wrong = 1, f"{outcome.wrong} began at {began}, not at {expected.name} after: {done}"
+        outcome.wrong = outcome.wrong or unsaid(child.said, must_be_said)
+        return outcome
+
+    def look(self, number: int, rng: random.Random, folder: Path) -> Outcome:
+        """Many damaged folders, one after the other; where does a run begin?"""
+        outcome = Outcome(number, counts=AT_ONCE, resumed=AT_ONCE, exact=AT_ONCE, note="looked at")
+        child = Child(folder / "looked", Settings(), body=lambda: self.look_at_many(rng, folder))
+        child.wait()
+        found = folder / "found.json"
+        if not found.exists():
+            return Outcome(number, counts=AT_ONCE, wrong=f"it never ended; it said: {last_words(child.said)}")
+        for problem in json.loads(found.read_text()):
+            outcome.wrong = f"{outcome.wrong}; {problem['wrong']}".removeprefix("; ")
+            outcome.silent += problem["silent"]
+            outcome.exact -= 1
+        return outcome
+
+    def look_at_many(self, rng: random.Random, folder: Path) -> None:
+        """In a child: damage, begin, stop as soon as it has begun."""
+        problems = []
+        for index in range(AT_ONCE):
+            place = folder / f"look-{index}"
+            shutil.copytree(folder / "before" / RUN, place / RUN)
+            done, expected = damage(rng, place / RUN)
+            must_be_said = in_the_way(done, expected)
+            where, said = begin(place)
+            if where is not None and any(path == where for path, _, _ in done):  # swapped with a twin: no harm
+                if differs(place, where, folder / "before"):
+                    problems.append({"silent": 1, "wrong": f"took {where.name} without a word after: {done}"})
+            elif where != expected:
+                wrong = f"began at {where}, not at {expected.name}, after: {done}; said: {last_words(said)}"
+                problems.append({"silent": 0, "wrong": wrong})
+            elif missing := unsaid(said, must_be_said):
+                problems.append({"silent": 0, "wrong": missing})
+            shutil.rmtree(place)
+        (folder / "found.json").write_text(json.dumps(problems))
+
+
+# ---- damaging ----------------------------------------------------------------------------------------------------
+
+Done = list[tuple[Path, str, str]]
+"""The checkpoint, the file in it and what was done to it."""
+
+
+def newest_first(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run that nothing has happened to, by the times in their manifests."""
+    manifests = {path.parent: json.loads(path.read_text()) for path in run_dir.rglob("manifest.json")
+                 if not any(part.startswith(".") for part in path.relative_to(run_dir).parts)}  # fmt: skip
+    return sorted(manifests, key=lambda path: manifests[path]["saved_at"], reverse=True)
+
+
+def _saved_at(path: Path) -> str:
+    return str(json.loads((path / "manifest.json").read_text())["saved_at"])
+
+
+def damage(rng: random.Random, run_dir: Path) -> tuple[Done, Path]:
+    """Damage the newest checkpoint, or the two newest. Returns what was done, and which one a resume must take."""
+    checkpoints = newest_first(run_dir)
+    done: Done = []
+    for path in checkpoints[: rng.choice((1, 1, 1, 2))]:
+        file = rng.choice(sorted(path.iterdir()))
+        way = rng.choice(WAYS)
+        others = [each for each in checkpoints if _other(each / file.name, file)] if way == "swapped" else []
+        if way == "swapped" and others:
+            other = rng.choice(others) / file.name
+            mine = file.read_bytes()
+            file.write_bytes(other.read_bytes())
+            other.write_bytes(mine)
+            done.append((other.parent, file.name, way))
+        else:
+            _damage_file(rng, file, way := "flipped" if way == "swapped" else way)
+        done.append((path, file.name, way))
+        if way == "swapped":
+            break  # damaging one of the two again could undo it
+    return done, next(each for each in checkpoints if all(each != path for path, _, _ in done))
+
+
+def _other(file: Path, than: Path) -> bool:
+    return file.exists() and than.exists() and file.read_bytes() != than.read_bytes()
+
+
+def _damage_file(rng: random.Random, file: Path, way: str) -> None:
+    data = bytearray(file.read_bytes())
+    if way == "deleted":
+        file.unlink()
+        return
+    if way == "truncated":
+        data = data[: rng.randrange(len(data))]
+    elif way == "emptied":
+        data = bytearray()
+    elif way == "grown":
+        data += rng.randbytes(rng.randint(1, 100))
+    else:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+# ---- looking -----------------------------------------------------------------------------------------------------
+
+
+class Enough(Exception):
+    """The run has begun; that is all that was asked."""
+
+
+class Look(Hook):
+    """Stops a run as soon as it is known where it begins."""
+
+    where: Path | None = None
+
+    def on_checkpoint_load(self, path: Path) -> None:
+        """At a checkpoint."""
+        self.where = Path(path)
+
+    def on_fit_start(self) -> None:
+        """Or at none."""
+        raise Enough
+
+
+class Listen(logging.Handler):
+    """What Hookline says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One more line."""
+        self.lines.append(record.getMessage())
+
+
+def begin(place: Path) -> tuple[Path | None, str]:
+    """Where a run with `resume="auto"` begins, and what it says about it."""
+    prepare(place)
+    look, listen = Look(), Listen()
+    logger = logging.getLogger("hookline")
+    logger.addHandler(listen)
+    try:
+        train(place, Settings(logger=False), hooks=(look,))
+    except Enough:
+        return look.where, "\n".join(listen.lines)
+    finally:
+        logger.removeHandler(listen)
+    return None, "the run went on to its end\n" + "\n".join(listen.lines)
+
+
+def differs(place: Path, taken: Path, before: Path) -> bool:
+    """Whether what was read is other than what had been saved: a flipped blank in the manifest's layout changes nothing."""
+    return _bytes_of(read(taken)) != _bytes_of(read(before / taken.relative_to(place)))
+
+
+def _bytes_of(contents: Any) -> str:
+    into = hashlib.sha256()
+    feed(into, contents)
+    return into.hexdigest()
+
+
+def in_the_way(done: Done, expected: Path) -> Done:
+    """The damaged ones that a resume meets on its way to the one expected; a swapped manifest may have put one behind it."""
+    return [each for each in done if each[2] != "swapped" or _saved_at(each[0]) > _saved_at(expected)]
+
+
+def unsaid(said: str, done: Done) -> str:
+    """Empty if every damaged file was named together with its checkpoint."""
+    for path, file, way in done:
+        # with another one's manifest it is the other files that look wrong
+        named = "" if (file, way) == ("manifest.json", "swapped") else file
+        if not any("passes over" in line and path.name in line and named in line for line in said.splitlines()):
+            return f"{path.name}/{file} was {way}, and nobody said so; said: {last_words(said)}"
+    return ""

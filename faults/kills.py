@@ -1,0 +1,55 @@
+"""SIGKILL at random moments; then the run is started again, until it gets to its end."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+from processes import Child
+from trials import Kind, Outcome, draw, go_on, some
+
+AIMS = ("clock", "clock", "set-up", "steps", "validation", "save")
+
+
+class Kills(Kind):
+    """Trials of this kind."""
+
+    def trials(self, share: float) -> list[int]:
+        """As many as asked for."""
+        return some(200, share)
+
+    def try_it(self, number: int, folder: Path) -> Outcome:
+        """One run, killed once or several times."""
+        rng = random.Random(f"kills {self.seed} {number}")
+        settings = draw(rng)
+        expected = self.references.digest(settings)
+        fresh = number % 25 == 24
+        kills, killed = rng.choice((1, 1, 1, 2, 3)), ""
+        while True:
+            child = Child(folder, settings, fresh=fresh)
+            wait_for(child, rng, rng.choice(AIMS), self.references.seconds(settings), fresh)
+            killed = killed or child.phase[0]  # the first one is counted
+            child.kill(signal.SIGKILL, group=rng.random() < 0.5)
+            kills -= 1
+            if child.wait() == 0 or kills == 0:
+                break
+        return go_on(Outcome(number, note=killed), child, settings, expected, fresh)
+
+
+def wait_for(child: Child, rng: random.Random, aim: str, seconds: float, fresh: bool = False) -> None:
+    """Until a random moment: by the clock, or a little after the n-th time that the run gets into a phase."""
+    if aim == "clock" and fresh:
+        while child.phase[0] == "starting" and not child.is_over():
+            time.sleep(0.01)
+    if aim == "clock":
+        time.sleep(rng.uniform(0.0, seconds))
+        return
+    times, until = rng.randint(1, 1 if aim == "set-up" else 6), time.monotonic() + 20.0
+    before = ("", -1)
+    while times and not child.is_over() and time.monotonic() < until:
+        phase, count = child.phase
+        times -= phase == aim and (phase, count) != before
+        before = (phase, count)
+    time.sleep(rng.uniform(0.0, 0.004))

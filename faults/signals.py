@@ -1,0 +1,50 @@
+"""SIGTERM, SIGUSR1 and SIGINT at random moments: the run ends in good order, and goes on exactly when it is started again."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+from kills import wait_for
+from processes import Child
+from trials import Kind, Outcome, draw, go_on, last_words, some
+
+CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
+AIMS = ("steps", "steps", "validation", "save", "set-up", "clock")
+AT_ONCE = 3.0
+"""Seconds that a run may take to end after a second signal."""
+
+
+class Signals(Kind):
+    """Trials of this kind."""
+
+    def trials(self, share: float) -> list[int]:
+        """As many as asked for."""
+        return some(120, share)
+
+    def try_it(self, number: int, folder: Path) -> Outcome:
+        """A run that gets a signal, or two in a row, or one for the whole group, then is started again."""
+        rng = random.Random(f"signals {self.seed} {number}")
+        settings = draw(rng)
+        expected = self.references.digest(settings)
+        kind, twice, group = rng.choice(sorted(CODES)), rng.random() < 0.2, rng.random() < 0.5
+        child = Child(folder, settings)
+        wait_for(child, rng, rng.choice(AIMS), self.references.seconds(settings))
+        phase, started = child.phase[0], time.monotonic()
+        child.kill(kind, group)
+        if twice:
+            time.sleep(rng.uniform(0.0, 0.003))
+            child.kill(kind, group)
+        code = child.wait()
+        outcome = Outcome(number, note=f"{phase}{', twice' if twice else ''}")
+        if code != CODES[kind] and not (code == 0 and child.result) and not (phase == "starting" and code == -kind):
+            outcome.wrong = (f"exit code {code} after {kind.name} in phase {phase} (group {group}, twice {twice}, {settings}), "
+                             f"not {CODES[kind]}; said: {last_words(child.said)}")  # fmt: skip
+        elif time.monotonic() - started > AT_ONCE:
+            outcome.wrong = f"it took {time.monotonic() - started:.1f} s to end after {kind.name} in phase {phase}"
+        wrong = outcome.wrong
+        go_on(outcome, child, settings, expected)
+        outcome.wrong = "; ".join(filter(None, (wrong, outcome.wrong)))
+        return outcome
