@@ -53,6 +53,9 @@ class Needy(Net):
         super().__init__()
         self.classes = classes
 
+class Several(DataModule):
+    def train_dataloader(self): return {name: [(torch.ones(2, 4), torch.ones(2, 2))] * 4 for name in ("web", "code")}
+
 class Data(DataModule):
     def __init__(self, batches: int = 3) -> None: self.batches = batches
     def train_dataloader(self): return [(torch.ones(2, 4), torch.ones(2, 2))] * self.batches
@@ -765,3 +768,31 @@ def test_every_section_says_what_it_is_for() -> None:
 def test_a_bare_name_that_fits_two_classes_is_refused_with_both() -> None:
     with pytest.raises(OptionError, match=r"fits several of hook_classes \(a.x.H, b.y.H\)"):
         HooksConfig(hook_classes=["a.x.H", "b.y.H"], hook_configs={"H": {}})
+
+
+# ---- several loaders ---------------------------------------------------------------------------------------------
+
+MIXED = BASIC.replace("parts_here.Data", "parts_here.Several")
+
+
+def test_a_section_says_how_loaders_are_mixed(project: Path) -> None:
+    mixture = '[mixture]\norder = "weighted"\nepoch_length = 4\nweights = {web = 3, code = 1}\n'
+    trainer, parts = trainer_of(project, MIXED + mixture, "--mixture.epoch_length=8")
+    trainer.fit(parts.module, datamodule=parts.datamodule, **parts.fit_arguments)
+    assert trainer.global_step == 8
+    assert trainer.loaders.batches_drawn == {"web": 6, "code": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        ('order = "wieghted"', "mixture.order", "Did you mean 'weighted'"),
+        ('ordr = "weighted"', "mixture.ordr", "Did you mean 'order'"),
+        ("weights = {web = -1}", "mixture", "the weight of 'web' is -1"),
+    ],
+)
+def test_a_wrong_mixture_is_refused_with_its_key(project: Path, text: str, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(project, f"{MIXED}[mixture]\n{text}\n").build()
+    assert refused.value.data()["key"] == key
+    assert said in str(refused.value)

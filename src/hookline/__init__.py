@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from hookline.checkpoint.importing import import_checkpoint
     from hookline.checkpoint.weights import load_weights
     from hookline.context import StepContext
+    from hookline.data.mixing import Mixture
     from hookline.errors import (
         END_EPOCH,
         SKIP_BATCH,
         SKIP_STEP,
         STEP_DONE,
         CheckpointError,
+        HangError,
         HookError,
         HooklineError,
         LossError,
@@ -45,16 +47,18 @@ if TYPE_CHECKING:
     from hookline.trainer import Trainer
 
 __all__ = [
-    "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "Hook", "HookError",
-    "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Module", "NonFiniteLoss", "OptionError", "Preempted",
-    "Recorder", "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
-    "every", "explain", "import_checkpoint", "load_weights", "no_event", "on", "once", "seed_everything", "when",
+    "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "HangError", "Hook",
+    "HookError", "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Mixture", "Module", "NonFiniteLoss",
+    "OptionError", "Preempted", "Recorder", "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer",
+    "after", "before", "declare_event", "every", "explain", "import_checkpoint", "load_weights", "no_event", "on", "once",
+    "seed_everything", "when",
 ]  # fmt: skip
 
 _HOME = {
     "Trainer": "trainer", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
-    "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors",
+    "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors",
+    "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Mixture": "data.mixing",
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",

@@ -27,6 +27,10 @@ class NonFiniteLoss(HooklineError, ArithmeticError):
     """The loss became NaN or infinite, and the run is told to stop on it."""
 
 
+class HangError(HookError):
+    """Something in a run did not come back in time, and the run was told to end then. No error policy passes over it."""
+
+
 class CheckpointError(HooklineError):
     """A checkpoint that cannot be written or read."""
 

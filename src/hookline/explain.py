@@ -36,9 +36,11 @@ class Moment:
 class Explanation:
     """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
 
-    def __init__(self, verb: str, root: Node) -> None:
+    def __init__(self, verb: str, root: Node, mixture: str = "") -> None:
         self.verb = verb
         self.root = root
+        self.mixture = mixture
+        """How several training loaders are mixed, in words; empty if they are not, or not known yet."""
 
     def data(self) -> list[dict[str, Any]]:
         """One dictionary per event, in order."""
@@ -50,7 +52,8 @@ class Explanation:
 
     def text(self, everything: bool = False) -> str:
         """The tree as plain text."""
-        return "\n".join([self.root.title, *_draw(self.root, "", everything)])
+        mixture = ["", "mixture of the training loaders", self.mixture] if self.mixture else []
+        return "\n".join([self.root.title, *_draw(self.root, "", everything), *mixture])
 
     def __str__(self) -> str:
         return self.text(everything=not _heard(self.root))
@@ -61,6 +64,8 @@ class Explanation:
 
         tree = Tree(Text(self.root.title, "bold"))
         _grow(tree, self.root, Text)
+        if self.mixture:
+            tree.add(Text("mixture of the training loaders", "italic")).add(Text(self.mixture))
         return tree
 
 
@@ -72,7 +77,7 @@ def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **opt
     return explanation
 
 
-def explain_plan(plan: Plan, verb: str = "fit") -> Explanation:
+def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
@@ -82,7 +87,7 @@ def explain_plan(plan: Plan, verb: str = "fit") -> Explanation:
             continue
         listeners = [_describe(each, plan) for each in plan.listeners(event.name)]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
-    return Explanation(verb, root)
+    return Explanation(verb, root, mixture)
 
 
 def _path(event: Event, verb: str) -> list[str]:

@@ -235,15 +235,15 @@ class MetricLog:
         if key.prog_bar:
             self.bar[name] = value
         if self.loader:
-            self.add_of_loader(self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader)
+            self.add_of_loader(self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader, reduce)
 
-    def add_of_loader(self, mode: str, name: str, value: Any, weight: float, loader: str) -> None:
+    def add_of_loader(self, mode: str, name: str, value: Any, weight: float, loader: str, reduce: str = "mean") -> None:
         """A value of one loader among several: `train/dl_web/loss` beside `train/loss`."""
         prefix = "train" if mode == "train" else self.prefix
         key = f"{prefix}/dl_{loader}/{name.removeprefix(prefix + '/')}"
         kept = self._by_loader[mode]
         if key not in kept:
-            kept[key] = Accumulator()
+            kept[key] = Accumulator(reduce)
         kept[key].add(value, weight)
 
     def _log_now(self, name: str, value: Any, prog_bar: bool, reduce: str) -> None:

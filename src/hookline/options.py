@@ -42,6 +42,7 @@ class OptionArguments(TypedDict, total=False):
     limit_predict_batches: int | float
     overfit_batches: int | float
     fast_dev_run: bool | int
+    prefetch_batches: int
     log_every_n_steps: int
     enable_progress_bar: bool
     seed: int | None
@@ -97,6 +98,8 @@ class Options:
     """Train on the same few batches again and again, without shuffling, and without validation data of their own."""
     fast_dev_run: bool | int = False
     """Run n batches of everything once, without logging: does it work at all?"""
+    prefetch_batches: int = 0
+    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists."""
     # around it
     log_every_n_steps: int = 50
     enable_progress_bar: bool = True
@@ -129,6 +132,7 @@ class Options:
         self._whole("check_val_every_n_epoch", 1)
         self._whole("num_sanity_val_steps", -1)
         self._whole("log_every_n_steps", 1)
+        self._whole("prefetch_batches", 0)
         self._choice("gradient_clip_algorithm", ("norm", "value"))
         self._choice("nonfinite", ("stop", "skip"))
         if not callable(self.val_aggregation) and str(self.val_aggregation).partition(":")[0] != "primary":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 from pathlib import Path
 
 from hookline.options import Options
@@ -16,6 +17,11 @@ class RunDirectory:
         self._options = options
         self._named: Path | None = None
         self._used = False
+        self._home = Path.cwd()
+
+    def _here(self, path: str | os.PathLike[str]) -> Path:
+        """A relative path means what it meant when the trainer was made, also if the process has moved since."""
+        return Path(path) if Path.cwd() == self._home else self._home / path
 
     def renew(self) -> None:
         """A run begins: it gets a directory of its own, or the one that was already asked for."""
@@ -26,17 +32,17 @@ class RunDirectory:
     @property
     def root(self) -> Path:
         """What all runs without a `run_dir` have in common."""
-        return Path(self._options.default_root_dir) / "runs"
+        return self._here(self._options.default_root_dir) / "runs"
 
     @property
     def searched(self) -> Path:
         """Where checkpoints of this run are looked for: in its own directory, or in all runs if it has no name."""
-        return self.root if self._options.run_dir is None else Path(self._options.run_dir)
+        return self.root if self._options.run_dir is None else self._here(self._options.run_dir)
 
     def existing(self) -> Path | None:
         """The directory that this run was given by name or goes on in, if it is there."""
-        given = self._options.run_dir or self._named
-        return Path(given) if given is not None and Path(given).is_dir() else None
+        given = self._here(self._options.run_dir) if self._options.run_dir is not None else self._named
+        return given if given is not None and given.is_dir() else None
 
     def continue_in(self, path: Path) -> None:
         """A resumed run goes on where it was."""
@@ -45,9 +51,9 @@ class RunDirectory:
     def path(self) -> Path:
         """The directory, which exists from now on."""
         if self._options.run_dir is not None:
-            path = Path(self._options.run_dir)
+            path = self._here(self._options.run_dir)
         elif self._named is not None:
-            path = self._named
+            path = self._here(self._named)
         else:
             base = self.root
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

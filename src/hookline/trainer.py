@@ -26,7 +26,7 @@ from hookline.loops.loading import load
 from hookline.loops.predict import predict
 from hookline.loops.resuming import choose_start, look_up
 from hookline.loops.run import Run
-from hookline.loops.saving import restore_hooks, save
+from hookline.loops.saving import save
 from hookline.loops.signals import Signals
 from hookline.loops.watchdog import Watchdog
 from hookline.metrics import Metrics
@@ -194,10 +194,10 @@ class Trainer(RunView):
 
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
         """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
-        found = look_up(checkpoint, self._directory) if checkpoint is not None else None
+        own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
+        found = look_up(checkpoint, self._directory, own) if checkpoint is not None else None
         if found is not None:
-            run.module.load_state_dict(found.contents["module"])
-            restore_hooks(self.hooks.entries(), found.contents)
+            run.resume_from, run.restored = found.path, found.contents  # taken up once the module has all its layers
         elif checkpoint is not None:
             raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
 
@@ -293,15 +293,25 @@ class Trainer(RunView):
         finally:
             self.state.own = before
 
-    def explain(self, module: nn.Module | None = None, *, datamodule: DataModule | None = None, verb: str = "fit") -> Explanation:
-        """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`."""
+    def explain(
+        self, module: nn.Module | None = None, train: Any = None, *, datamodule: DataModule | None = None, verb: str = "fit",
+        mixture: Mixture | Mapping[str, Any] | None = None,
+    ) -> Explanation:  # fmt: skip
+        """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`.
+
+        train, mixture: as for `fit`; then it also shows which loader the batches will come from.
+        """
         if module is None or self._run is not None:
-            return explain_plan(self.plan, verb)
-        run = self._start(verb, module, datamodule, {}, None, None, None)
+            running = self._run is not None and self._run.mixes
+            return explain_plan(self.plan, verb, str(self.loaders) if running else "")
+        run = self._start(verb, module, datamodule, {"train": train}, None, None, None)
+        run.mixture = mixture
         guests = Guests(run)
         try:
             guests.arrive()
-            return explain_plan(self.plan, verb)
+            if train is not None and verb == "fit":
+                load(run, "train")
+            return explain_plan(self.plan, verb, str(run.train) if run.mixes else "")
         finally:
             guests.leave()
 

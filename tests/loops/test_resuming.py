@@ -161,6 +161,29 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
         quiet(run_dir=tmp_path).validate(Net(), batches(2), checkpoint="best")
 
 
+def test_the_directory_of_a_run_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    fail_at(tmp_path / "a", 5)
+    trainer, _ = train(tmp_path / "b", resume=tmp_path / "a")
+    assert trainer.global_step == 12 and Path(trainer.run_dir).name == "b"
+    with pytest.raises(OptionError, match="resume=True: pass None, 'auto', 'best' or the path"):
+        train(tmp_path / "c", resume=True)
+
+
+class Momentum(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+
+def test_other_optimizers_or_another_model_are_refused_by_name(tmp_path: Path) -> None:
+    fail_at(tmp_path, 5)
+    with pytest.raises(CheckpointError, match=r"There: SGD\. Here: Adam\."):
+        quiet(run_dir=tmp_path).fit(Momentum(), batches(4), resume="auto")
+    other = Net()
+    other.layer = torch.nn.Linear(4, 3)
+    with pytest.raises(CheckpointError, match=r"The weights in .*step=4 do not fit Net(.|\n)*size mismatch"):
+        quiet(run_dir=tmp_path).fit(other, batches(4), resume="auto")
+
+
 def test_what_is_asked_for_before_a_save_error_stays_and_the_run_goes_on_if_told_to(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

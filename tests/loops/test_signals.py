@@ -227,6 +227,21 @@ def test_handlers_are_given_back_and_the_users_own_stay(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if each.name == "hookline grace period" and each.join(5) and each.is_alive()]
 
 
+def test_a_run_inside_a_run_ends_with_it_and_both_are_saved(tmp_path: Path) -> None:
+    inner = quiet(run_dir=tmp_path / "inner", max_epochs=100, hooks=[Kill("on_train_batch_end", 2)])
+
+    class FitsAnother(Hook):
+        def on_train_batch_end(self, batch_idx: int) -> None:
+            if batch_idx == 1:
+                inner.fit(Net(), batches(3))
+
+    with pytest.raises(Preempted):
+        train(tmp_path / "outer", FitsAnother())
+    assert inner.status == "preempted" and inner.global_step == 2
+    assert [each.name for each in (tmp_path / "inner" / "checkpoints").iterdir()] == ["step-2"]
+    assert [each.name for each in (tmp_path / "outer" / "checkpoints").iterdir()] == ["step-1"]
+
+
 def test_a_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     done: list[str] = []
     thread = threading.Thread(target=lambda: done.append(train(tmp_path)[0].status))

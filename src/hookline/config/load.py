@@ -28,6 +28,7 @@ SECTIONS: dict[str, str] = {
     "lr_scheduler": "its learning-rate schedule",
     "loss": "for a plain torch.nn.Module: a function of outputs and targets, or a loss class",
     "step": "for a plain torch.nn.Module: a function of model and batch, instead of `loss`",
+    "mixture": "how several training loaders of the data module are mixed: order, weights, pattern, epoch_length and so on",
     "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a path, 'auto' (the "
     "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
@@ -149,11 +150,24 @@ class Config:
                 module.configure_optimizers = optimizer.configure_optimizers  # type: ignore[method-assign]
         elif optimizer is not None:
             functions["optimizer"] = optimizer
+        if "mixture" in source.values:
+            functions["mixture"] = self._mixture()
         keys = dict(zip(hooks, (part.key for _, part in self.hooks), strict=True))
         disabled = [name for name, (_, part) in zip(hooks, self.hooks, strict=True) if part.settings.get("enabled") is False]
         self._settle_progress_bar(arguments, hooks, keys)
         self._watch_monitors(hooks, keys)
         return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
+
+    def _mixture(self) -> Any:
+        from hookline.data.mixing import make_mixture
+
+        given = plain(self.source.values["mixture"])
+        try:
+            return make_mixture(given)
+        except OptionError as error:
+            option = re.match(r"Mixture: (\w+)=", str(error)) or re.match(r"Mixture has no setting '(\w+)'", str(error))
+            key, value = (f"mixture.{option[1]}", given[option[1]]) if option else ("mixture", given)
+            raise self.source.wrong(key, str(error), value) from error
 
     def _checkpoint(self) -> Path | str | None:
         """A path, 'auto', 'best', or an empty text for none at all, whatever there is."""

@@ -14,6 +14,7 @@ from hookline.config.hooks_config import HooksConfig, switch_names
 from hookline.config.load import SECTIONS
 from hookline.config.making import SETTINGS
 from hookline.config.parts import annotation, parameters
+from hookline.data.mixing import Mixture
 from hookline.registry import BUILTIN_HOOKS, hook_class, offered_hooks
 
 _PATH = {"type": "string", "description": "a class path: package.module.Class"}
@@ -37,6 +38,7 @@ def schema() -> dict[str, Any]:
         strict={"type": "boolean"}, name={"type": "string"},
     )
     sections["checkpoint"] = {"anyOf": [{"type": "string"}, {"const": False}], "description": SECTIONS["checkpoint"]}
+    sections["mixture"] = {**_parameters(Mixture), "description": SECTIONS["mixture"]}
     sections["config"] = {"type": "object", "description": SECTIONS["config"]}
     sections["allow"] = {"type": "array", "items": {"type": "string"}, "description": SECTIONS["allow"]}
     return {

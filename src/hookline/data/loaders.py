@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from hookline.data.generators import put_back, states_of
+from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
 from hookline.data.resuming import changes, facts_of
 from hookline.errors import OptionError
@@ -34,10 +35,15 @@ class Loader:
     source: Iterable[Any]
     length: int | None
     """Batches per pass after the limit, or None if the source cannot tell."""
+    ahead: int = 0
+    """Batches that a thread fetches in advance, where that changes nothing of what is trained."""
+    move: Callable[[Any], Any] | None = None
+    """What it does to them: the way to the device."""
     seed: int | None = field(default=None, init=False)
     """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=-1, init=False, repr=False)
+    _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: Saved | None = field(default=None, init=False, repr=False)
 
     @property
@@ -64,9 +70,11 @@ class Loader:
         saved, self._restored, self._epoch = self._restored, None, epoch
         limit = None if self.length == length_of(self.source) else self.length
         batches = reader.open(key_of(self.seed or 0, epoch, self.name), position, limit, saved)
-        if self.length is None or reader.caps:
-            return batches
-        return itertools.islice(batches, max(0, self.length - position))
+        if self.length is not None and not reader.caps:
+            batches = itertools.islice(batches, max(0, self.length - position))
+        if self.ahead and reader.may_run_ahead:
+            self._fetching = batches = ahead(batches, self.ahead, self.move)
+        return batches
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """A pass for an evaluation: always in the same order, and generators of the loader's own are left as they were."""
@@ -80,7 +88,9 @@ class Loader:
             put_back(self.reader.generators, before)
 
     def close(self) -> None:
-        """End the workers that are still there."""
+        """End the threads and workers that are still there."""
+        if self._fetching is not None:
+            self._fetching.close()
         if self._reader is not None:
             self._reader.close()
 
@@ -118,6 +128,8 @@ def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
         return []
     if isinstance(given, Mapping):
         named = {str(name): source for name, source in given.items()}
+        if len(named) < len(given):
+            raise OptionError(f"Two {kind} loaders have the same name as text: {', '.join(map(repr, given))}.")
     elif isinstance(given, list | tuple) and len(given) == 1 and _is_loader(given[0]):
         named = {kind: given[0]}
     elif isinstance(given, list | tuple) and given and all(_is_loader(each) for each in given):

@@ -11,9 +11,9 @@ import torch
 
 from hookline.data.batch import batch_size, count_tokens
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.mixing import Mixture, MixtureCursor, describe, proportions
+from hookline.data.mixing import Mixture, MixtureCursor, check, describe, proportions
 from hookline.data.readers import ListReader
-from hookline.errors import HooklineError, OptionError, closest
+from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 
 log = logging.getLogger("hookline")
 T = TypeVar("T")
@@ -33,11 +33,14 @@ class MixedLoader:
 
     def __init__(self, loaders: list[Loader], mixture: Mixture, count_tokens: Callable[[Any], int] = count_tokens) -> None:
         self.loaders = {loader.name: loader for loader in loaders}
+        self._all = loaders  # the run's list: those that are added are closed with the others
         self.cursor = MixtureCursor(mixture, {loader.name: loader.length for loader in loaders})
         self.picked: Callable[[int, str], None] = lambda index, name: None
         """Told before each batch which loader it comes from."""
         self.changed: Callable[[str], None] = lambda text: None
         """Told in words of each change."""
+        self.first_length = self.began_with = self.cursor.total
+        """Batches that this epoch was to have when it began: later changes do not move what goes by fractions of it."""
         self.samples: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.tokens: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.batches_drawn: dict[str, int] = dict.fromkeys(self.loaders, 0)
@@ -47,7 +50,11 @@ class MixedLoader:
         self._seed: int | None = None
         """What the orders of all loaders come from."""
         self._streams: dict[int, Iterator[Any]] = {}
-        self._restored: dict[str, Any] | None = None
+        self._restored: dict[str, Any] = {}
+        """The checkpoint's, until the first epoch is opened."""
+        self._taken: object = None
+        self._left: dict[str, tuple[int, Any]] = {}
+        """Loaders that were in a pass when the checkpoint was made: how many batches they had given, and how a new one begins."""
         for doubt in self.cursor.doubts:
             log.warning("Mixture: %s", doubt)
 
@@ -60,16 +67,19 @@ class MixedLoader:
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
         """The epoch's batches from the position on, each from the loader whose turn it is."""
+        self._finish_passes()
         self._streams = {}
-        saved, self._restored = self._restored, None
-        if saved is not None:
-            self._take_back(saved)
         if self._seed is None:  # drawn now: in the middle of an epoch it would move the streams that the model draws from
             self._seed = self._draw_seed() if seed is None else seed
-        if saved is not None:
-            self._open_passes_under_way()
+        if self._restored:
+            self._go_on()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
             self.cursor.begin(epoch)
+            for name, state in self._unread().items():
+                self.loaders[name].load_state_dict(state)
+            self._left = {}
+        if not position:
+            self.began_with = self.cursor.total
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
@@ -93,6 +103,13 @@ class MixedLoader:
             self.tokens[name] += self._newest[2]
             self.picked(index, name)
             yield batch
+        self._finish_passes()
+
+    def _finish_passes(self) -> None:
+        """Let loaders that have given all their batches run to their end, where one may put itself back to its beginning."""
+        for index, stream in self._streams.items():
+            if self.cursor.reading(index)[1] == 0:
+                next(stream, None)
 
     def _stream(self, index: int, name: str) -> Iterator[Any]:
         if index not in self._streams:
@@ -117,8 +134,17 @@ class MixedLoader:
             return None  # nothing to shuffle
         return int(torch.randint(2**62, ()).item())
 
-    def _open_passes_under_way(self) -> None:
-        """Now, not when their turn comes: if the epoch ends before that, their next pass must be a new one."""
+    def _unread(self) -> dict[str, Any]:
+        """Passes that were under way when the checkpoint was made, and of which nothing has been read since."""
+        return {name: state for name, (given, state) in self._left.items()
+                if name in self.loaders and self.batches_drawn[name] == given}  # fmt: skip
+
+    def _go_on(self) -> None:
+        """Open passes that are under way: now, for if the epoch ends before their turn comes, the next one must be new."""
+        self._restored = {}
+        if missing := [name for name in self.cursor.drawn_from if name not in self.loaders]:
+            raise CheckpointError(f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
+                                  f"{', '.join(map(repr, self.loaders))}. Pass it, or add it in on_train_start.")  # fmt: skip
         for index, name in enumerate(self.cursor.names):
             passes, read = self.cursor.reading(index)
             if read and name in self.loaders:
@@ -127,6 +153,7 @@ class MixedLoader:
     def state_dict(self, epoch: int, position: int) -> dict[str, Any]:
         """Where the mixture stands, and each of its loaders. A batch that was drawn and not trained on comes again."""
         cursor = self.cursor
+        self._finish_passes()  # a sampler may draw from its generator once more when it ends
         is_over = cursor.epoch != epoch
         counts = {"samples": dict(self.samples), "tokens": dict(self.tokens), "batches": dict(self.batches_drawn)}
         if not is_over and cursor.position > position and self._newest[0]:
@@ -137,25 +164,27 @@ class MixedLoader:
             places = {name: cursor.reading(index) for index, name in enumerate(cursor.names)}
             if is_over:  # the next epoch begins a new pass of each
                 places = {name: (passes + (read > 0), 0) for name, (passes, read) in places.items()}
-            return {
-                "kind": "mixture", "cursor": cursor.state_dict(), "seed": self._seed, **counts,
-                "loaders": {name: self.loaders[name].state_dict(*place) for name, place in places.items() if name in self.loaders},
-            }  # fmt: skip
+            states = {name: self.loaders[name].state_dict(*place) for name, place in places.items() if name in self.loaders}
+            left = {name: self.loaders[name].state_dict(passes + 1, 0) for name, (passes, read) in places.items()
+                    if read and name in self.loaders} | self._unread()  # fmt: skip
+            return {"kind": "mixture", "cursor": cursor.state_dict(), "seed": self._seed, "loaders": states, "left": left,
+                    "began_with": self.began_with, **counts}  # fmt: skip
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """The next epoch that is opened begins where this was saved."""
+        """Stand where this was saved; the first epoch that is opened goes on there. A second time it changes nothing."""
+        if saved is self._taken:
+            return
         if saved.get("kind") != "mixture":
             raise OptionError(f"The checkpoint was made with one training loader; this run mixes {', '.join(self.loaders)}.")
-        self._restored = saved
-
-    def _take_back(self, saved: dict[str, Any]) -> None:
-        self.cursor.load_state_dict(saved["cursor"])
-        self._seed = saved["seed"]
+        self._taken = self._restored = saved
+        self.cursor.load_state_dict(saved["cursor"], awaited=saved["loaders"])
+        self._seed, self.began_with = saved["seed"], saved["began_with"]
         for name, state in saved["loaders"].items():
             if name in self.loaders:
                 self.loaders[name].load_state_dict(state)
         for mine, theirs in ((self.samples, "samples"), (self.tokens, "tokens"), (self.batches_drawn, "batches")):
             mine.update(saved[theirs])
+        self._left = {name: (self.batches_drawn[name], state) for name, state in saved["left"].items()}
 
     # ---- for hooks ----------------------------------------------------------------------------------------------
 
@@ -171,16 +200,25 @@ class MixedLoader:
 
     def set_weights(self, weights: Mapping[str, float]) -> int:
         """New weights from the next window on; names that are not given keep theirs. Returns the position of that window."""
-        mixture = self.cursor.latest[0]
-        if not mixture.weights and mixture.order not in ("weighted", "random"):
-            raise OptionError(f"order={mixture.order!r} goes by no weights; train with Mixture('weighted', weights=...).")
-        return self._revise(f"weights {dict(weights)}", replace(mixture, weights={**mixture.weights, **weights}))
+        return self._revise(f"weights {dict(weights)}", self._with_weights(weights))
 
     update_weights = set_weights
+
+    def check_weights(self, weights: Mapping[str, float]) -> None:
+        """Fail as `set_weights` would, and change nothing: for hooks that know beforehand what they will ask for."""
+        check(self._with_weights(weights), self.names, self.cursor.latest[1])
+
+    def _with_weights(self, weights: Mapping[str, float]) -> Mixture:
+        mixture = self.cursor.latest[0]
+        if mixture.order not in ("weighted", "random"):
+            raise OptionError(f"order={mixture.order!r} goes by no weights; train with Mixture('weighted', weights=...).")
+        return replace(mixture, weights={**mixture.weights, **weights})
 
     def add(self, name: str, loader: Any, weight: float | None = None) -> int:
         """A further loader from the next window on; where weights count, it needs one."""
         mixture, lengths = self.cursor.latest
+        if name in self._restored.get("loaders", {}) and name not in self.loaders:
+            return self._add_again(name, loader)
         if name in lengths:
             raise OptionError(f"There is a loader named {name!r} already; loaders: {', '.join(lengths)}.")
         if mixture.weights and weight is None:
@@ -188,10 +226,22 @@ class MixedLoader:
         made = self._made_again(name, loader) if name in self.loaders else make_loaders({name: loader}, 1.0, "train")[0]
         weights = {**mixture.weights, name: weight} if weight is not None else mixture.weights
         at = self._revise(f"{name!r} added", replace(mixture, weights=weights), {**lengths, name: made.length})
-        self.loaders[name] = made
-        for counts in (self.samples, self.tokens, self.batches_drawn):
-            counts.setdefault(name, 0)
+        if name not in self.loaders:
+            self._take_in(made)
         return at
+
+    def _take_in(self, made: Loader) -> None:
+        self.loaders[made.name] = made
+        self._all.append(made)
+        for counts in (self.samples, self.tokens, self.batches_drawn):
+            counts.setdefault(made.name, 0)
+
+    def _add_again(self, name: str, source: Any) -> int:
+        """One that was added before the checkpoint was made: it is part of the mixture already, and goes on where it was."""
+        (made,) = make_loaders({name: source}, 1.0, "train")
+        made.load_state_dict(self._restored["loaders"][name])
+        self._take_in(made)
+        return self.cursor.next_window
 
     def _made_again(self, name: str, source: Any) -> Loader:
         """One that was taken out comes back and goes on where it was; another one under its name would be taken for it."""
@@ -209,8 +259,10 @@ class MixedLoader:
         pattern = [each for each in mixture.pattern if each != name]
         if mixture.pattern and not pattern:
             raise OptionError(f"The pattern names only {name!r}; rebuild_schedule(pattern=...) before you remove it.")
-        left = {field: _without(name, getattr(mixture, field)) for field in ("weights", "loss_weights", "optimizers")}
-        return self._revise(f"{name!r} removed", replace(mixture, pattern=pattern, **left), _without(name, lengths))
+        rest = replace(mixture, pattern=pattern, weights=_without(name, mixture.weights),
+                       loss_weights=_without(name, mixture.loss_weights),
+                       optimizers=_without(name, mixture.optimizers))  # fmt: skip
+        return self._revise(f"{name!r} removed", rest, _without(name, lengths))
 
     def rebuild_schedule(self, **settings: Any) -> int:
         """Any settings of `Mixture` anew, from the next window on: `rebuild_schedule(order="random", burst=4)`."""
@@ -260,5 +312,7 @@ class OneLoader:
         self.names = names
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling look for these
+            raise AttributeError(name)
         raise HooklineError(f"trainer.loaders.{name}: this run does not mix training loaders. Pass several by name, "
-                            "fit(train={'web': ..., 'code': ...}), or one with a mixture, to change them while it runs.")  # fmt: skip
+                            "fit(train={'web': ..., 'code': ...}), or one with a mixture, to change them meanwhile.")  # fmt: skip

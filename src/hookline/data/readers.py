@@ -29,6 +29,8 @@ class Reader:
     kind = ""
     caps = False
     """Whether it ends a pass at the limit itself."""
+    may_run_ahead = False
+    """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams for them."""
 
     def __init__(self) -> None:
         self.generators: Found = {}
@@ -56,6 +58,7 @@ class ListReader(Reader):
     """Batches that are there already."""
 
     kind = "list"
+    may_run_ahead = True
 
     def __init__(self, source: Iterable[Any]) -> None:
         super().__init__()
@@ -83,6 +86,9 @@ class IndexReader(Reader):
         self.order = Order(sampler, self.generators, 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1))
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
+        # workers that stay have one iterator for all passes, which the thread of the last pass may still be in
+        lasting = in_main or loader.persistent_workers
+        self.may_run_ahead = not lasting and self.caps and self.order.settled and self.order.stateful is None
 
     def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """The indices before the position are drawn and passed over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class MixtureSchedule(Hook):
         super().__init__(name)
         if not isinstance(phases, Mapping) or not phases:
             raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.")
-        self.phases = [(*_time(when), dict(weights)) for when, weights in phases.items()]
+        self.phases = [(*_time(when), _weights(when, weights)) for when, weights in phases.items()]
         self.done = 0
         """Phases that have begun."""
         units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
@@ -45,11 +46,17 @@ class MixtureSchedule(Hook):
             self.done = 0
 
     def on_train_start(self, state: Any) -> None:
-        for at, _, weights in self.phases:
-            unknown = sorted(set(weights) - set(state.trainer.loaders.names))
-            if unknown:
-                raise OptionError(f"{WHO}: the phase at {at:g} names {unknown[0]!r}; loaders: "
-                                  f"{', '.join(state.trainer.loaders.names)}.")  # fmt: skip
+        loaders = state.trainer.loaders
+        asked = dict(loaders.weights)
+        for at, unit, weights in self.phases:  # all of them now, so that none fails in the middle of the run
+            asked |= weights
+            try:
+                loaders.check_weights(asked)
+            except OptionError as error:
+                raise OptionError(f"{WHO}: the phase at {at:g} {unit}s cannot be. {error}") from None
+        self._look(state, 0)
+
+    def on_train_epoch_start(self, state: Any) -> None:
         self._look(state, 0)
 
     def on_step_end(self, state: Any) -> None:
@@ -78,9 +85,18 @@ def _time(when: Any) -> tuple[float, str]:
         return float(when), "step"
     if str(when).strip().isdigit():
         return float(when), "step"
+    if isinstance(when, str) and when.split()[:1] == ["0"]:
+        return 0.0, "step"  # the beginning, in any unit
     number, unit = parse_interval(when, f"{WHO}: a phase") if isinstance(when, str) else (-1, "")
     if unit not in UNITS or number < 0:
         raise OptionError(f"{WHO}: a phase at {when!r}: write a number of steps, '1000 steps', '2000000 tokens' or '3 epochs'.")
     return float(number), unit
 
 
+def _weights(when: Any, given: Any) -> dict[str, float]:
+    if not isinstance(given, Mapping) or not given:
+        raise OptionError(f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.")
+    for name, weight in given.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise OptionError(f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or more.")
+    return dict(given)

@@ -253,9 +253,10 @@ class ModelCheckpoint(Hook):
         self.best_k_models[str(path)] = score
         for old in self._beyond(self.best_k_models):
             del self.best_k_models[old]
-            # of an earlier run's folder nothing is removed
-            if state.rank == 0 and old == str(self._place(state, old.rpartition("/")[2])):
-                state.trainer.remove_checkpoint(old)
+            here = self._place(state, old.rpartition("/")[2])
+            # of an earlier run's folder nothing is removed; the process may have gone to another directory since it was kept
+            if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
+                state.trainer.remove_checkpoint(here)
         self._settle(self.best_k_models)
 
     def _settle(self, kept: dict[str, float]) -> None:
@@ -295,14 +296,31 @@ class ModelCheckpoint(Hook):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        kept = state["best_k_models"].items()
-        self.best_k_models = {path: score for path, score in kept if "://" in path or Path(path).is_dir()}
+        self.best_k_models = dict(state["best_k_models"])
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._waiting, self._validated = state["waiting"], state["validated"]
-        self._owed = {path: score for path, score in state.get("owed", {}).items() if path not in self.best_k_models}
+        self._owed = dict(state.get("owed", {}))
+
+    def _find_again(self, state: Any) -> None:
+        """The run's directory may have been moved or copied since its paths were kept, or be spelled in another way."""
+        folder = self._folder(state)
+
+        def now(path: str) -> str:
+            here = folder / Path(path).name
+            return str(here) if path and here.is_dir() else path
+
+        kept = {now(path): score for path, score in self.best_k_models.items()}
+        self.best_k_models = {path: score for path, score in kept.items() if Path(path).is_dir()}
+        self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
+        owed = {now(path): score for path, score in self._owed.items()}
+        self._owed = {str(folder / Path(path).name): score for path, score in owed.items() if path not in self.best_k_models}
 
     def on_checkpoint_load(self, state: Any) -> None:
+        if not self.url:
+            self._find_again(state)
+        else:
+            self._owed = {path: score for path, score in self._owed.items() if path not in self.best_k_models}
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._seen = raw[self.monitor]

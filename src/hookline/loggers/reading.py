@@ -21,13 +21,14 @@ _decode = json.JSONDecoder().decode  # a third faster than json.loads, which loo
 
 
 def read_log(path: str | Path, superseded: bool = False) -> Iterator[dict[str, Any]]:
-    """The records of the log file `path`, in the order they were written, read as you go.
+    """The records of a run's log (the file, or the run's directory), in the order they were written, read as you go.
 
     Those that a resume has superseded are left out; with `superseded=True` they come too, with `record["superseded"]`
     being True (in a `resume` record that holds, it is the range of bytes). Half a line, as a kill leaves it, is skipped.
     The log of a running run is read up to where it is when the reading begins.
     """
-    with Path(path).open("rb") as file:
+    path = Path(path)
+    with (path / "log.jsonl" if path.is_dir() else path).open("rb") as file:
         resumes, end = _resumes(file)
         ranges = superseded_ranges(resumes)
         ranges.append((end, end))

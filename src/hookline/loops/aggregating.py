@@ -7,6 +7,7 @@ from typing import Any
 
 from hookline.errors import OptionError, closest
 from hookline.metrics import Metrics
+from hookline.state import is_scalar
 
 Aggregate = Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
 """From the results of each loader, by its name, to the results overall."""
@@ -19,18 +20,23 @@ def aggregated(results: dict[str, Any], prefix: str, loaders: list[str], how: st
     by_loader = {name: _of_loader(results, f"{prefix}/dl_{name}/") for name in loaders}
     if callable(how):
         made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
-        if not isinstance(made, Mapping):
-            raise OptionError(f"val_aggregation must return a dictionary of numbers, not {type(made).__name__}.")
+        if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
+            raise OptionError(f"val_aggregation must return a dictionary of numbers by the metrics' names, not {str(made)[:80]}.")
         return {_overall(key, prefix, results): value for key, value in made.items()}
     if how == "macro":
         keys = dict.fromkeys(key for values in by_loader.values() for key in values)
         means = {key: [values[key] for values in by_loader.values() if key in values] for key in keys}
         return {_overall(key, prefix, results): sum(each) / len(each) for key, each in means.items()}
-    primary = how.partition(":")[2] or loaders[0]
-    if primary not in by_loader:
+    chosen = by_loader[how.partition(":")[2] or loaders[0]]
+    return {_overall(key, prefix, results): value for key, value in chosen.items()}
+
+
+def check_aggregation(how: str | Aggregate, loaders: list[str]) -> None:
+    """A primary loader that is not there is refused before anything is measured."""
+    primary = how.partition(":")[2] if isinstance(how, str) else ""
+    if primary and len(loaders) > 1 and primary not in loaders:
         raise OptionError(f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
                           f"Loaders: {', '.join(loaders)}.")  # fmt: skip
-    return {_overall(key, prefix, results): value for key, value in by_loader[primary].items()}
 
 
 def _of_loader(results: dict[str, Any], start: str) -> dict[str, Any]:

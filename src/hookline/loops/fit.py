@@ -17,7 +17,7 @@ from hookline.loops.run import Run, ending, see_off
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
-from hookline.seeding import isolated_rng, set_rng_state
+from hookline.seeding import isolated_rng, rng_state, set_rng_state
 
 log = logging.getLogger("hookline")
 
@@ -57,7 +57,7 @@ def fit(run: Run) -> None:
     finish_saving(run)
 
 
-def train_epoch(run: Run, loader: Loader) -> None:
+def train_epoch(run: Run, loader: Any) -> None:
     """One epoch, from wherever a resumed run stands in it."""
     plan, s, options = run.plan, run.state, run.options
     s.epoch = s.epochs_seen
@@ -65,15 +65,18 @@ def train_epoch(run: Run, loader: Loader) -> None:
     if run.position == 0:
         if (streams := run.restored.pop("rng", None)) is not None:
             set_rng_state(streams)  # resumed between two epochs
+        before = rng_state()
         run.epoch_advanced = False
         s.log.begin("train")
     plan.on_train_epoch_start(s)
 
     s.log.mode = "train"
-    validate_every = validation_interval(run, loader)
     exhausted = False
     is_leaving = s.should_stop and is_finished(run)  # asked for when the epoch began
+    if is_leaving and run.position == 0:  # after a resume the epoch begins again, and draws again what it has drawn
+        run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
+    validate_every = validation_interval(run, loader.began_with if run.mixes else loader.length)
     if run.owes_validation and not is_leaving:
         validate(run)
         save_due(run)
@@ -129,7 +132,9 @@ def end_epoch(run: Run, complete: bool) -> None:
     plan, s = run.plan, run.state
     results = s.log.finish("train")
     if run.mixes:
-        results |= run.train.metrics()
+        counted = run.train.metrics()
+        s.log.newest.raw().update(counted)
+        results |= counted
         s.log.loader = ""
     if complete:
         s.epochs_seen += 1
@@ -210,22 +215,22 @@ def validate(run: Run) -> None:
         run.owes_validation, run.before_validation = False, {}
 
 
-def validation_interval(run: Run, loader: Loader) -> int:
+def validation_interval(run: Run, length: int | None) -> int:
     """Batches between validations in this epoch; 0 if none is due in it, or only at its end."""
     options = run.options
     if not run.loaders["val"] or (run.state.epoch + 1) % options.check_val_every_n_epoch:
         return 0
     if isinstance(options.val_check_interval, int):
-        if loader.length is not None and options.val_check_interval > loader.length:
+        if length is not None and options.val_check_interval > length:
             raise OptionError(f"val_check_interval={options.val_check_interval} would never come: an epoch has "
-                              f"{loader.length} batches.")  # fmt: skip
+                              f"{length} batches.")  # fmt: skip
         return options.val_check_interval
-    if loader.length is None:
+    if length is None:
         if options.val_check_interval != 1.0:
             raise OptionError(f"val_check_interval={options.val_check_interval} is a fraction of an epoch, but the "
                               "training loader has no length; pass a whole number of batches.")  # fmt: skip
         return 0
-    return max(1, int(loader.length * options.val_check_interval))
+    return max(1, int(length * options.val_check_interval))
 
 
 def validation_closes_epoch(run: Run, complete: bool) -> bool:

@@ -159,7 +159,7 @@ def settle_feeding(run: Run) -> None:
         raise OptionError("Mixture: optimizers= is for automatic optimization; a manual training step chooses its own.")
     if asked:
         load(run, "train")  # otherwise they are asked for when they are needed
-        run.feeds = make_feeding(list(run.train.cursor.names), asked, run.state.optimizers, run.accumulate)
+        run.feeds = make_feeding(asked, run.state.optimizers, run.accumulate)
 
 
 def check_optimizers(run: Run) -> None:

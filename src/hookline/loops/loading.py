@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import fields
 
+from hookline.data.batch import move
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.mixed import MixedLoader
-from hookline.data.mixing import Mixture
-from hookline.errors import OptionError, closest
+from hookline.data.mixing import Mixture, make_mixture
+from hookline.errors import OptionError
 from hookline.listener import overrides
+from hookline.loops.aggregating import check_aggregation
 from hookline.loops.run import Run
+from hookline.plan import nobody
 from hookline.steps import PlainSteps
 
 log = logging.getLogger("hookline")
@@ -46,6 +47,8 @@ def load(run: Run, kind: str) -> list[Loader]:
     if kind == "train" and options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
     _check(run, kind, loaders)
+    if kind in ("val", "test"):
+        check_aggregation(run.options.val_aggregation, [each.name for each in loaders])
     run.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)
@@ -54,6 +57,8 @@ def load(run: Run, kind: str) -> list[Loader]:
 
 def settle_training(run: Run, loaders: list[Loader]) -> None:
     """One loader stays itself; several become one that draws from them as the mixture says."""
+    if run.options.prefetch_batches:
+        fetch_ahead(run, loaders)
     asked = run.mixture is not None or getattr(run.datamodule, "mixture", None) is not None
     if run.options.limit_train_batches == 0 or (len(loaders) == 1 and not asked):
         run.train = loaders[0]
@@ -66,38 +71,33 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
         s.dataloader_idx, s.dataloader_name, log.loader = index, name, name
 
     run.train.picked = picked
+    if run.restored.get("loader"):
+        run.train.load_state_dict(run.restored["loader"])  # now, so that hooks find and change it as it was
     run.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:
         if not run.steps.automatic_optimization:
             raise OptionError("Mixture: loss_weights are applied before backward, which manual optimization does itself.")
-        run.loss_weights = LossWeights(mixture.loss_weights, run.train)
+        run.loss_weights = dict(mixture.loss_weights)
 
 
-class LossWeights:
-    """The weight of a loader's losses by its number; loaders may come late."""
-
-    def __init__(self, weights: Mapping[str, float], mixed: MixedLoader) -> None:
-        self._weights, self._mixed = weights, mixed
-        self._known: dict[int, float] = {}
-
-    def __getitem__(self, index: int) -> float:
-        if index not in self._known:
-            self._known[index] = self._weights.get(self._mixed.cursor.names[index], 1.0)
-        return self._known[index]
+def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
+    """Let threads fetch training batches, and move them too unless somebody wants to see them before."""
+    steps, plan, device = run.steps, run.plan, run.strategy.device
+    own_way = any(overrides(each, "transfer_batch_to_device") for each in (steps, run.datamodule) if each is not None)
+    for loader in loaders:
+        if not loader.reader.may_run_ahead:
+            log.warning("prefetch_batches=%d has no effect on the loader %r: its batches are made in the main process; give it "
+                        "workers.", run.options.prefetch_batches, loader.name)  # fmt: skip
+            continue
+        loader.ahead = run.options.prefetch_batches
+        if run.moves and not own_way and plan.on_before_batch_transfer is nobody:
+            loader.move = lambda batch: move(batch, device)
 
 
 def mixture_of(run: Run) -> Mixture:
     """How several training loaders are mixed: what fit was given, or the data module's `mixture`; both may be a table."""
     given = run.mixture if run.mixture is not None else getattr(run.datamodule, "mixture", None)
-    if given is None or isinstance(given, Mixture):
-        return given or Mixture()
-    if not isinstance(given, Mapping):
-        raise OptionError(f"mixture= takes a hookline.Mixture or a table of its settings, not {type(given).__name__}.")
-    known = [each.name for each in fields(Mixture)]
-    for name in given:
-        if name not in known:
-            raise OptionError(f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.")
-    return Mixture(**given)
+    return Mixture() if given is None else make_mixture(given)
 
 
 def estimated_steps(run: Run) -> float:
@@ -106,8 +106,9 @@ def estimated_steps(run: Run) -> float:
     options, loader = run.options, run.train
     assert options.max_epochs is not None
     steps = math.inf
-    if options.max_epochs >= 0 and loader.length is not None:
-        steps = math.ceil(loader.length / options.accumulate_grad_batches) * options.max_epochs
+    length = loader.first_length if run.mixes else loader.length  # the same after a resume, whatever became of the mixture
+    if options.max_epochs >= 0 and length is not None:
+        steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
 
 

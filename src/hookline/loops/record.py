@@ -49,7 +49,8 @@ def note_training(run: Run, saved: Path | str) -> None:
 
 def note_end(run: Run, reason: str) -> None:
     """How it ended; only for a run that can be resumed at all."""
-    if not run.is_noted or run.finished_before:
+    known = run.directory.existing()
+    if run.finished_before or known is None or read_record(known).get("id") != run.run_id:
         return
     try:
         note(run, run.run_dir(), run.state.status, reason)

@@ -33,7 +33,8 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
                 run.finished_before = _why_finished(run, read_record(found.run_dir))
     run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
     known = directory.existing()
-    run.is_noted = known is not None and read_record(known).get("id") == run.run_id
+    record = read_record(known) if known is not None else {}
+    run.is_noted = record.get("id") == run.run_id and record["status"] == "training"
 
 
 def _begin_afresh(run: Run, directory: RunDirectory) -> None:
@@ -66,18 +67,24 @@ class Start:
     """The run it was found in, if it was searched for."""
 
 
-def look_up(which: str | os.PathLike[str], directory: RunDirectory) -> Start | None:
+def look_up(which: str | os.PathLike[str], directory: RunDirectory, within: Path | None = None) -> Start | None:
     """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be found."""
+    if not isinstance(which, str | os.PathLike):
+        raise OptionError(f"resume={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in WORDS:
-        return _search(str(which), directory)
+        return _search(str(which), within or directory.searched)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
         raise OptionError(f"resume={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
-    path = which if isinstance(which, str) and "://" in which else Path(which)
+    if isinstance(which, str) and "://" in which:
+        return Start(which, read(which))
+    path = Path(which)
+    if path.is_dir() and not (path / "manifest.json").exists() and find(path)[0]:
+        newest = _search("auto", path)  # the directory of a run stands for its newest whole one
+        return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read(path))
 
 
-def _search(which: str, directory: RunDirectory) -> Start | None:
-    folder = directory.searched
+def _search(which: str, folder: Path) -> Start | None:
     if not folder.is_dir():
         log.warning("resume=%r: there is no %s yet, so the run begins afresh.", which, folder)
         return None

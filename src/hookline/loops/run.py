@@ -91,8 +91,8 @@ class Run:
     """What training batches come from: the loader, or several as one (`MixedLoader`)."""
     mixture: Any = None
     """How several training loaders are mixed, as the user said."""
-    loss_weights: Any = None
-    """What a loader's losses are multiplied by before backward, by its number; None: nothing is."""
+    loss_weights: dict[str, float] | None = None
+    """What a loader's losses are multiplied by before backward, by its name; None: nothing is."""
     feeds: Feeding | None = None
     """Which optimizers a loader trains, if not all."""
     mixes: bool = False

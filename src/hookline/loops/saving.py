@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +112,7 @@ def collect(run: Run) -> dict[str, Any]:
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
+        "kinds": kinds(s),
         "precision": run.strategy.precision.state_dict(),
         "counters": {name: getattr(s, name) for name in COUNTERS},
         "position": {
@@ -121,18 +121,24 @@ def collect(run: Run) -> dict[str, Any]:
         },
         "window": open_window(run),
         "log": s.log.state_dict(),
-        "filters": {each.name: [[f.state_dict() for f in listener.filters] for listener in each.listeners] for each in entries},
+        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "loggers": s.logger.position(),
-        "rng": rng_state(),
-        "loader": run.train.state_dict(s.epochs_seen, run.position) if run.train is not None else None,
+        # a resumed run whose data is not open yet: what it has drawn since is drawn again after the next resume
+        "rng": run.restored["rng"] if "rng" in run.restored else rng_state(),
+        "loader": run.restored["loader"] if "loader" in run.restored
+        else run.train.state_dict(s.epochs_seen, run.position) if run.train is not None else None,
         "feeding": run.feeds.state_dict() if run.feeds is not None else {},
     }  # fmt: skip
     for name, before in run.before_validation.items() if run.owes_validation else ():
-        if name == "metrics":
-            before = Metrics(before).read()
-        whole[name] = {**whole[name], **before}  # as if the validation that was cut short had never begun
+        # as if the validation that was cut short had never begun
+        whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
+
+
+def counts_of(listener: Any) -> list[dict[str, Any]]:
+    """How far a listener's filters have counted, with what each was asked for: `every 2 steps`."""
+    return [{"of": f"{listener.event.name} {each.text}", **each.state_dict()} for each in listener.filters]
 
 
 SMALL = 1_000_000
@@ -142,10 +148,12 @@ SMALL = 1_000_000
 def what_validation_may_change(run: Run) -> dict[str, Any]:
     """The state of everyone who hears it, and the random streams: a validation that is cut short must leave no trace."""
     s = run.state
+    trained = dict(run.module.named_parameters())
     hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
     return {
         "hooks": {each.name: frozen(each.hook.state_dict()) for each in hearers if hasattr(each.hook, "state_dict")},
-        "filters": {each.name: [[f.state_dict() for f in x.filters] for x in each.listeners] for each in hearers},
+        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
+        "module": frozen({name: each for name, each in run.module.state_dict().items() if name not in trained}),
         "log": frozen(s.log.state_dict()), "metrics": dict(s.metrics.raw()), "rng": rng_state(),
         "loggers": s.logger.position(),
     }  # fmt: skip
@@ -164,9 +172,7 @@ def frozen(value: Any) -> Any:
         return {key: frozen(each) for key, each in value.items()}
     if type(value) in (list, tuple, set):
         return type(value)(frozen(each) for each in value)
-    return value
-
-
+    return value.copy() if type(value).__module__ == "numpy" and hasattr(value, "copy") else value
 
 
 def open_window(run: Run) -> dict[str, Any]:
@@ -186,19 +192,16 @@ def restore_module(run: Run) -> None:
     s.checkpoint = run.restored
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
     plan.module_load_checkpoint(s)
-    run.module.load_state_dict(s.checkpoint["module"])
+    try:
+        run.module.load_state_dict(s.checkpoint["module"])
+    except RuntimeError as error:
+        raise CheckpointError(f"The weights in {run.resume_from} do not fit {type(run.module).__name__}: {error}") from error
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     plan.on_load_checkpoint(s)
     for entry in s.hooks.entries():
-        restore_hook(entry, run.restored, s)
-
-
-def restore_hooks(entries: Iterable[Any], contents: dict[str, Any]) -> None:
-    """What hooks kept, without their place in a run: to evaluate with."""
-    for entry in entries:
-        if entry.name in contents["hooks"] and hasattr(entry.hook, "load_state_dict"):
-            entry.hook.load_state_dict(contents["hooks"][entry.name])
+        if run.stage == "fit" or getattr(entry.hook, "tier", "user") != "monitor":  # what a monitor found in its run stays
+            restore_hook(entry, run.restored, s)
 
 
 def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
@@ -211,7 +214,8 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
         for each, state in zip(listener.filters, states, strict=False):
-            each.load_state_dict(state)
+            if state["of"] == f"{listener.event.name} {each.text}":  # another interval counts in other numbers: it begins now
+                each.load_state_dict(state)
 
 
 def restore_progress(run: Run) -> None:
@@ -220,8 +224,13 @@ def restore_progress(run: Run) -> None:
     if len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(f"{run.resume_from} holds {len(contents['optimizers'])} optimizers, "
                               f"but configure_optimizers returned {len(s.optimizers)}.")  # fmt: skip
+    if contents["kinds"] != kinds(s):
+        was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
+        raise CheckpointError(f"{run.resume_from} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
+                              "Resume with the same ones, or take its weights alone: "
+                              "hookline.load_weights(module, path).")  # fmt: skip
     for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
+        load_optimizer(optimizer, saved)
     for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=False):
         scheduler.load_state_dict(saved)
     run.strategy.precision.load_state_dict(contents["precision"])
@@ -241,6 +250,23 @@ def restore_progress(run: Run) -> None:
     set_rng_state(contents["rng"])
     # what hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run
     run.restored = {key: contents[key] for key in ("hooks", "filters", "rng", "loader", "loggers")}
+
+
+def kinds(s: State) -> list[str]:
+    """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
+    return [type(each).__name__ for each in (*s.optimizers, *s.schedulers)]
+
+
+def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them back."""
+    optimizer.load_state_dict(saved)
+    names = [name for group in saved["param_groups"] for name in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        held = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(name, {}).items():
+            if isinstance(value, Tensor) and isinstance(held.get(key), Tensor) and held[key].dtype != value.dtype:
+                held[key] = value.to(held[key].device, copy=True)
 
 
 def restore_counters(run: Run) -> None:

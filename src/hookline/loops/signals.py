@@ -29,13 +29,17 @@ class Signals:
         self.before: dict[int, Any] = {}
         self._pid = os.getpid()
         self._clock: threading.Thread | None = None
+        self._outer = False
+        """Whether this run is inside another one, which then ends as well, and the process with it."""
         self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # a put cannot deadlock, not even in a signal handler
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in HEARD:
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            current = signal.getsignal(number)
+            self._outer = self._outer or isinstance(getattr(current, "__self__", None), Signals)
+            if self._outer or current in (signal.SIG_DFL, signal.default_int_handler):
                 self.before[number] = signal.signal(number, self._heard)
         if self.before and self.run.options.grace_seconds is not None:
             self._clock = threading.Thread(target=self._watch_the_clock, name="hookline grace period", daemon=True)
@@ -47,7 +51,8 @@ class Signals:
         self._news.put(None)
         if self._clock is not None and os.getpid() == self._pid:
             self._clock.join()
-        if self.run.signal and kind is None:  # what has ended the run ends the process as well, unless that is caught
+        # what has ended the run ends the process as well, unless that is caught
+        if self.run.signal and kind is None and not self._outer:
             raise KeyboardInterrupt if self.run.signal == signal.SIGINT else Preempted(self.run.signal)
 
     def _heard(self, number: int, frame: Any) -> None:
@@ -64,6 +69,8 @@ class Signals:
         run.state.request_stop(name)
         run.save_requests.append(SaveRequest(None, "signal"))
         self._news.put(number)
+        if self._outer:
+            self.before[number](number, frame)
 
     def _watch_the_clock(self) -> None:
         """Ends what takes longer than the grace period: first as a second signal would, then for good."""

@@ -117,6 +117,8 @@ def take_manual_loss(run: Run, s: State, weight: int) -> None:
         if not run.skips_nonfinite:
             run.watch.look(s.last_loss)
         s.log.train_loss.add(s.last_loss, weight)
+        if s.log.loader:
+            s.log.add_of_loader("train", "loss", s.last_loss, weight, s.log.loader)
 
 
 def close_window(run: Run, plan: Plan, s: State) -> None:
@@ -144,9 +146,9 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
     loss = s.live_loss
     scaled = loss if run.window.size == 1 else loss / run.window.size
     if run.loss_weights is not None:
-        scaled = scaled * run.loss_weights[s.dataloader_idx]
+        scaled = scaled * run.loss_weights.get(s.dataloader_name, 1.0)
     if run.feeds is not None:
-        run.feeds.spare(s.dataloader_idx)
+        run.feeds.spare(s.dataloader_name)
     s.scaled_loss = scaled if run.scaler is None else run.scaler.scale(scaled)
     try:
         plan.backward(s)
@@ -157,7 +159,7 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
         raise
     s.live_loss = s.scaled_loss = None  # lets go of the graph
     if run.feeds is not None:
-        run.feeds.bring_back(s.dataloader_idx, run.window.fed)
+        run.feeds.bring_back(s.dataloader_name, run.window.fed)
     # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
     s.last_loss = loss = loss.item() if run.on_cpu else loss.detach()
     plan.on_after_backward(s)

@@ -24,7 +24,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from hookline.data.loaders import Loader
-from hookline.errors import HookError
+from hookline.errors import HangError, HookError
 from hookline.listener import Listener
 from hookline.loggers import Loggers
 from hookline.loops.evaluate import evaluate
@@ -48,10 +48,6 @@ _MARK = "<seen by the watchdog>"
 _NEXT = dis.opmap["FOR_ITER"]
 _on_duty: dict[int, list[Watchdog]] = {}
 """By thread. A run inside a run (a hook that fits something) is watched by its own watchdog alone."""
-
-
-class HangError(HookError):
-    """Something in a run did not come back in time, and the run was told to end then. No error policy passes over it."""
 
 
 # ---- where a thread is ------------------------------------------------------------------------------------------

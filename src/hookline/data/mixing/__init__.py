@@ -11,8 +11,8 @@ every process of a distributed run comes to the same picks by itself.
 from hookline.data.mixing.check import check
 from hookline.data.mixing.cursor import MixtureCursor
 from hookline.data.mixing.schedule import Pick, epoch_batches, planned, schedule
-from hookline.data.mixing.settings import Mixture
+from hookline.data.mixing.settings import Mixture, make_mixture
 from hookline.data.mixing.words import Proportion, describe, proportions
 
-__all__ = ["Mixture", "MixtureCursor", "Pick", "Proportion", "check", "describe", "epoch_batches", "planned", "proportions",
-           "schedule"]  # fmt: skip
+__all__ = ["Mixture", "MixtureCursor", "Pick", "Proportion", "check", "describe", "epoch_batches", "make_mixture", "planned",
+           "proportions", "schedule"]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hookline.data.mixing.check import check
@@ -75,7 +75,9 @@ class MixtureCursor:
                               f"{self._passes[index] + 1}). Look at its dataset; a generator can be gone through only once, so "
                               "pass a list, a DataLoader or another iterable that can start again.")  # fmt: skip
         if self.mixture.cycles:
-            self._passes[index] += 1
+            length = self._now[1].get(name)
+            passes, rest = divmod(served - self._pass_began[index], length) if length else (1, 0)
+            self._passes[index] += passes + (rest > 0)  # several, if nobody said so since a resume
             self._pass_began[index] = served
             return True
         self._at -= 1
@@ -110,6 +112,11 @@ class MixtureCursor:
     def latest(self) -> tuple[Mixture, Lengths]:
         """The newest settings and lengths, which may still wait for their window: what a further change starts from."""
         return self._pending or self._now
+
+    @property
+    def drawn_from(self) -> list[str]:
+        """Loaders that the rest of the run may draw from."""
+        return list({**self._stretch.lengths, **self._now[1], **self.latest[1]})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -184,16 +191,16 @@ class MixtureCursor:
             "given": _plain(self._given),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], awaited: Collection[str] = ()) -> None:
         """Go on where the state was taken.
 
         If this cursor was made with other settings or lengths than the saved one, that is a change, and holds from the next
         window on. If they are the same, or what the saved run had made of them, that goes on. Loaders that were added on the way
-        must be there again, given to this cursor or added by `revise`.
+        must be there again, given to this cursor or added by `revise`; `awaited` are names that will be there in time.
         """
         saved, names = state["stretch"], list(state["names"])
         needed, here = {**saved["lengths"], **(state["pending"] or state["now"])["lengths"]}, {**self._given[1], **self.latest[1]}
-        if missing := [name for name in needed if name not in here]:
+        if missing := [name for name in needed if name not in here and name not in awaited]:
             raise CheckpointError(f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
                                   f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded.")  # fmt: skip
         self.epoch, self._names = state["epoch"], names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from hookline.errors import OptionError, closest
@@ -78,6 +78,19 @@ class Mixture:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for a checkpoint or a log; `Mixture(**data)` makes it again."""
         return {**asdict(self), "pattern": list(self.pattern)}
+
+
+def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
+    """A mixture, or one from a table of its settings."""
+    if isinstance(given, Mixture):
+        return given
+    if not isinstance(given, Mapping):
+        raise OptionError(f"mixture= takes a hookline.Mixture or a table of its settings, not {type(given).__name__}.")
+    known = [each.name for each in fields(Mixture)]
+    for name in given:
+        if name not in known:
+            raise OptionError(f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.")
+    return Mixture(**given)
 
 
 def refuse(problems: Sequence[str]) -> None:
