@@ -1,0 +1,115 @@
+"""How a dialect's hooks are heard: by the names of facts like any hook, and otherwise by their documented place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hookline.events import EVENTS
+from hookline.hook import Hook
+
+Reader = Callable[[Any], Any]
+"""From a fact as Hookline has it to what the dialect's document says it is."""
+MARKS = ("__hookline_on__", "__hookline_no_event__")
+"""Functions that are adapted already, or that the user has marked as something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method of a dialect: which event it is, and its arguments in the order in which its document passes them."""
+
+    event: str
+    arguments: tuple[str, ...] = ()
+    reads: Mapping[str, Reader] = field(default_factory=dict)
+    in_sanity_check: bool = True
+    """Other systems have no sanity check, so what hears of evaluations should not mistake it for one."""
+
+
+class DialectHook(Hook):
+    """Base of the hook classes of dialects. Calling a method directly, as a test or a loop of one's own does, changes nothing."""
+
+    __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for method, row in cls.__hookline_rows__.items():
+            written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
+            function = vars(written_in).get(method)
+            is_stub = "__hookline_base__" in vars(written_in)
+            if not is_stub and inspect.isfunction(function) and not any(hasattr(function, mark) for mark in MARKS):
+                setattr(cls, method, _adapted(function, method, row))
+
+
+def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
+    """The same method for the plan: it asks for facts by their names and gets them as the dialect has them."""
+    asks = _Asks(function, row)
+    event = EVENTS[row.event]
+    means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
+    if means_the_same and not asks.by_place and not any(name in row.reads for name in asks.facts):
+        return function  # nothing stands in between
+    skip = "" if row.in_sanity_check else "None if sanity_checking else "
+    # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
+    source = (
+        "lambda f, r: lambda self, *given, sanity_checking=None, **named: "
+        f"f(self, *given, **named) if sanity_checking is None else {skip}f({', '.join(['self', *asks.passed])})"
+    )
+    heard: Any = functools.wraps(function)(eval(compile(source, "<hookline dialect>", "eval"))(function, row.reads))
+    heard.__signature__ = asks.signature()
+    heard.__hookline_on__ = [row.event]
+    return heard  # type: ignore[no-any-return]
+
+
+class _Asks:
+    """The facts that a method asks for, and the source of the arguments it is called with.
+
+    A parameter whose name is no fact has the documented argument of its place, or the next one that nobody names. What is
+    left over keeps its name, for the binding to refuse it, or its default.
+    """
+
+    def __init__(self, function: Callable[..., Any], row: Row) -> None:
+        self.row = row
+        self.facts: list[str] = []
+        self.passed: list[str] = []
+        self.by_place = False
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
+        named = {fact.name for fact in known.values() if fact is not None}
+        self.waiting = [name for name in row.arguments if name not in named]
+        for place, each in enumerate(parameters):
+            fact = known[each.name]
+            keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
+            if each.kind is each.VAR_POSITIONAL:
+                for name in list(self.waiting):
+                    self._take_place(name)
+            elif fact is not None:
+                self._take(fact.name, keyword)
+            elif self.waiting and not keyword and each.kind is not each.VAR_KEYWORD:
+                here = row.arguments[place : place + 1]
+                self._take_place(here[0] if here and here[0] in self.waiting else self.waiting[0])
+            elif each.default is each.empty and each.kind is not each.VAR_KEYWORD:
+                self._take(each.name, keyword)
+            elif not keyword:
+                break  # from here on everything keeps its default
+
+    def _take_place(self, name: str) -> None:
+        self.by_place = True
+        self.waiting.remove(name)
+        self._take(name)
+
+    def _take(self, name: str, keyword: str = "") -> None:
+        if name == "sanity_checking":
+            value = name
+        else:
+            if name not in self.facts:
+                self.facts.append(name)
+            value = f"given[{self.facts.index(name)}]"
+        self.passed.append(keyword + (f"r[{name!r}]({value})" if name in self.row.reads else value))
+
+    def signature(self) -> inspect.Signature:
+        """For the binding: these facts, and the one that tells its calls from others'."""
+        places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)]
+        return inspect.Signature([*places, inspect.Parameter("sanity_checking", inspect.Parameter.KEYWORD_ONLY)])
