@@ -26,6 +26,7 @@ the way to continue is printed), 141 whoever read the output went away"""
 CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL such as s3://bucket/run.
 
 exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
+REPORT_CODES = "exit codes: 0 it was written, 2 a wrong command, or no directory of a run"
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
@@ -70,6 +71,10 @@ def _command(given: list[str]) -> int:
         from hookline.cli import checkpoints
 
         return checkpoints.run(chosen)
+    if chosen.command == "report":
+        from hookline.cli import reports
+
+        return reports.run(chosen)
     from hookline.cli import lists
     from hookline.config.problems import ConfigError
     from hookline.errors import HookError
@@ -126,6 +131,9 @@ def make_parser() -> argparse.ArgumentParser:
     command("schema", "print the JSON schema of a configuration, for editors")
     added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
     added.add_argument("directory", metavar="DIR")
+    added = command("report", "write a page about a run, or several side by side, as one HTML file", REPORT_CODES)
+    added.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help="a run's directory; the run may still be running")
+    added.add_argument("--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here")
     about = "look into checkpoints, verify them, or export their weights"
     whole = commands.add_parser("checkpoint", help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=CHECKPOINT_CODES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip

@@ -132,6 +132,8 @@ def collect(run: Run) -> dict[str, Any]:
     }  # fmt: skip
     for name, before in run.before_validation.items() if run.owes_validation else ():
         # as if the validation that was cut short had never begun
+        if name == "module":
+            before = {key: each for key, each in before.items() if key in whole[name]}  # not all buffers are saved
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
 
@@ -148,12 +150,11 @@ SMALL = 1_000_000
 def what_validation_may_change(run: Run) -> dict[str, Any]:
     """The state of everyone who hears it, and the random streams: a validation that is cut short must leave no trace."""
     s = run.state
-    trained = dict(run.module.named_parameters())
     hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
     return {
         "hooks": {each.name: frozen(each.hook.state_dict()) for each in hearers if hasattr(each.hook, "state_dict")},
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
-        "module": frozen({name: each for name, each in run.module.state_dict().items() if name not in trained}),
+        "module": frozen(dict(run.module.named_buffers())),
         "log": frozen(s.log.state_dict()), "metrics": dict(s.metrics.raw()), "rng": rng_state(),
         "loggers": s.logger.position(),
     }  # fmt: skip

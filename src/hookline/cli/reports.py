@@ -1,0 +1,30 @@
+"""`hookline report`: a run, or several, as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from hookline.cli.codes import OK
+from hookline.report import write_report
+from hookline.report.happenings import status
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    path, runs = write_report(chosen.run_dirs, chosen.out)
+    size, now = path.stat().st_size, time.time()
+    if chosen.json:
+        about: list[dict[str, Any]] = [
+            {"run_dir": str(each.path), "status": status(each, now)[0], "step": each.last_step, "records": each.records,
+             "superseded": each.superseded, "metrics": len(each.series), "checkpoints": len(each.checkpoints)}
+            for each in runs
+        ]  # fmt: skip
+        print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
+        return OK
+    for each in runs:
+        print(f"{each.path}: {status(each, now)[0]}, step {each.last_step}, {each.records:,} records")
+    print(f"wrote {path} ({size / 1e6:.1f} MB)")
+    return OK

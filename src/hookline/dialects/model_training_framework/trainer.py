@@ -1,0 +1,143 @@
+"""`GenericTrainer`: Hookline's trainer under the names of the Model Training Framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hookline.data.mixing import Mixture
+from hookline.dialects.model_training_framework.loaders import (
+    LoaderManager,
+    MultiDataLoaderConfig,
+    aggregation_of,
+    mixture_of,
+    named,
+)
+from hookline.dialects.model_training_framework.manager import HookManager
+from hookline.dialects.model_training_framework.steps import StepFunction, StepFunctions, check_step
+from hookline.dialects.model_training_framework.translating import checked, hooks_of, options_of
+from hookline.errors import CheckpointError, OptionError
+from hookline.hook import Hook
+from hookline.metrics import Metrics
+from hookline.module import Module
+from hookline.trainer import Trainer
+
+
+class GenericTrainer(Trainer):
+    """Trains a model with step functions, hooks and a configuration as the Model Training Framework has them.
+
+    >>> trainer = GenericTrainer(config, model, [optimizer])
+    >>> trainer.set_training_step(training_step)
+    >>> trainer.fit(train_loaders=[loader], val_loaders=[val_loader], max_epochs=10)
+    """
+
+    def __init__(
+        self, config: Any, model: nn.Module, optimizers: Any, schedulers: Any = None, fabric: None = None, **options: Any
+    ) -> None:
+        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`, instead of the config's."""
+        config = checked(config)
+        if not isinstance(model, nn.Module) or isinstance(model, Module):
+            raise OptionError(f"GenericTrainer takes a plain nn.Module and step functions, not {type(model).__name__}; "
+                              "a hookline.Module is trained by hookline.Trainer.")  # fmt: skip
+        if fabric is not None:
+            raise OptionError("fabric: Hookline runs on torch.distributed itself. Leave it out and pass strategy= instead.")
+        self._optimizers = _several(optimizers, "optimizers")
+        for each in self._optimizers:
+            if not isinstance(each, Optimizer):
+                raise OptionError(f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them.")
+        self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
+        more = options.pop("hooks", ())
+        super().__init__(config=config, **{**options_of(config), **options})
+        self.state.module, self.state.optimizers = model, list(self._optimizers)
+        self._net = model
+        self._train_step: StepFunction | None = None
+        self._validation_step: StepFunction | None = None
+        self.best_accuracy = 0.0
+        """For hooks to compare with and to set; kept in checkpoints."""
+        self.hook_manager = HookManager(self.hooks, config.hooks.on_error)
+        self.multi_loader_manager = LoaderManager(self)
+        for hook in [*more, *hooks_of(config), BestAccuracy(self)]:
+            self.hooks.add(hook)
+
+    @property
+    def multi_loader_config(self) -> MultiDataLoaderConfig:
+        """How the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` takes over what a hook changes in it."""
+        return self.config.train_loader_config  # type: ignore[no-any-return]
+
+    def set_training_step(self, function: StepFunction) -> None:
+        """`function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)` returns {'loss': ...} or the loss itself."""
+        check_step("set_training_step", function)
+        self._train_step = function
+
+    def set_validation_step(self, function: StepFunction) -> None:
+        """The same for validation batches; what it returns becomes `val/loss` and so on."""
+        check_step("set_validation_step", function)
+        self._validation_step = function
+
+    def fit(  # type: ignore[override]
+        self, train_loaders: Any, val_loaders: Any = None, max_epochs: int = 1,
+        resume_from_checkpoint: str | Path | None = None,
+    ) -> Metrics:  # fmt: skip
+        """Train. Loaders: a list, a dictionary of names, or one.
+
+        resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: from the newest one of this experiment if there is
+        one, unless the configuration says `resume_from_latest_symlink=False`.
+        """
+        config = self.config
+        train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
+        val = None if val_loaders is None else named(val_loaders, config.val_loader_config.dataloader_names, "val_loaders")
+        if self._train_step is None:
+            raise OptionError("fit() needs a step: call trainer.set_training_step(function) before.")
+        if val is not None and self._validation_step is None:
+            raise OptionError("There are val_loaders, but no step for them: call trainer.set_validation_step(function) before.")
+        if not isinstance(max_epochs, int) or isinstance(max_epochs, bool) or max_epochs < 1:
+            raise OptionError(f"max_epochs={max_epochs!r} must be a whole number from 1.")
+        if not config.dry_run:
+            self.options.max_epochs = max_epochs
+        if val is not None:
+            self.options.val_aggregation = aggregation_of(config.validation, list(val))
+        weights, trained = config.loss_weights_per_loader, config.per_loader_optimizer_id
+        mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
+        asked = mixture if len(train) > 1 or mixture != Mixture() else None
+        start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
+        by_itself = start is None and config.preemption.resume_from_latest_symlink and self._directory.existing() is not None
+        try:
+            return super().fit(self._net, train, val, mixture=asked, resume="auto" if by_itself else start)
+        except CheckpointError as error:
+            if by_itself:
+                error.add_note(f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it another "
+                               "experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)")  # fmt: skip
+            raise
+
+    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
+        """What a run calls: always the step functions."""
+        optimizers: Any = (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
+        return StepFunctions(self, module, self._train_step, self._validation_step, optimizers)
+
+
+class BestAccuracy(Hook):
+    """Keeps `trainer.best_accuracy`, which hooks compare with, over a resume."""
+
+    tier = "builtin"
+
+    def __init__(self, trainer: GenericTrainer) -> None:
+        super().__init__("best_accuracy")
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """What hooks have made of it."""
+        return {"best_accuracy": float(self._trainer.best_accuracy)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self._trainer.best_accuracy = state["best_accuracy"]
+
+
+def _several(given: Any, what: str) -> list[Any]:
+    if isinstance(given, Mapping | str):
+        raise OptionError(f"{what} must be a list, not {type(given).__name__}.")
+    return list(given) if isinstance(given, list | tuple) else [given]

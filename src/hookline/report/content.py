@@ -1,0 +1,182 @@
+"""Everything that a page shows, as plain data for its script."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hookline._version import __version__
+from hookline.report.curves import heat_maps, sections, summary
+from hookline.report.happenings import all_events, duration, level, score, status, timestamp, whole
+from hookline.report.reading import RunData
+
+PICTURE_BYTES = 900_000
+"""Of all pictures together, before they are written as text."""
+TEXT_CHARACTERS = 200_000
+LONGEST_TEXT = 4000
+LONGEST_VALUE = 500
+MOST_EVENTS = 600
+MOST_CHECKPOINTS = 300
+MOST_KEYS = 800
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def page_data(runs: list[RunData]) -> dict[str, Any]:
+    """The data of a page about these runs."""
+    now = time.time()
+    charts, left_out = sections(runs)
+    notes = [f"{run_name}: {count} {what} are not shown." for run_name, run in zip(names(runs), runs, strict=True)
+             for what, count in run.unshown.items()]  # fmt: skip
+    if left_out:
+        which = cut(", ".join(left_out), LONGEST_VALUE)
+        notes.append(f"{len(left_out)} metrics beyond the first few hundred are not drawn: {which}")
+    pictures, without = _pictures(runs)
+    if without:
+        notes.append(f"{without} pictures are not in this page because of its size; they are in the media folder of the run.")
+    return {
+        "made": now, "version": __version__,
+        "runs": [_about(run, name, now) for run, name in zip(runs, names(runs), strict=True)],
+        "sections": charts, "summary": summary(runs), "heat": heat_maps(runs), "events": _events(runs, notes),
+        "checkpoints": _checkpoints(runs), "config": _config(runs), "versions": _versions(runs),
+        "cost": [{"run": number, "rows": [_cost_row(row) for row in run.cost]} for number, run in enumerate(runs) if run.cost],
+        "texts": _texts(runs), "pictures": pictures, "notes": notes,
+    }  # fmt: skip
+
+
+def names(runs: list[RunData]) -> list[str]:
+    """The names of the directories; as much of their paths as tells them apart."""
+    paths = [run.path.resolve() for run in runs]
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        short = [os.path.join(*path.parts[-parts:]) for path in paths]
+        if len(set(short)) == len(set(paths)):
+            return short
+    return [str(path) for path in paths]
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a long text, and how much of it is missing."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
+    said, mood = status(run, now)
+    took = duration(run.ended - run.began) if run.began is not None and run.ended is not None else ""
+    step = max(run.last_step, whole(run.record.get("step")) or 0)
+    return {
+        "name": name, "path": str(run.path), "status": said, "mood": mood, "step": step,
+        "reason": cut(str(run.record.get("reason") or ""), LONGEST_VALUE),
+        "epochs": run.record.get("epochs", run.epoch), "took": took, "began": run.began, "ended": run.ended,
+        "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
+    }  # fmt: skip
+
+
+def _events(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
+    found = [{"run": number, "kind": each.kind, "level": level(each.kind), "text": cut(each.text, LONGEST_VALUE),
+              "time": each.time, "step": each.step} for number, run in enumerate(runs) for each in all_events(run)]  # fmt: skip
+    if len(found) <= MOST_EVENTS:
+        return found
+    # what went wrong stays; of the rest the newest
+    levels = ("bad", "warn", "info")
+    keep = sorted(range(len(found)), key=lambda index: (levels.index(str(found[index]["level"])), -index))
+    notes.append(f"{len(found) - MOST_EVENTS} events of {len(found)} are not shown.")
+    return [found[index] for index in sorted(keep[:MOST_EVENTS])]
+
+
+def _checkpoints(runs: list[RunData]) -> list[dict[str, Any]]:
+    return [
+        {"run": number, "name": _below(each.path, run.path), "step": each.manifest["step"], "epoch": each.manifest["epoch"],
+         "reason": each.manifest["reason"], "score": score(each.manifest), "saved": timestamp(each.manifest["saved_at"]),
+         "bytes": sum(file["bytes"] for file in each.manifest["files"].values())}
+        for number, run in enumerate(runs) for each in run.checkpoints[:MOST_CHECKPOINTS]
+    ]  # fmt: skip
+
+
+def _below(path: Path, parent: Path) -> str:
+    return str(path.relative_to(parent)) if path.is_relative_to(parent) else str(path)
+
+
+def _cost_row(row: dict[str, Any]) -> dict[str, Any]:
+    numbers = {key: row[key] for key in ("calls", "total", "mean", "worst", "share") if isinstance(row.get(key), int | float)}
+    return {"hook": str(row.get("hook", "")), "event": str(row.get("event", "")), **numbers}
+
+
+# ---- configuration ------------------------------------------------------------------------------------------------
+
+
+def _config(runs: list[RunData]) -> list[dict[str, Any]]:
+    """Every key with its value in each run, None where it has none. Values stay as they were logged, masks included."""
+    flat = [_flat(run.params) for run in runs]
+    keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))[:MOST_KEYS]
+    return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys]
+
+
+def _flat(value: Any, key: str = "") -> dict[str, str]:
+    if isinstance(value, dict) and value:
+        named = [_flat(each, f"{key}.{inner}" if key else str(inner)) for inner, each in value.items()]
+        return {name: text for each in named for name, text in each.items()}
+    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return {key: cut(spelled, LONGEST_VALUE)} if key else {}
+
+
+def _versions(runs: list[RunData]) -> list[dict[str, Any]]:
+    """Of Hookline, torch and Python, from the log and from the newest checkpoint."""
+    found = [{**{key: str(run.params[key]) for key in ("hookline", "torch") if key in run.params},
+              **{key: str(text) for each in run.checkpoints[:1] for key, text in each.manifest["versions"].items()}}
+             for run in runs]  # fmt: skip
+    keys = dict.fromkeys(key for each in found for key in each)
+    return [{"key": key, "values": [each.get(key) for each in found]} for key in keys]
+
+
+# ---- text and pictures --------------------------------------------------------------------------------------------
+
+
+def _texts(runs: list[RunData]) -> list[dict[str, Any]]:
+    room, made = TEXT_CHARACTERS, []
+    for number, run in enumerate(runs):
+        for tag, kept in run.texts.items():
+            items = []
+            for step, text in reversed(kept):
+                short = cut(text, LONGEST_TEXT)
+                room -= len(short)
+                if room >= 0:
+                    items.append({"step": step, "text": short})
+            made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": run.text_counts[tag]})
+    return made
+
+
+def _pictures(runs: list[RunData]) -> tuple[list[dict[str, Any]], int]:
+    """The newest picture of every tag, then those before it, as far as they fit; and how many did not."""
+    queue = []
+    for number, run in enumerate(runs):
+        by_tag: dict[str, int] = {}
+        for tag, step, path in reversed(run.images):
+            by_tag[tag] = by_tag.get(tag, 0) + 1
+            queue.append((by_tag[tag], number, tag, step, path))
+    made: list[dict[str, Any]] = []
+    room, without = PICTURE_BYTES, 0
+    for _, number, tag, step, path in sorted(queue, key=lambda each: each[:2]):
+        data = _png(runs[number].path, path, room)
+        without += not data
+        if data:
+            room -= len(data)
+            made.append({"run": number, "tag": cut(tag, 200), "step": step, "src": base64.b64encode(data).decode()})
+    order: dict[str, int] = {}
+    for each in made:
+        order.setdefault(each["tag"], len(order))
+    return sorted(made, key=lambda each: (order[each["tag"]], each["run"], each["step"] or 0)), without
+
+
+def _png(run_dir: Path, name: str, most: int) -> bytes:
+    """A picture that lies in the run's directory; nothing if it is elsewhere, gone, too large or no PNG."""
+    try:
+        path = (run_dir / name).resolve()
+        if not path.is_relative_to(run_dir.resolve()) or not path.is_file() or path.stat().st_size > most:
+            return b""
+        data = path.read_bytes()
+    except (OSError, ValueError):
+        return b""
+    return data if data.startswith(PNG) else b""

@@ -1,0 +1,166 @@
+"""Which metrics are drawn together, in which part of the page, and with how many points."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from hookline.report.downsampling import columns, in_order, min_max, strongest
+from hookline.report.reading import EPOCH, RunData, Series
+
+POINTS = 45_000
+"""Points of all curves of a page together; with the picture budget it keeps a page below about 3 MB."""
+MOST_SERIES = 400
+PER_SERIES = (100, 1000)
+CELLS = 50_000
+"""Cells of all heat maps together."""
+MOST_ROWS = 200
+PER_MAP = (16, 160)
+
+STAGES = ("train", "val", "test")
+SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
+DEVICES = ("cpu", "cuda", "gpu", "device")
+RATE_DETAIL = re.compile(r"-(momentum|beta2|weight_decay)(?=/|$)")
+FAMILIES = (
+    (re.compile(r"(grad_norm)/(.+)"), "gradient norm"),
+    (re.compile(r"(update_ratio)/(.+)"), "size of the update over size of the weights"),
+    (re.compile(r"(gradients/p[\d.]+)/(.+)"), "percentile of gradient magnitudes"),
+    (re.compile(r"activations/(?P<row>.+)/(?P<family>[^/]+)"), "activations"),
+)  # fmt: skip
+"""Metrics that come once per layer: one heat map each, not a hundred curves."""
+
+
+def layer_of(name: str) -> tuple[str, str, str] | None:
+    """Heat map, row and meaning of a metric that belongs to a layer."""
+    for pattern, meaning in FAMILIES:
+        if match := pattern.fullmatch(name):
+            named = match.groupdict()
+            family = f"activations: {named['family']}" if named else match[1]
+            return family, named.get("row") or match[2], meaning
+    return None
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """The section of a metric and the chart that it shares with others."""
+    name = name.removesuffix(EPOCH)
+    first, slash, rest = name.partition("/")
+    if first == "lr" or first.startswith("lr-"):
+        detail = RATE_DETAIL.search(name)
+        return "Learning rate", f"{detail[1].replace('_', ' ')}" if detail else "learning rate"
+    if first in ("grad_norm", "gradients", "loss_scale"):
+        return "Gradients", name
+    if not slash:
+        return "Loss and metrics", name
+    if first in STAGES:
+        loader, _, metric = rest.partition("/")
+        return "Loss and metrics", f"{metric} of each loader" if loader.startswith("dl_") and metric else rest
+    if first == "loss":
+        return "Loss and metrics", name
+    if first == "throughput":
+        return "Throughput", rest.replace("_per_sec", " per second")
+    return ("Device" if first in DEVICES else "Other metrics"), name
+
+
+def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
+    """All charts, by section, and the names of the metrics that found no place."""
+    charts: dict[tuple[str, str], list[tuple[int, str, Series]]] = {}
+    for number, run in enumerate(runs):
+        for name, series in run.series.items():
+            if series.steps and layer_of(name) is None:
+                charts.setdefault(place_of(name), []).append((number, name, series))
+    ordered = sorted(charts, key=_rank)
+    count = sum(len(each) for each in charts.values())
+    most = max(PER_SERIES[0], min(PER_SERIES[1], POINTS // max(1, min(count, MOST_SERIES))))
+    made: dict[str, list[dict[str, Any]]] = {}
+    left_out: list[str] = []
+    room = MOST_SERIES
+    for section, title in ordered:
+        members = sorted(charts[section, title], key=lambda each: (_stage(each[1]), each[1], each[0]))
+        left_out += [name for _, name, _ in members[max(0, room):]]
+        drawn = [_curve(number, name, series, most) for number, name, series in members[: max(0, room)]]
+        room -= len(drawn)
+        if any(each["x"] for each in drawn):
+            made.setdefault(section, []).append({"title": title, "series": drawn})
+    return [{"title": title, "charts": made[title]} for title in SECTIONS if title in made], sorted(set(left_out))
+
+
+def _rank(chart: tuple[str, str]) -> tuple[int, bool, int]:
+    """Losses come first, the plainest name before its parts; the rest as it was logged."""
+    section, title = chart
+    is_loss = "loss" in title
+    return SECTIONS.index(section), not is_loss, len(title) if is_loss else 0
+
+
+def _stage(name: str) -> int:
+    first = name.partition("/")[0]
+    return STAGES.index(first) if first in STAGES else len(STAGES)
+
+
+def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
+    steps, values = in_order(*series.arrays())
+    x, y, means = min_max(steps, values, most)
+    made = {"run": run, "name": name, "x": x.astype(np.int64).tolist(), "y": [_short(each) for each in y.tolist()],
+            "of": len(series.steps)}  # fmt: skip
+    return made if means is None else {**made, "mean": [_short(each) for each in means.tolist()]}
+
+
+def summary(runs: list[RunData]) -> list[dict[str, Any]]:
+    """Every metric's last, lowest and highest value, from all of its values and unrounded."""
+    names = list(dict.fromkeys(name for run in runs for name, series in run.series.items()
+                               if series.steps and layer_of(name) is None))[:MOST_SERIES]  # fmt: skip
+    names.sort(key=lambda name: (SECTIONS.index(place_of(name)[0]), "loss" not in name, place_of(name)[1], _stage(name), name))
+    rows = []
+    for name in names:
+        for number, run in enumerate(runs):
+            if name in run.series and run.series[name].steps:
+                rows.append({"run": number, "name": name, **_extremes(run.series[name])})
+    return rows
+
+
+def _extremes(series: Series) -> dict[str, Any]:
+    steps, values = series.arrays()
+    last = float(values[-1])
+    finite = np.flatnonzero(np.isfinite(values))
+    found: dict[str, Any] = {"count": len(values), "bad": int(len(values) - finite.size), "last_step": int(steps[-1]),
+                             "last": last if math.isfinite(last) else str(last)}  # fmt: skip
+    if finite.size:
+        for what, index in (("min", finite[np.argmin(values[finite])]), ("max", finite[np.argmax(values[finite])])):
+            found |= {what: float(values[index]), f"{what}_step": int(steps[index])}
+    return found
+
+
+def heat_maps(runs: list[RunData]) -> list[dict[str, Any]]:
+    """One map per run and family: a row for every layer in the order they were logged, a column for a few steps."""
+    families: dict[tuple[int, str, str], dict[str, Series]] = {}
+    for number, run in enumerate(runs):
+        for name, series in run.series.items():
+            if series.steps and (found := layer_of(name)) is not None:
+                families.setdefault((number, found[0], found[2]), {})[found[1]] = series
+    rows = sum(min(MOST_ROWS, len(each)) for each in families.values())
+    most = max(PER_MAP[0], min(PER_MAP[1], CELLS // max(1, rows)))
+    return [_heat_map(key, layers, most) for key, layers in families.items()]
+
+
+def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -> dict[str, Any]:
+    shown = list(layers)[:MOST_ROWS]
+    arrays = [layers[name].arrays() for name in shown]
+    firsts, place = columns(np.concatenate([steps for steps, _ in arrays]), most)
+    values, done = [], 0
+    for steps, row in arrays:
+        found = strongest(place[done : done + steps.size], row, firsts.size)
+        done += steps.size
+        values.append([_cell(each) for each in found.tolist()])
+    return {"run": key[0], "family": key[1], "meaning": key[2], "rows": shown, "steps": firsts.astype(np.int64).tolist(),
+            "values": values, "left_out": len(layers) - len(shown)}  # fmt: skip
+
+
+def _cell(value: float) -> float | str | None:
+    """JSON has no word for what is missing or not finite."""
+    return None if math.isnan(value) else "x" if math.isinf(value) else float(f"{value:.4g}")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

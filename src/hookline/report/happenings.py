@@ -1,0 +1,143 @@
+"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from hookline.report.curves import layer_of
+from hookline.report.reading import Event, RunData
+
+SILENT = 600.0
+"""Seconds without a record after which a run that says it trains is doubted."""
+HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
+SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
+NOTABLE = ("skip", "skipped", "step_skipped", "stop", "stopped", "interrupted", "warning")
+
+
+def level(kind: str) -> str:
+    """How an event is drawn."""
+    return "bad" if kind in SERIOUS else "warn" if kind in NOTABLE else "info"
+
+
+def all_events(run: RunData) -> list[Event]:
+    """Everything that happened, in order of time; what has no time comes where its step is."""
+    found = [*run.events, *_checkpoints(run), *_hangs(run), *_of_json_log(run), *_not_finite(run), *_ending(run)]
+    if run.began is not None:
+        found.append(Event("start", "the first record", run.began))
+    last = run.ended or 0.0
+    return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
+
+
+def status(run: RunData, now: float) -> tuple[str, str]:
+    """In words, and as good, bad, warn or info."""
+    said = str(run.record.get("status", ""))
+    quiet = now - run.ended if run.ended is not None else None
+    if said == "training" or (not said and run.records):
+        if quiet is None:
+            return "unfinished", "warn"
+        if quiet < SILENT:
+            return ("training" if said else "running, or just ended"), "info"
+        # without run.json, which comes with the first checkpoint, nothing tells an ending from a kill
+        return (f"unfinished, silent for {duration(quiet)}", "warn") if said else (f"last record {duration(quiet)} ago", "info")
+    if not said:
+        return "nothing logged yet", "info"
+    return said, "good" if said == "completed" else "warn" if said in ("stopped", "interrupted") else "bad"
+
+
+def duration(seconds: float) -> str:
+    """`3 h 20 min`: two units are enough."""
+    left, parts = round(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def whole(value: Any) -> int | None:
+    """A step, if it is one."""
+    return value if type(value) is int else None
+
+
+def timestamp(text: Any) -> float | None:
+    """Seconds since 1970 of a time in ISO format."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def score(manifest: dict[str, Any]) -> str:
+    """What a checkpoint was kept for, in words."""
+    monitor = manifest.get("monitor")
+    if not isinstance(monitor, dict):
+        return ""
+    value = monitor.get("score")
+    return f"{monitor.get('name', '?')} {value:.6g}" if isinstance(value, float | int) else f"{monitor.get('name', '?')} {value}"
+
+
+def _checkpoints(run: RunData) -> Iterator[Event]:
+    for each in run.checkpoints:
+        kept = f", {score(each.manifest)}" if each.manifest.get("monitor") else ""
+        yield Event("checkpoint", f"{each.path.name} ({each.manifest['reason']}{kept})", timestamp(each.manifest["saved_at"]),
+                    each.manifest["step"])  # fmt: skip
+    for path, why in run.broken.items():
+        yield Event("damaged", f"checkpoint {path.name}: {why}")
+
+
+def _hangs(run: RunData) -> Iterator[Event]:
+    try:
+        text = (run.path / "hangs.log").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        if match := HANG.match(line):
+            step = re.search(r"\bstep (\d{1,15})\b", match[2])
+            yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)  # a local time, as written
+
+
+def _of_json_log(run: RunData) -> Iterator[Event]:
+    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked at."""
+    for path in sorted(run.path.glob("logs/*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                lines = [line for line in file if line.startswith((b'{"type": "exception"', b'{"type": "train_end"'))]
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            at, step = record.get("time"), whole(record.get("step"))
+            at = at if isinstance(at, float) else None
+            if record["type"] == "exception":
+                yield Event("exception", f"{record.get('exception', '')}: {record.get('message', '')}", at, step)
+            elif record.get("reason"):
+                yield Event("stop", str(record["reason"]), at, step)
+
+
+def _not_finite(run: RunData) -> Iterator[Event]:
+    """The first time for every metric; for many layers at the same step once."""
+    of_layers: dict[tuple[str, int | None], list[str]] = {}
+    for name, event in run.not_finite.items():
+        if (layer := layer_of(name)) is None:
+            yield event
+        else:
+            of_layers.setdefault((layer[0], event.step), []).append(name)
+    for (family, _), layers in of_layers.items():
+        first = run.not_finite[layers[0]]
+        yield replace(first, text=f"{family} of {len(layers)} layers, such as {layers[0]}") if len(layers) > 1 else first
+
+
+def _ending(run: RunData) -> Iterator[Event]:
+    said, reason = str(run.record.get("status", "")), str(run.record.get("reason", ""))
+    if said and said != "training":
+        text = f"{said}: {reason}" if reason else said
+        kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
+        yield Event(kind, text, timestamp(run.record.get("noted_at")), whole(run.record.get("step")))

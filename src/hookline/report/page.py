@@ -1,0 +1,78 @@
+"""The page: one file with its styles, its scripts and its data inside. It asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.loggers.jsonl import jsonable
+from hookline.report.content import names, page_data
+from hookline.report.reading import RunData, read_run
+
+PARTS = Path(__file__).parent / "parts"
+STYLES = ("uplot.min.css", "page.css")
+SCRIPTS = ("uplot.min.js", "building.js", "charts.js", "heat.js", "tables.js", "page.js")
+"""In this order, as one script; uPlot is third-party code, see uplot.LICENSE."""
+
+
+def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> tuple[Path, list[RunData]]:
+    """Write the page about these runs, by default `report.html` in the run's directory, or here if there are several."""
+    paths = [Path(each) for each in run_dirs]
+    if not paths:
+        raise OptionError("A report needs the directory of a run.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise OptionError(f"A run is named twice: {', '.join(str(path) for path in paths)}.")
+    target = Path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    if target.suffix.lower() not in (".html", ".htm"):  # a slip must not cost a log
+        raise OptionError(f"--out {target} must end with .html.")
+    runs = [read_run(path) for path in paths]
+    _write(target, render(runs))
+    return target, runs
+
+
+def render(runs: list[RunData]) -> str:
+    """The text of the page."""
+    style, script = _joined(STYLES), _joined(SCRIPTS)
+    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    title = " · ".join(names(runs)[:3]) + (" …" if len(runs) > 3 else "")
+    filled = {"policy": policy, "title": html.escape(title), "style": style, "script": script, "data": embed(page_data(runs))}
+    text = (PARTS / "page.html").read_text(encoding="utf-8")
+    pieces = text.split("%%")  # at odd places the names of what comes in; filled once, so data cannot name anything
+    return "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def embed(data: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or begin markup."""
+    try:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    except ValueError:  # NaN, in a log that somebody else wrote
+        text = json.dumps(jsonable(data), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _joined(parts: tuple[str, ...]) -> str:
+    return "\n".join((PARTS / name).read_text(encoding="utf-8").strip() for name in parts)
+
+
+def _hash(text: str) -> str:
+    """By which a browser knows the one script, or style, that may run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _write(target: Path, text: str) -> None:
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8", errors="replace", newline="\n")  # names of files may be no Unicode
+        aside.replace(target)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OptionError(f"{target} could not be written: {error.strerror or error}") from error

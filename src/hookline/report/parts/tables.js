@@ -1,0 +1,126 @@
+// What is not a curve: the runs at a glance, events, checkpoints, costs, configuration, samples.
+
+function runCards(data) {
+  return el("div", { class: data.runs.length > 1 ? "cards" : "cards one" }, data.runs.map((run, index) => {
+    const rows = [["step", `${number(run.step)}${typeof run.epochs === "number" ? `, epoch ${number(run.epochs)}` : ""}`]];
+    if (run.began) rows.push(["began", clock(run.began)]);
+    if (run.took) rows.push(["lasted", run.took]);
+    if (run.reason) rows.push(["reason", run.reason]);
+    for (const name of ["train/loss", "val/loss"]) {
+      const found = data.summary.find((each) => each.run === index && each.name === name);
+      if (found) rows.push([name, `${number(found.last)}${found.min < found.last ? ` (lowest ${number(found.min)})` : ""}`]);
+    }
+    if (run.checkpoints) rows.push(["checkpoints", number(run.checkpoints)]);
+    rows.push(["records", `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
+    const title = el("div", { class: "title" }, data.runs.length > 1 ? [chip(index), el("h3", {}, run.name)] : null, el("span", { class: `badge ${run.mood}` }, run.status));
+    return el("section", { class: "card", "aria-label": `Run ${run.name}` }, title, el("dl", {}, rows.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))));
+  }));
+}
+
+function summaryTable(data) {
+  const several = data.runs.length > 1;
+  const at = (value, step) => el("td", { class: "number" }, number(value), value === undefined ? "" : el("span", { class: "soft" }, ` @ ${number(step)}`));
+  const heads = ["metric", ...(several ? ["run"] : []), ["last", "number"], ["lowest @ step", "number"], ["highest @ step", "number"], ["values", "number"], ["not finite", "number"]];
+  return table("Every metric: exact, from all logged values", heads, data.summary.map((each) => [
+    each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.last), "number"], at(each.min, each.min_step), at(each.max, each.max_step),
+    [number(each.count), "number"], [each.bad ? number(each.bad) : "", "number"]]), true);
+}
+
+function timeline(data) {
+  // runs begin together, so that runs of different days can be compared; a lane for each run and kind of event
+  const timed = data.events.filter((each) => typeof each.time === "number");
+  if (timed.length < 2) return null;
+  const began = data.runs.map((_, run) => Math.min(...timed.filter((each) => each.run === run).map((each) => each.time)));
+  const lanes = [...new Set(timed.map((each) => `${each.run} ${each.kind}`))].sort();
+  const since = (each) => each.time - began[each.run];
+  const last = Math.max(1, ...timed.map(since));
+  const draw = (width) => {
+    const left = Math.min(190, width * 0.34), right = width - 14, high = 24, bottom = lanes.length * high;
+    const x = (value) => left + value / last * (right - left);
+    const made = svg("svg", { class: "timeline", viewBox: `0 0 ${width} ${bottom + 26}`, height: bottom + 26, role: "img", "aria-label": "Events over time; the table below lists them" });
+    lanes.forEach((lane, index) => {
+      const [run, kind] = [Number(lane.split(" ")[0]), lane.slice(lane.indexOf(" ") + 1)];
+      const name = data.runs.length > 1 ? `${data.runs[run].name} · ${kind}` : kind, most = Math.floor((left - 12) / 7);
+      const label = svg("text", { x: left - 12, y: index * high + 16, "text-anchor": "end" });
+      label.textContent = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+      made.append(svg("line", { x1: left, x2: right, y1: index * high + 12, y2: index * high + 12 }), label);
+    });
+    for (const each of timed) {
+      const lane = lanes.indexOf(`${each.run} ${each.kind}`), title = svg("title");
+      title.textContent = `${each.kind}${each.step === null ? "" : ` at step ${each.step}`}, after ${elapsed(since(each))}: ${each.text}`;
+      const dot = svg("circle", { cx: x(since(each)), cy: lane * high + 12, r: 5.5 }, title);
+      dot.style.fill = each.level === "info" ? `var(--c${data.runs.length > 1 ? each.run % 8 : 0})` : `var(--${each.level})`;
+      made.append(dot);
+    }
+    const most = Math.max(2, (right - left) / 110);
+    const apart = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200].find((each) => last / each <= most) || Math.ceil(last / most / 86400) * 86400;
+    for (let value = 0; value <= last; value += apart) {
+      const label = svg("text", { x: x(value), y: bottom + 18, "text-anchor": value && right - x(value) > 30 ? "middle" : value ? "end" : "start" });
+      label.textContent = elapsed(value);
+      made.append(label);
+    }
+    return made;
+  };
+  const holder = el("div", {});
+  new ResizeObserver(([entry]) => holder.replaceChildren(draw(Math.max(260, Math.round(entry.contentRect.width))))).observe(holder);
+  return el("div", { class: "card" }, el("h3", {}, "Time since the run began"), holder);
+}
+
+function eventTable(data) {
+  const several = data.runs.length > 1;
+  return table(several ? "Events of each run, in order of time" : "Events, in order of time", ["event", ...(several ? ["run"] : []), ["step", "number"], "what", "time"], data.events.map((each) => [
+    [el("span", { class: `badge ${each.level}` }, each.kind), null], ...(several ? [runCell(data, each.run)] : []), [each.step === null ? "" : number(each.step), "number"],
+    [each.text, "text"], [clock(each.time), "time"]]), true);
+}
+
+function checkpointTable(data) {
+  const several = data.runs.length > 1;
+  return table("Checkpoints that are there now, the newest first", ["checkpoint", ...(several ? ["run"] : []), ["step", "number"], ["epoch", "number"], "reason", "kept for", ["size", "number"], "saved"],
+    data.checkpoints.map((each) => [each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.step), "number"], [number(each.epoch), "number"], each.reason,
+      each.score || "–", [bytes(each.bytes), "number"], [clock(each.saved), "time"]]), true);
+}
+
+function costTable(data, cost) {
+  const share = (value) => (typeof value === "number" ? `${Number((value * 100).toPrecision(3))} %` : "–");
+  const caption = data.runs.length > 1 ? `Time in hooks: ${data.runs[cost.run].name}` : "Time in hooks, the dearest first";
+  const rows = [...cost.rows].sort((one, other) => (other.total || 0) - (one.total || 0));
+  return table(caption, ["hook", "event", ["calls", "number"], ["total", "number"], ["mean", "number"], ["worst", "number"], ["share of training", "number"]],
+    rows.map((each) => [each.hook, each.event, [number(each.calls), "number"], [seconds(each.total), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"], [share(each.share), "number"]]), true);
+}
+
+function configTable(data, rows, caption) {
+  const several = data.runs.length > 1;
+  const made = rows.map((each) => {
+    const cells = [each.key, ...each.values.map((value) => [value === null ? "–" : value, "text"])];
+    if (several && new Set(each.values).size > 1) cells.kind = "differs";
+    return cells;
+  });
+  return table(caption, ["key", ...(several ? data.runs.map((run) => run.name) : ["value"])], made, true);
+}
+
+function configPanel(data) {
+  const whole = configTable(data, data.config, data.runs.length > 1 ? "Configuration; what differs is marked" : "Configuration");
+  const only = toggle("only what differs", false, (on) => {
+    for (const row of whole.querySelectorAll("tbody tr")) row.classList.toggle("hidden", on && !row.classList.contains("differs"));
+  });
+  return [data.runs.length > 1 ? el("div", { class: "controls" }, only) : null, whole];
+}
+
+function textPanel(data) {
+  const several = data.runs.length > 1;
+  return el("div", { class: "samples" }, data.texts.filter((each) => each.items.length).map((each) => {
+    const items = each.items.map((item) => [el("p", { class: "soft small" }, item.step === null ? "" : `step ${number(item.step)}`), el("pre", { tabindex: "0" }, item.text)]);
+    const earlier = items.slice(1);
+    const older = each.count > each.items.length ? ` (of ${number(each.count)} in all)` : "";
+    return el("section", { class: "card", "aria-label": `Text ${each.tag}` }, el("h3", {}, several ? [chip(each.run), ` ${data.runs[each.run].name} · `] : null, each.tag), items[0],
+      earlier.length ? el("details", {}, el("summary", {}, `${earlier.length} earlier${older}`), earlier) : null);
+  }));
+}
+
+function picturePanel(data) {
+  return el("div", { class: "pictures" }, data.pictures.map((each) => {
+    const said = `${data.runs.length > 1 ? `${data.runs[each.run].name} · ` : ""}${each.tag}${each.step === null ? "" : `, step ${number(each.step)}`}`;
+    const image = el("img", { alt: said, src: `data:image/png;base64,${each.src}`, decoding: "async", onload: () => { if (image.naturalWidth < 100) image.classList.add("tiny"); } });
+    return el("figure", { class: "card" }, image, el("figcaption", {}, said));
+  }));
+}

@@ -1,0 +1,223 @@
+"""What a run's directory tells: its log, its record, its checkpoints. Whatever is missing or torn is left out, never an error."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.checkpoint.finding import Found, find
+from hookline.errors import OptionError, closest
+from hookline.loggers.reading import read_log
+from hookline.loops.record import RECORD, read_record
+from hookline.report.downsampling import Floats
+
+LOG = "log.jsonl"
+EPOCH = " (epoch)"
+"""What is added to the name of a metric that also has a value for every step."""
+MOST_NAMES = 5000
+"""Metrics of different names that are kept; a name with a number in it can make any number of them."""
+MOST_EVENTS = 2000
+MOST_TEXTS = 20
+"""Texts kept of one tag, the newest ones."""
+
+
+@dataclass
+class Series:
+    """One metric of a run, as logged."""
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def arrays(self) -> tuple[Floats, Floats]:
+        """Steps and values, not copied."""
+        return np.frombuffer(self.steps), np.frombuffer(self.values)
+
+
+@dataclass
+class Event:
+    """Something that happened once."""
+
+    kind: str
+    text: str
+    time: float | None = None
+    step: int | None = None
+
+
+@dataclass
+class RunData:
+    """Everything about one run that a page can show."""
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    """run.json; empty if the run has none."""
+    series: dict[str, Series] = field(default_factory=dict)
+    between: dict[str, Series] = field(default_factory=dict)
+    """Values of rows that are no step's own, while the log is read."""
+    events: list[Event] = field(default_factory=list)
+    not_finite: dict[str, Event] = field(default_factory=dict)
+    """The first NaN or infinity of every metric that has one."""
+    params: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, list[tuple[int | None, str]]] = field(default_factory=dict)
+    text_counts: dict[str, int] = field(default_factory=dict)
+    images: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """Tag, step, and the path as the log has it."""
+    cost: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[Found] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)
+    records: int = 0
+    superseded: int = 0
+    began: float | None = None
+    ended: float | None = None
+    last_step: int = 0
+    epoch: int | None = None
+    unshown: dict[str, int] = field(default_factory=dict)
+    """What the log has and a page does not show, with how often."""
+
+
+def read_run(path: Path) -> RunData:
+    """A run from its directory, whether it still runs, has ended or was killed."""
+    check_run_dir(path)
+    run = RunData(path, record=read_record(path))
+    log = path / LOG
+    if log.is_file():
+        foreign = 0
+        for record in read_log(log):
+            foreign += not _take(run, record)
+        if foreign and not run.records:
+            raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
+    _tell_epochs_apart(run)
+    run.checkpoints, run.broken = find(path)
+    return run
+
+
+def _tell_epochs_apart(run: RunData) -> None:
+    """The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they would be a spike.
+
+    The row of a step has its learning rate, other rows do not.
+    """
+    for name, series in run.between.items():
+        run.series[f"{name}{EPOCH}" if name in run.series else name] = series
+    run.between = {}
+
+
+def check_run_dir(path: Path) -> None:
+    """Refuse what is no run, and say what may have been meant."""
+    if not path.exists():
+        near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+        raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
+    if not path.is_dir():
+        raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
+    if not (path / LOG).is_file() and not (path / RECORD).is_file():
+        below = sorted(str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern))
+        hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
+        raise OptionError(f"{path} is no directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
+
+
+# ---- one record ---------------------------------------------------------------------------------------------------
+
+
+def _take(run: RunData, record: dict[str, Any]) -> bool:
+    """Add a record of the log; False if it is none of Hookline's."""
+    kind = record.get("type")
+    if not isinstance(kind, str):
+        return False
+    run.records += 1
+    time, step = record.get("time"), record.get("step")
+    if type(time) is float or type(time) is int:
+        run.began = time if run.began is None else run.began
+        run.ended = time
+    step = step if type(step) is int else None
+    if step is not None and step > run.last_step:
+        run.last_step = step
+    if kind == "metrics":
+        _take_metrics(run, record, run.last_step if step is None else step)
+    elif kind in _TAKERS:
+        _TAKERS[kind](run, record, step)
+    elif kind == "histogram":
+        run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
+    else:  # whatever else happened: records of control, skips, failures, and what later versions write
+        add_event(run, Event(kind, _spelled(record), run.ended, step))
+    return True
+
+
+def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
+    metrics = record.get("metrics")
+    if type(record.get("epoch")) is int:
+        run.epoch = record["epoch"]
+    if not isinstance(metrics, dict):
+        return
+    kept = run.series if "lr" in metrics else run.between
+    for name, value in metrics.items():
+        try:
+            number = float(value)  # NaN and infinity are text in the log
+        except (TypeError, ValueError, OverflowError):
+            continue
+        series = kept.get(name)
+        if series is None:
+            if len(kept) >= MOST_NAMES:
+                run.unshown["values of further metrics"] = run.unshown.get("values of further metrics", 0) + 1
+                continue
+            series = kept[name] = Series()
+        series.steps.append(step)
+        series.values.append(number)
+        if not isfinite(number) and name not in run.not_finite:
+            run.not_finite[name] = Event("not finite", f"{name} is {number}", run.ended, step)
+
+
+def _take_text(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    tag, text = str(record.get("tag", "")), str(record.get("text", ""))
+    if tag == "mixture":
+        add_event(run, Event("mixture", text, run.ended, step))
+        return
+    kept = run.texts.setdefault(tag, [])
+    kept.append((step, text))
+    run.text_counts[tag] = run.text_counts.get(tag, 0) + 1
+    if len(kept) > MOST_TEXTS:
+        del kept[0]
+
+
+def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.images.append((str(record.get("tag", "")), step, str(record.get("path", ""))))
+
+
+def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    params = record.get("params")
+    if isinstance(params, dict):
+        run.params.update(params)
+
+
+def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    marked = record.get("superseded")
+    count = marked.get("records", 0) if isinstance(marked, dict) else 0
+    run.superseded += count if isinstance(count, int) else 0
+    gone = f"; {count} records after it are superseded" if count else ""
+    add_event(run, Event("resume", f"from {record.get('checkpoint', '?')}{gone}", run.ended, step))
+
+
+def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    rows = record.get("rows")
+    if isinstance(rows, list):
+        run.cost = [row for row in rows if isinstance(row, dict)]
+
+
+_TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost}
+
+
+def add_event(run: RunData, event: Event) -> None:
+    """Keep it, up to a number that somebody may still look at."""
+    if len(run.events) < MOST_EVENTS:
+        run.events.append(event)
+    else:
+        run.unshown["further events"] = run.unshown.get("further events", 0) + 1
+
+
+def _spelled(record: dict[str, Any]) -> str:
+    """A record of an unknown kind in a line."""
+    told = [f"{key} {value}" for key, value in record.items()
+            if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])]  # fmt: skip
+    return ", ".join(told)

@@ -1,0 +1,155 @@
+"""Whatever state a run's directory is in, what is there is told, and what is no run is refused in words."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from report.reported import curve, data_of, metrics, whole_run, written
+from tiny import Net, batches, quiet
+
+from hookline.errors import OptionError
+from hookline.hooks import JSONLog, ModelCheckpoint
+from hookline.loggers import read_log
+from hookline.report.reading import read_run
+
+
+def test_the_curves_are_the_numbers_of_the_log() -> None:
+    data = data_of(path := whole_run())
+    logged = [(each["step"], each["metrics"]["train/loss"]) for each in read_log(path / "log.jsonl")
+              if each["type"] == "metrics" and {"train/loss", "lr"} <= set(each["metrics"])]  # fmt: skip
+    drawn = curve(data, "train/loss")
+    assert drawn["x"] == [step for step, _ in logged]
+    assert drawn["y"] == pytest.approx([value for _, value in logged], rel=1e-5)
+    row = next(each for each in data["summary"] if each["name"] == "train/loss")
+    values = [value for _, value in logged]
+    assert (row["last"], row["min"], row["max"], row["count"]) == (values[-1], min(values), max(values), len(values))
+
+
+def test_the_mean_of_an_epoch_is_a_curve_of_its_own_not_a_spike_in_that_of_the_steps() -> None:
+    data = data_of(whole_run())
+    assert curve(data, "train/loss")["x"] == list(range(1, 13))
+    assert curve(data, "train/loss (epoch)")["x"] == [4, 8, 12]
+    assert curve(data, "val/loss")["x"] == [4, 8, 12]
+    losses = curve(data, "train/loss")["y"]
+    assert curve(data, "train/loss (epoch)")["y"][0] == pytest.approx(sum(losses[:4]) / 4, rel=1e-4)
+
+
+def test_half_a_line_and_a_run_that_still_writes_are_no_obstacle() -> None:
+    path = written("run", metrics(1, loss=2.0), metrics(2, loss=1.0), after='{"type": "metrics", "ti')
+    assert curve(data_of(path), "loss")["y"] == [2.0, 1.0]
+
+
+def test_what_a_resume_has_superseded_is_not_drawn_and_the_resume_is_an_event() -> None:
+    checkpoint = ModelCheckpoint(every_n_train_steps=3, save_top_k=-1)
+    quiet(run_dir="run", logger=True, max_epochs=2, log_every_n_steps=1, hooks=[checkpoint]).fit(Net(), batches())
+    saved = sorted(Path("run/checkpoints").iterdir(), key=lambda each: json.loads((each / "manifest.json").read_text())["step"])
+    (Path("run") / "run.json").unlink()  # as if it had been killed before it could say how it ended
+    trainer = quiet(run_dir="run", logger=True, max_epochs=3, log_every_n_steps=1)
+    trainer.fit(Net(), batches(), resume=saved[0])
+    data = data_of(Path("run"))
+    steps = curve(data, "train/loss")["x"]
+    assert steps == sorted(set(steps)) and steps[-1] == 12
+    assert data["runs"][0]["superseded"] > 0
+    resumed = [each for each in data["events"] if each["kind"] == "resume"]
+    assert [each["step"] for each in resumed] == [3] and "superseded" in resumed[0]["text"]
+
+
+def test_a_value_that_is_not_finite_is_an_event_and_counted_not_drawn() -> None:
+    path = written("run", metrics(1, loss=2.0), metrics(2, loss="nan"), metrics(3, loss="inf"), metrics(4, loss=1.0))
+    data = data_of(path)
+    assert curve(data, "loss")["x"] == [1, 4]
+    assert data["summary"][0]["bad"] == 2
+    assert [(each["step"], each["level"]) for each in data["events"] if each["kind"] == "not finite"] == [(2, "bad")]
+
+
+def test_layers_that_explode_together_are_one_event() -> None:
+    many = {f"grad_norm__layer{index}": "inf" for index in range(30)}
+    found = [each["text"] for each in data_of(written("run", metrics(1, **many)))["events"] if each["kind"] == "not finite"]
+    assert found == ["grad_norm of 30 layers, such as grad_norm/layer0"]
+
+
+def test_events_of_all_sources_are_told() -> None:
+    path = written("run", metrics(1, loss=1.0), {"type": "text", "tag": "mixture", "text": "web 0.5", "step": 1},
+                   {"type": "skip", "step": 2, "reason": "no loss"})  # fmt: skip
+    (path / "hangs.log").write_text("2026-01-02 03:04:05 The run has not moved, at epoch 0 step 7.\n  File x\n\n")
+    (path / "run.json").write_text(json.dumps({"id": "a", "status": "stopped", "reason": "patience", "step": 9, "limits": {},
+                                               "noted_at": "2026-01-02T04:00:00+00:00"}))  # fmt: skip
+    kinds = {each["kind"]: (each["step"], each["level"], each["text"]) for each in data_of(path)["events"]}
+    assert kinds["mixture"] == (1, "info", "web 0.5")
+    assert kinds["skip"] == (2, "warn", "reason no loss")
+    assert kinds["hang"][:2] == (7, "bad")
+    assert kinds["stop"] == (9, "warn", "stopped: patience")
+
+
+def test_a_failure_that_json_log_wrote_is_told() -> None:
+    class Failing(Net):
+        def training_step(self, batch: object, batch_idx: int) -> object:
+            if batch_idx == 2:
+                raise ValueError("a bad batch")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ValueError, match="a bad batch"):
+        quiet(run_dir="run", logger=True, log_every_n_steps=1, hooks=[JSONLog()]).fit(Failing(), batches())
+    failures = [each for each in data_of(Path("run"))["events"] if each["level"] == "bad"]
+    assert [(each["step"], each["text"]) for each in failures] == [(2, "ValueError: a bad batch")]
+
+
+def test_how_a_run_stands_is_said() -> None:
+    def said(status: str | None, at: float) -> str:
+        path = written("run", {**metrics(1, loss=1.0), "time": at})
+        (path / "run.json").unlink(missing_ok=True)
+        if status:
+            (path / "run.json").write_text(json.dumps({"id": "a", "status": status, "reason": "", "step": 1, "limits": {}}))
+        return str(data_of(path)["runs"][0]["status"])
+
+    now = time.time()
+    assert said("completed", now) == "completed"
+    assert said("training", now) == "training"
+    assert said("training", now - 7200).startswith("unfinished, silent for 2 h")
+    assert said(None, now) == "running, or just ended"
+    assert said(None, now - 7200).startswith("last record 2 h")
+
+
+def test_damaged_checkpoints_are_named() -> None:
+    path = whole_run()
+    broken = next((path / "checkpoints").iterdir())
+    (broken / "manifest.json").write_text("{")
+    data = data_of(path)
+    assert len(data["checkpoints"]) == 1
+    assert [each["text"].split(":")[0] for each in data["events"] if each["kind"] == "damaged"] == [f"checkpoint {broken.name}"]
+
+
+def test_a_run_without_a_log_or_with_an_empty_one_still_has_a_page() -> None:
+    path = written("run")
+    assert data_of(path)["runs"][0]["status"] == "nothing logged yet"
+    (path / "log.jsonl").unlink()
+    (path / "run.json").write_text(json.dumps({"id": "a", "status": "completed", "reason": "", "step": 5, "limits": {}}))
+    assert data_of(path)["runs"][0]["step"] == 5
+
+
+def test_what_is_no_run_is_refused_with_what_may_have_been_meant() -> None:
+    written("runs/first", metrics(1, loss=1.0))
+    for path, words in (("runs/frist", "does not exist. Did you mean 'first'"), ("runs/first/log.jsonl", "is a file; give the"),
+                        ("runs", "runs below it: runs/first")):  # fmt: skip
+        with pytest.raises(OptionError, match=words):
+            read_run(Path(path))
+    Path("runs/first/log.jsonl").write_text('{"level": "info"}\n[1]\n')
+    with pytest.raises(OptionError, match="none that Hookline wrote"):
+        read_run(Path("runs/first"))
+
+
+def test_odd_records_are_passed_over() -> None:
+    odd = [{"type": "metrics", "step": "x", "metrics": {"loss": 1.0, "list": [1], "none": None}}, {"type": "metrics", "metrics": 3},
+           {"type": "text"}, {"type": "image", "path": "\0"}, {"type": "hyperparams", "params": 1}, {"type": "cost", "rows": [1]},
+           {"type": "resume", "superseded": True}, {"type": "histogram", "counts": []}, {"type": 1}]  # fmt: skip
+    path = written("run", *odd)
+    (path / "hangs.log").write_text("2026-13-45 99:00:00 at step 1\n")
+    (path / "run.json").write_text(json.dumps({"id": 1, "status": "stopped", "reason": 3, "step": "x", "limits": 0, "noted_at": 0}))
+    (path / "logs").mkdir()
+    (path / "logs" / "a.jsonl").write_text('{"type": "exception", "time": "x", "step": []}\n{"type": "exception"\n')
+    data = data_of(path)
+    assert [each["name"] for each in data["summary"]] == ["loss"]
+    assert any("1 histograms" in each for each in data["notes"])
