@@ -93,7 +93,7 @@ def test_imports_point_to_the_same_layer_or_below(module: str) -> None:
     assert not upward, f"{module} (layer {layer(module)}) imports {upward}"
 
 
-@pytest.mark.parametrize("module", [name for name in NAMES if part(name) in PLUG_INS ])
+@pytest.mark.parametrize("module", [name for name in NAMES if part(name) in PLUG_INS])
 def test_plug_ins_know_only_the_lower_layers(module: str) -> None:
     too_high = {name for name in own_imports(module) if layer(name) > 2 and part(name) != part(module)}
     assert not too_high, f"{module} imports {too_high}"

@@ -62,18 +62,19 @@ def train_epoch(run: Run, loader: Any) -> None:
     plan, s, options = run.plan, run.state, run.options
     s.epoch = s.epochs_seen
     s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
+    before = None
     if run.position == 0:
         if (streams := run.restored.pop("rng", None)) is not None:
             set_rng_state(streams)  # resumed between two epochs
-        before = rng_state()
         run.epoch_advanced = False
         s.log.begin("train")
+        before = rng_state()
     plan.on_train_epoch_start(s)
 
     s.log.mode = "train"
     exhausted = False
     is_leaving = s.should_stop and is_finished(run)  # asked for when the epoch began
-    if is_leaving and run.position == 0:  # after a resume the epoch begins again, and draws again what it has drawn
+    if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
         run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run, loader.began_with if run.mixes else loader.length)

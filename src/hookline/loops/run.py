@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hookline.checkpoint.saves import Saved, SaveRequest
-from hookline.data.batch import count_tokens
+from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.loops.feeding import Feeding
 from hookline.loops.finite import FiniteWatch
@@ -97,7 +97,7 @@ class Run:
     """Which optimizers a loader trains, if not all."""
     mixes: bool = False
     """Whether there are several training loaders."""
-    count_tokens: Callable[[Any], int] = count_tokens
+    count_tokens: Callable[[Any], int] = elements_of_ids
     schedules: list[Schedule] = field(default_factory=list)
     window: Window = field(default_factory=Window)
     started: float = field(init=False)
