@@ -110,6 +110,7 @@ def bench_hooks(arguments: list[str]) -> None:
     """Time what built-in hooks add to a step."""
     prepare("bench")
     run(PYTHON, "benchmarks/hooks.py", *arguments)
+    run(PYTHON, "benchmarks/within.py")
 
 
 def bench_checkpoint(arguments: list[str]) -> None:
