@@ -119,13 +119,19 @@ def bench_checkpoint(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/checkpoint.py", *arguments)
 
 
+def bench_loaders(arguments: list[str]) -> None:
+    """Time what drawing from several loaders costs."""
+    prepare()
+    run(PYTHON, "benchmarks/loaders.py", *arguments)
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
     run(PYTHON, "faults/run.py", *arguments)
 
 
-EVERYTHING = (demo, test, lint, types, generate, bench, bench_hooks, bench_checkpoint, faults)
+EVERYTHING = (demo, test, lint, types, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, faults)
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 
