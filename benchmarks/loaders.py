@@ -21,7 +21,7 @@ BATCHES, ROUNDS = 100_000, 9
 MIXTURES = {
     "round robin": Mixture(epoch_length=BATCHES, window=1000),
     "weighted 7 : 2 : 1": Mixture("weighted", {"web": 7, "code": 2, "math": 1}, epoch_length=BATCHES, window=1000),
-    "weighted, no common divisor": Mixture("weighted", {"web": 0.618, "code": 0.3, "math": 0.1}, epoch_length=99_991, window=1000),
+    "weighted, no common divisor": Mixture("weighted", {"web": 0.61, "code": 0.3, "math": 0.1}, epoch_length=99_991),
     "random": Mixture("random", epoch_length=BATCHES, window=1000),
     "alternating": Mixture("alternating", pattern=["web", "web", "code", "math"], epoch_length=BATCHES, window=1000),
 }  # fmt: skip
