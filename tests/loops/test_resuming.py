@@ -213,6 +213,44 @@ def test_a_save_that_fails_does_not_hide_what_the_run_failed_of(tmp_path: Path) 
     assert any("cannot be could not be written" in note for note in failed.value.__notes__)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("event", ["on_before_backward", "on_after_backward", "on_before_optimizer_step",
+                                   "on_after_optimizer_step", "on_train_batch_end", "on_step_end"])  # fmt: skip
+def test_a_batch_that_failed_half_way_is_trained_once(tmp_path: Path, event: str, accumulate: int) -> None:
+    class FailsHere(Hook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = 2
+            self.__dict__[event] = self._fail
+
+        def _fail(self) -> None:
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("killed")
+
+    def fit(hooks: list[Any], resume: str | None = None) -> Any:
+        torch.manual_seed(0)
+        trainer = quiet(run_dir=tmp_path, hooks=hooks, accumulate_grad_batches=accumulate, max_epochs=2)
+        trainer.fit(Scheduled(), batches(6), resume=resume)
+        return trainer
+
+    whole = fit([])
+    with pytest.raises(RuntimeError, match="killed"):
+        fit([FailsHere(), ModelCheckpoint(save_on_exception=True)])
+    again = fit([], resume="auto")
+    assert (again.global_step, again.state.batches_seen, again.state.samples_seen) == (12 // accumulate, 12, 36)
+    if (event, accumulate) != ("on_before_optimizer_step", 3):  # there the window has lost what it had before
+        assert torch.equal(again.module.layer.weight, whole.module.layer.weight)
+        assert again.state.lr == whole.state.lr
+
+
+class Scheduled(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 def test_nothing_is_made_where_nothing_is_saved(tmp_path: Path) -> None:
     quiet(run_dir=tmp_path / "run").fit(Net(), batches(2))
     assert not (tmp_path / "run").exists()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.errors import OptionError
-from hookline.optimizers import gradients
 
 
 class Feeding:
@@ -73,12 +71,6 @@ class Feeding:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self.updates = list(state.get("updates", self.updates))
-
-
-def even_out(optimizer: Optimizer, batches: int, size: int) -> None:
-    """Losses were divided by the window's length; make it the number of batches that this optimizer got."""
-    if batches != size and (grads := gradients(optimizer)):
-        torch._foreach_mul_(grads, size / batches)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def make_feeding(asked: Mapping[str, int | Sequence[int]], optimizers: list[Optimizer], accumulate: int) -> Feeding:

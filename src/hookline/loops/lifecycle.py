@@ -21,8 +21,10 @@ from hookline.loops.feeding import make_feeding
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.loops.record import note_end
+from hookline.loops.restoring import restore_hook, restore_module, restore_progress
 from hookline.loops.run import Run, ending, see_off
-from hookline.loops.saving import finish_saving, restore_hook, restore_module, restore_progress, save_due
+from hookline.loops.saving import finish_saving, save_due
+from hookline.loops.step import settle_failed_batch
 from hookline.module import Module
 from hookline.optimizers import parse
 
@@ -109,6 +111,8 @@ def save_after_failure(run: Run) -> list[BaseException]:
     if run.watch.broken:
         run.save_requests.clear()
     try:
+        if run.save_requests:
+            settle_failed_batch(run)
         save_due(run)
         finish_saving(run)
         if run.signal:

@@ -65,10 +65,10 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
         return
     mixture = mixture_of(run)
     run.train, run.mixes = MixedLoader(loaders, mixture, run.count_tokens), True
-    s, log = run.state, run.state.log
+    s, metrics = run.state, run.state.log
 
     def picked(index: int, name: str) -> None:
-        s.dataloader_idx, s.dataloader_name, log.loader = index, name, name
+        s.dataloader_idx, s.dataloader_name, metrics.loader = index, name, name
 
     run.train.picked = picked
     if run.restored.get("loader"):

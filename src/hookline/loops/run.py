@@ -131,6 +131,8 @@ class Run:
     # where it is
     step_before_batch: int = 0
     """However many optimizers take part in a batch, `step` counts one."""
+    advanced_at: int = -1
+    """The step at which schedulers last advanced."""
     position: int = 0
     """Batches of this epoch that are done: where a resumed epoch goes on."""
     epoch_advanced: bool = False

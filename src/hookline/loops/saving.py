@@ -1,4 +1,4 @@
-"""The loop's save points, and the way back in."""
+"""The loop's save points: what a checkpoint holds, when it is written, and what is told of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from hookline.checkpoint.background import BackgroundSaver
@@ -16,7 +17,7 @@ from hookline.events import Event
 from hookline.loops.record import note_training
 from hookline.loops.run import Run
 from hookline.metrics import Metrics
-from hookline.seeding import rng_state, set_rng_state
+from hookline.seeding import rng_state
 from hookline.state import State
 
 log = logging.getLogger("hookline")
@@ -138,6 +139,11 @@ def collect(run: Run) -> dict[str, Any]:
     return whole
 
 
+def kinds(s: State) -> list[str]:
+    """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
+    return [type(each).__name__ for each in (*s.optimizers, *s.schedulers)]
+
+
 def counts_of(listener: Any) -> list[dict[str, Any]]:
     """How far a listener's filters have counted, with what each was asked for: `every 2 steps`."""
     return [{"of": f"{listener.event.name} {each.text}", **each.state_dict()} for each in listener.filters]
@@ -173,7 +179,7 @@ def frozen(value: Any) -> Any:
         return {key: frozen(each) for key, each in value.items()}
     if type(value) in (list, tuple, set):
         return type(value)(frozen(each) for each in value)
-    return value.copy() if type(value).__module__ == "numpy" and hasattr(value, "copy") else value
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def open_window(run: Run) -> dict[str, Any]:
@@ -184,99 +190,3 @@ def open_window(run: Run) -> dict[str, Any]:
     grads = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None} if window.count else {}
     facts = {name: getattr(window, name) for name in window.__slots__}
     return {**facts, "gradients": grads}
-
-
-def restore_module(run: Run) -> None:
-    """First half, before or after the strategy's set-up as it asks: module, data module and hooks."""
-    plan, s = run.plan, run.state
-    assert run.resume_from is not None
-    s.checkpoint = run.restored
-    restore_counters(run)  # listeners may ask how far the run was from the very first event on
-    plan.module_load_checkpoint(s)
-    try:
-        run.module.load_state_dict(s.checkpoint["module"])
-    except RuntimeError as error:
-        raise CheckpointError(f"The weights in {run.resume_from} do not fit {type(run.module).__name__}: {error}") from error
-    if run.datamodule is not None:
-        run.datamodule.load_state_dict(s.checkpoint["datamodule"])
-    plan.on_load_checkpoint(s)
-    for entry in s.hooks.entries():
-        if run.stage == "fit" or getattr(entry.hook, "tier", "user") != "monitor":  # what a monitor found in its run stays
-            restore_hook(entry, run.restored, s)
-
-
-def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
-    """A hook's own state, and how far its filters have counted, by its name; one that is new begins to count now."""
-    for listener in entry.listeners:
-        for each in listener.filters:
-            each.begin(s)
-    if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
-        entry.hook.load_state_dict(contents["hooks"][entry.name])
-    saved = contents.get("filters", {}).get(entry.name, [])
-    for listener, states in zip(entry.listeners, saved, strict=False):
-        for each, state in zip(listener.filters, states, strict=False):
-            if state["of"] == f"{listener.event.name} {each.text}":  # another interval counts in other numbers: it begins now
-                each.load_state_dict(state)
-
-
-def restore_progress(run: Run) -> None:
-    """Second half, once the optimizers exist: then everything is in place, and on_checkpoint_load says so."""
-    s, contents = run.state, run.restored
-    if len(contents["optimizers"]) != len(s.optimizers):
-        raise CheckpointError(f"{run.resume_from} holds {len(contents['optimizers'])} optimizers, "
-                              f"but configure_optimizers returned {len(s.optimizers)}.")  # fmt: skip
-    if contents["kinds"] != kinds(s):
-        was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
-        raise CheckpointError(f"{run.resume_from} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
-                              "Resume with the same ones, or take its weights alone: "
-                              "hookline.load_weights(module, path).")  # fmt: skip
-    for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
-        load_optimizer(optimizer, saved)
-    for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=False):
-        scheduler.load_state_dict(saved)
-    run.strategy.precision.load_state_dict(contents["precision"])
-    if run.feeds is not None:
-        run.feeds.load_state_dict(contents["feeding"])
-    for name, value in contents["window"].items():
-        if name != "gradients":
-            setattr(run.window, name, value)
-    gradients = contents["window"].get("gradients", {})
-    for name, parameter in run.module.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.device)
-    s.log.newest.raw().update(contents["metrics"])
-    s.log.load_state_dict(contents["log"])
-    s.checkpoint = None
-    s.path = run.resume_from
-    set_rng_state(contents["rng"])
-    # what hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run
-    run.restored = {key: contents[key] for key in ("hooks", "filters", "rng", "loader", "loggers")}
-
-
-def kinds(s: State) -> list[str]:
-    """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
-    return [type(each).__name__ for each in (*s.optimizers, *s.schedulers)]
-
-
-def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them back."""
-    optimizer.load_state_dict(saved)
-    names = [name for group in saved["param_groups"] for name in group["params"]]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for name, parameter in zip(names, parameters, strict=True):
-        held = optimizer.state.get(parameter, {})
-        for key, value in saved["state"].get(name, {}).items():
-            if isinstance(value, Tensor) and isinstance(held.get(key), Tensor) and held[key].dtype != value.dtype:
-                held[key] = value.to(held[key].device, copy=True)
-
-
-def restore_counters(run: Run) -> None:
-    """How far the run was."""
-    s, contents = run.state, run.restored
-    for name in COUNTERS:
-        setattr(s, name, contents["counters"][name])
-    run.position = contents["position"]["batches"]
-    run.validated_at = tuple(contents["position"]["validated_at"])
-    run.epoch_advanced = contents["position"]["epoch_advanced"]
-    run.owes_validation = contents["position"]["owes_validation"]
-    s.resumed = True

@@ -14,6 +14,7 @@ log = logging.getLogger("hookline")
 def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
     """After a batch: those that go by steps if there was an update, those that go by epochs on the last batch."""
     if updated:
+        run.advanced_at = run.state.step
         _advance(run, "step", run.state.step, metric=None)
     if batches_left == 1:
         advance_epoch(run)

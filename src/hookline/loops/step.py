@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
-from hookline.loops.feeding import even_out
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
 from hookline.optimizers import gradients, needs_closure, total_norm, used_rate
@@ -133,6 +132,27 @@ def close_window(run: Run, plan: Plan, s: State) -> None:
         end_of_step(run, plan, s)
 
 
+def settle_failed_batch(run: Run) -> None:
+    """A batch that failed half-way, before it is saved: it counts if its update is made, else it is done again after a resume.
+
+    Its gradients cannot be told from those of the window's other batches, so then the window goes on without them.
+    """
+    s, window = run.state, run.window
+    if run.is_manual or s.returned is None or run.position != s.batch_idx:
+        return
+    if s.step > run.step_before_batch:
+        window.clear()
+        run.position += 1
+        s.batches_seen += 1
+        s.samples_seen += int(s.log.weight)
+        if run.schedules and run.advanced_at != s.step:
+            advance_due(run, True, None)
+    else:
+        batches = window.batches - 1
+        window.clear()
+        window.batches = batches
+
+
 def zero_grad(plan: Plan, s: State) -> None:
     """The window's first micro-batch: clear the gradients of the finished step, after everyone had a look."""
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
@@ -185,7 +205,8 @@ def update(run: Run, plan: Plan, s: State) -> None:
         if feeds is not None:
             if s.optimizer_idx not in window.fed:
                 continue
-            even_out(s.optimizer, window.fed[s.optimizer_idx], window.size)
+            if window.fed[s.optimizer_idx] != window.size:
+                rescale([s.optimizer], window.size / window.fed[s.optimizer_idx])
         if scaler is not None and overflowed(scaler, s.optimizer):
             s.reason = "nonfinite"
             plan.on_step_skipped(s)
