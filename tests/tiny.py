@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline import Module, Trainer
+from hookline import Hook, Module, Trainer
 
 
 class Net(Module):
@@ -44,3 +44,16 @@ def batches(n: int = 4, size: int = 3) -> list[tuple[Tensor, Tensor]]:
 def quiet(**options: Any) -> Trainer:
     """A trainer that writes and shows nothing unless told to."""
     return Trainer(**{"logger": False, "enable_progress_bar": False, "max_epochs": 1, "num_sanity_val_steps": 0, **options})
+
+
+class SavesFirstEpoch(Hook):
+    """Asks for a checkpoint at the end of the first epoch, and keeps where it is."""
+
+    path: Any = None
+
+    def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
+        if epoch == 0:
+            trainer.save_checkpoint()
+
+    def on_checkpoint_save(self, path: Any) -> None:
+        self.path = path

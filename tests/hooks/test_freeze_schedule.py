@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import batches, quiet
+from tiny import SavesFirstEpoch, batches, quiet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -129,18 +129,9 @@ def test_running_statistics_stand_still_if_told_so(still: bool, distinct: int) -
     assert len(set(watch.means[1:])) == 3  # from the second epoch on they move again
 
 
-class Save(Hook):
-    def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
-        if epoch == 0:
-            trainer.save_checkpoint()
-
-    def on_checkpoint_save(self, path: Any) -> None:
-        self.path = path
-
-
 @pytest.mark.parametrize(("moment", "changed"), [("1 epoch", [ALL, ALL]), ("3 steps", [HEAD, ALL])])
 def test_a_resumed_run_knows_who_is_frozen(moment: str, changed: list[set[str]]) -> None:
-    saver = Save()
+    saver = SavesFirstEpoch()
     quiet(hooks=[FreezeSchedule({"backbone.*": moment}), saver]).fit(Parts(), batches(2))
     watch = Watch()
     quiet(max_epochs=2, hooks=[FreezeSchedule({"backbone.*": moment}), watch]).fit(Parts(), batches(2), resume=saver.path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Net, batches, quiet
+from tiny import Net, SavesFirstEpoch, batches, quiet
 from torch.nn import functional as F
 
 from hookline import Hook, HookError, LossError, OptionError
@@ -121,17 +121,8 @@ def test_it_is_right_under_accumulation() -> None:
     torch.testing.assert_close(window.gradients[0], one.gradients[0])
 
 
-class Save(Hook):
-    def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
-        if epoch == 0:
-            trainer.save_checkpoint()
-
-    def on_checkpoint_save(self, path: Any) -> None:
-        self.path = path
-
-
 def test_a_resumed_run_is_at_its_place_in_the_schedule() -> None:
-    saver = Save()
+    saver = SavesFirstEpoch()
     options: dict[str, Any] = {"weight": {0: 1.0, 4: 5.0}}
     quiet(hooks=[LossSchedule(**options), saver]).fit(Dict(lr=0.0), batches(1) * 3)
     seen = Gradients()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Net, batches, quiet
+from tiny import Net, SavesFirstEpoch, batches, quiet
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -147,17 +147,8 @@ def test_a_failing_validation_gives_the_weights_back() -> None:
     assert same(weights(net), follow.trained[-1])
 
 
-class Save(Hook):
-    def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
-        if epoch == 0:
-            trainer.save_checkpoint()
-
-    def on_checkpoint_save(self, path: Any) -> None:
-        self.path = path
-
-
 def test_a_resumed_run_goes_on_averaging() -> None:
-    whole, saver = WeightAveraging("ema", 0.8), Save()
+    whole, saver = WeightAveraging("ema", 0.8), SavesFirstEpoch()
     net = Net()
     again = copy.deepcopy(net)
     quiet(max_epochs=2, hooks=[whole, saver]).fit(net, batches(4), batches(1))
