@@ -208,7 +208,7 @@ def test_a_checkpoint_of_a_failure_holds_the_trained_weights() -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             raise ValueError("boom")
 
-    class SaveIt(Save):
+    class SaveIt(SavesFirstEpoch):
         def on_exception(self, trainer: Any) -> None:
             trainer.save_checkpoint(reason="exception")
 
