@@ -26,10 +26,10 @@ LAYERS = {
     "errors": 0, "table": 0, "events": 0, "_methods": 0, "_version": 0,
     # 1: the hook engine, no torch
     "binding": 1, "filters": 1, "listener": 1, "plan": 1, "hook": 1, "hooklist": 1, "explain": 1, "trace": 1, "options": 1,
-    "registry": 1,
+    "registry": 1, "foreign": 1,
     # 2: what a run works with
     "context": 2, "metrics": 2, "state": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
-    "loggers": 2, "seeding": 2, "rundir": 2, "urls": 2,
+    "loggers": 2, "seeding": 2, "rundir": 2, "urls": 2, "ranks": 2,
     # 3: what a run does
     "checkpoint": 3, "loops": 3,
     # 4: the facade
@@ -37,7 +37,7 @@ LAYERS = {
     # 5: plug-ins, see PLUG_INS, and dialects
     "hooks": 5, "config": 5,
     # 5 as well, but made of all below: a dialect offers the trainer and its plug-ins under other names
-    "dialects": 5,
+    "dialects": 5, "hosts": 5, "line": 5,
     # 6: around it all; the package itself only names what can be imported from it
     "cli": 6, "report": 6, "testing": 6, "scaffold": 6, "__main__": 6, "": 7,
 }  # fmt: skip
@@ -47,7 +47,7 @@ TORCH_FREE = (0, 1)
 HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
 # the places that look modules up by name: lazy names, built-in hooks, and Module.load_from_checkpoint, which reads a format
 # that lies a layer above it
-BY_NAME = {"hookline", "hookline.registry", "hookline.module"}
+BY_NAME = {"hookline", "hookline.registry", "hookline.foreign", "hookline.module"}
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from hookline.errors import HookError, closest
 from hookline.events import Event, EventTable
 from hookline.filters import When
+from hookline.foreign import Adapter, adopt
 from hookline.hook import TIERS, FunctionHook, Hook, snake_case
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
@@ -125,7 +126,9 @@ class HookList:
         return len(self._entries)
 
     def __contains__(self, hook: Any) -> bool:
-        return hook in self._entries or any(entry.hook is hook for entry in self._entries.values())
+        if isinstance(hook, str):
+            return hook in self._entries
+        return any(_is(entry, hook) for entry in self._entries.values())
 
     def __getitem__(self, name: str) -> Any:
         return self.entry(name).hook
@@ -149,7 +152,8 @@ class HookList:
             hook = _instance_of(hook)
         if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
             hook = FunctionHook(hook, hook.__hookline_on__)
-        if not isinstance(hook, FunctionHook) and any(entry.hook is hook for entry in self._entries.values()):
+        hook = adopt(hook)
+        if not isinstance(hook, FunctionHook) and any(_is(entry, hook) for entry in self._entries.values()):
             raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
@@ -216,6 +220,9 @@ class HookList:
         if isinstance(hook, FunctionHook):
             events = list(dict.fromkeys(self._table.named(event) for event in hook.events))
             listeners = [self._function_listener(hook, event, entry.name) for event in events]
+        elif isinstance(hook, Adapter):
+            _check_settings(hook, entry.name, self._table)
+            listeners = hook.listeners(entry.name, self._table)
         else:
             _check_settings(hook, entry.name, self._table)
             listeners = find_listeners(hook, "H", entry.name, self._table, check=isinstance(hook, Hook))
@@ -242,7 +249,7 @@ class HookList:
                             "Give this one another name, or remove the other first.")  # fmt: skip
         if explicit:
             return explicit
-        base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(hook).__name__)
+        base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(getattr(hook, "original", hook)).__name__)
         numbered = (f"{base}_{n}" for n in itertools.count(2))
         return base if base not in self._entries else next(each for each in numbered if each not in self._entries)
 
@@ -268,6 +275,11 @@ def _instance_of(cls: type) -> Any:
     except TypeError as error:
         raise HookError(f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
                         f"Pass an instance: {cls.__name__}(...).") from None  # fmt: skip
+
+
+def _is(entry: Entry, hook: Any) -> bool:
+    """Whether an entry is this hook, or stands for it."""
+    return entry.hook is hook or (isinstance(entry.hook, Adapter) and entry.hook.original is getattr(hook, "original", hook))
 
 
 def _order(hook: Any) -> int:

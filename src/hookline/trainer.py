@@ -162,6 +162,7 @@ class Trainer(RunView):
     ) -> Run:  # fmt: skip
         if self._run is not None:
             raise HooklineError(f"{stage}() was called inside a run ({self._run.stage}); only validate() can be.")
+        self.strategy.connect()
         if module is None:
             if self._last is None:
                 raise OptionError(f"{stage}() needs a module: nothing was run before.")

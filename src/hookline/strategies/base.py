@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hookline._methods import StrategyMethods
+from hookline.ranks import Ranks
 from hookline.strategies.precision import Precision
 
 
@@ -29,6 +30,11 @@ class Strategy(StrategyMethods):
     def __init__(self, device: torch.device, precision: str = "32") -> None:
         self.device = device
         self.precision = Precision(precision, device)
+        self.ranks = Ranks()
+        """What the processes say to each other; complete once `connect` was called."""
+
+    def connect(self) -> None:
+        """Find the other ranks, if there are any. Called when a run begins, once or often."""
 
     def place(self, module: nn.Module) -> nn.Module:
         """Move the module to where it runs; what is returned is what is run."""

@@ -1,0 +1,56 @@
+"""Run a script on several ranks with the real torchrun, under a deadline: a hang is a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    output: str
+    seconds: float
+
+    def lines(self, beginning: str) -> list[str]:
+        """What the ranks printed after this word, sorted."""
+        return sorted(each.partition(beginning)[2].strip() for each in self.output.splitlines() if beginning in each)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread a rank: several ranks share the machine's cores."""
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCHELASTIC_ERROR_FILE": "", **more}
+
+
+def command(script: Path, *arguments: str, ranks: int = 2, launcher: tuple[str, ...] = ("--standalone",)) -> list[str]:
+    """The launch line."""
+    return [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(ranks), str(script), *arguments]
+
+
+def torchrun(source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 60, **env: str) -> Outcome:
+    """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(source))
+    began = time.monotonic()
+    with subprocess.Popen(
+        command(script, *arguments, ranks=ranks), cwd=folder, env=environment(**env), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as job:  # fmt: skip
+        try:
+            output, _ = job.communicate(timeout=deadline)
+        except subprocess.TimeoutExpired:
+            os.killpg(job.pid, signal.SIGKILL)
+            output, _ = job.communicate()
+            raise AssertionError(f"the job hung: it was not over after {deadline} s. Its output:\n{output}") from None
+    return Outcome(job.returncode, output, time.monotonic() - began)
