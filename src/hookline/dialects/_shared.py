@@ -26,10 +26,21 @@ class Row:
     reads: Mapping[str, Reader] = field(default_factory=dict)
     in_sanity_check: bool = True
     """Other systems have no sanity check, so what hears of evaluations should not mistake it for one."""
+    other_forms: tuple[tuple[str, ...], ...] = ()
+    """Further lists of arguments in which people have written the method, and call it."""
+
+    @property
+    def forms(self) -> tuple[tuple[str, ...], ...]:
+        """All of them, the documented one first."""
+        return (self.arguments, *self.other_forms)
 
 
 class DialectHook(Hook):
-    """Base of the hook classes of dialects. Calling a method directly, as a test or a loop of one's own does, changes nothing."""
+    """Base of the hook classes of dialects.
+
+    A method that is called directly, as a test or a loop of one's own does, takes what it is written to take, or, where
+    there are several forms, all that one of them passes.
+    """
 
     __hookline_base__: ClassVar[bool] = True
     __hookline_rows__: ClassVar[Mapping[str, Row]] = {}
@@ -49,18 +60,35 @@ def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..
     asks = _Asks(function, row)
     event = EVENTS[row.event]
     means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
-    if means_the_same and not asks.by_place and not any(name in row.reads for name in asks.facts):
-        return function  # nothing stands in between
+    picks = asks.picks()
+    if means_the_same and not picks and not any(name in row.reads for name in asks.facts):
+        if not asks.by_place:
+            return function  # nothing stands in between
+        if len(asks.passed) == len(asks.order) == len(asks.facts):
+            named: Any = function
+            named.__signature__ = asks.signature_in_order()
+            named.__hookline_on__ = [row.event]
+            return function
+    directly = _taking_all(function, picks) if picks else function
     skip = "" if row.in_sanity_check else "None if sanity_checking else "
     # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
     source = (
-        "lambda f, r: lambda self, *given, sanity_checking=None, **named: "
-        f"f(self, *given, **named) if sanity_checking is None else {skip}f({', '.join(['self', *asks.passed])})"
+        "lambda f, d, r: lambda self, *given, sanity_checking=None, **named: "
+        f"d(self, *given, **named) if sanity_checking is None else {skip}f({', '.join(['self', *asks.passed])})"
     )
-    heard: Any = functools.wraps(function)(eval(compile(source, "<hookline dialect>", "eval"))(function, row.reads))
+    heard: Any = functools.wraps(function)(eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads))
     heard.__signature__ = asks.signature()
     heard.__hookline_on__ = [row.event]
     return heard  # type: ignore[no-any-return]
+
+
+def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def taking_all(self: Any, *given: Any, **named: Any) -> Any:
+        pick = picks.get(len(given))
+        return function(self, *given, **named) if pick is None else function(self, *[given[at] for at in pick], **named)
+
+    return taking_all
 
 
 class _Asks:
@@ -74,11 +102,16 @@ class _Asks:
         self.row = row
         self.facts: list[str] = []
         self.passed: list[str] = []
+        self.order: list[str] = []
+        """The facts in the places where it takes them."""
         self.by_place = False
         parameters = list(inspect.signature(function).parameters.values())[1:]
         known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
         named = {fact.name for fact in known.values() if fact is not None}
-        self.waiting = [name for name in row.arguments if name not in named]
+        listed = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        self.takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+        form = next((each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments)
+        self.waiting = [name for name in form if name not in named]
         for place, each in enumerate(parameters):
             fact = known[each.name]
             keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
@@ -88,8 +121,13 @@ class _Asks:
             elif fact is not None:
                 self._take(fact.name, keyword)
             elif self.waiting and not keyword and each.kind is not each.VAR_KEYWORD:
-                here = row.arguments[place : place + 1]
-                self._take_place(here[0] if here and here[0] in self.waiting else self.waiting[0])
+                here = form[place : place + 1]
+                if here and here[0] in self.waiting:
+                    self._take_place(here[0])
+                elif each.default is each.empty:
+                    self._take_place(self.waiting[0])
+                else:
+                    break
             elif each.default is each.empty and each.kind is not each.VAR_KEYWORD:
                 self._take(each.name, keyword)
             elif not keyword:
@@ -101,6 +139,8 @@ class _Asks:
         self._take(name)
 
     def _take(self, name: str, keyword: str = "") -> None:
+        if not keyword:
+            self.order.append(name)
         if name == "sanity_checking":
             value = name
         else:
@@ -109,7 +149,19 @@ class _Asks:
             value = f"given[{self.facts.index(name)}]"
         self.passed.append(keyword + (f"r[{name!r}]({value})" if name in self.row.reads else value))
 
-    def signature(self) -> inspect.Signature:
-        """For the binding: these facts, and the one that tells its calls from others'."""
+    def picks(self) -> dict[int, tuple[int, ...]]:
+        """Which of the arguments it takes if it is called directly with all of a form that is longer than its own."""
+        if not self.row.other_forms or self.takes_rest or len(self.passed) != len(self.order):
+            return {}
+        return {len(form): tuple(form.index(name) for name in self.order) for form in self.row.forms
+                if len(form) > len(self.order) and set(self.order) <= set(form)}  # fmt: skip
+
+    def signature_in_order(self) -> inspect.Signature:
+        """For the binding: the facts in the places where the method takes them."""
         places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)]
-        return inspect.Signature([*places, inspect.Parameter("sanity_checking", inspect.Parameter.KEYWORD_ONLY)])
+        return inspect.Signature(places)
+
+    def signature(self) -> inspect.Signature:
+        """The same, and the fact that tells the plan's calls from others'."""
+        mark = inspect.Parameter("sanity_checking", inspect.Parameter.KEYWORD_ONLY)
+        return inspect.Signature([*self.signature_in_order().parameters.values(), mark])
