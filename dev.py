@@ -16,7 +16,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+INTEROP = ROOT / ".venv-interop"
+"""Where the other trainers' packages are, so that they weigh on nothing else."""
+
+
+def python(venv: Path = VENV) -> Path:
+    """An environment's Python."""
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+PYTHON = python()
 
 
 class Trouble(Exception):
@@ -37,32 +46,32 @@ def run(*command: str | Path, quiet: bool = False) -> None:
         raise Trouble(f"`{shown}` failed with exit code {error.returncode}.") from None
 
 
-def prepare(*extras: str) -> None:
-    """Make `.venv` and install the project with these extras, unless that is done already."""
+def prepare(*extras: str, venv: Path = VENV) -> None:
+    """Make an environment and install the project with these extras, unless that is done already."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is what people start with the wrong Python
         raise Trouble(f"Hookline needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
     source = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     stamp = hashlib.sha256(source + sys.version.encode() + str(ROOT).encode()).hexdigest()
-    marks = {extra: VENV / f"installed-{extra}" for extra in ("base", *extras)}
-    if PYTHON.exists() and all(mark.exists() and mark.read_text() == stamp for mark in marks.values()):
+    marks = {extra: venv / f"installed-{extra}" for extra in ("base", *extras)}
+    if python(venv).exists() and all(mark.exists() and mark.read_text() == stamp for mark in marks.values()):
         return
-    print("Setting up .venv (a few minutes the first time; later runs skip this).", flush=True)
-    if not PYTHON.exists():
+    print(f"Setting up {venv.name} (a few minutes the first time; later runs skip this).", flush=True)
+    if not python(venv).exists():
         try:
-            run(sys.executable, "-m", "venv", VENV)
+            run(sys.executable, "-m", "venv", venv)
         except Trouble:
             raise Trouble("Python's venv module does not work here. On Debian or Ubuntu: apt-get install python3-venv.") from None
     # what an earlier command installed stays: one environment serves all commands
-    kept = {mark.name.removeprefix("installed-") for mark in VENV.glob("installed-*")} | {*extras} - {"base"}
+    kept = {mark.name.removeprefix("installed-") for mark in venv.glob("installed-*")} | {*extras} - {"base"}
     wanted = f"[{','.join(sorted(kept - {'base'}))}]" if kept - {"base"} else ""
     try:
-        run(PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        run(python(venv), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
             "--constraint", "constraints.txt", "--editable", f".{wanted}", quiet=True)  # fmt: skip
     except Trouble as trouble:
         raise Trouble(f"{trouble}\npip could not install what Hookline needs (its output is above). Is there a network, or a "
-                      "mirror in your pip configuration? If .venv is broken, delete it and try again.") from None  # fmt: skip
+                      f"mirror in your pip configuration? If {venv.name} is broken, delete it and try again.") from None  # fmt: skip
     for extra in {"base", *kept, *extras}:
-        (VENV / f"installed-{extra}").write_text(stamp)
+        (venv / f"installed-{extra}").write_text(stamp)
 
 
 def demo(arguments: list[str]) -> None:
@@ -74,10 +83,19 @@ def demo(arguments: list[str]) -> None:
 def test(arguments: list[str]) -> None:
     """Lint, types and all tests; with arguments, only pytest with them."""
     prepare("dev")
-    if not arguments:
-        lint([])
-        types([])
-    run(PYTHON, "-m", "pytest", *arguments)
+    if arguments:
+        run(PYTHON, "-m", "pytest", *arguments)
+        return
+    lint([])
+    types([])
+    run(PYTHON, "-m", "pytest")
+    interop([])
+
+
+def interop(arguments: list[str]) -> None:
+    """Test with the real Lightning, transformers, Keras and Accelerate, in an environment of their own."""
+    prepare("interop", venv=INTEROP)
+    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments)
 
 
 def lint(arguments: list[str]) -> None:
@@ -131,7 +149,7 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
-EVERYTHING = (demo, test, lint, types, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, faults)
+EVERYTHING = (demo, test, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, faults)
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 
