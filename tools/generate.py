@@ -1,4 +1,4 @@
-"""Writes what is derived from the table of events: the typed base classes and docs/lifecycle.md.
+"""Writes what is derived from the table of events: the typed base classes, docs/lifecycle.md and docs/conformance.md.
 
 `python tools/generate.py` writes, `python tools/generate.py --check` fails if something is out of date.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
+
+from conformance import page as conformance
 
 from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
 
@@ -98,7 +100,8 @@ def lifecycle() -> str:
 
 def main() -> int:
     """Write or check."""
-    targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle()}
+    targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle(),
+               ROOT / "docs/conformance.md": conformance()}  # fmt: skip
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:

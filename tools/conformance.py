@@ -1,0 +1,99 @@
+"""Makes docs/conformance.md from the tables of the dialects, of the adopted packages and of the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hookline.dialects import kempnerforge
+from hookline.dialects.adopted import keras, transformers
+from hookline.dialects.lightning import table as lightning
+from hookline.dialects.model_training_framework import hooks as framework
+from hookline.dialects.trainers import hooks as trainers
+from hookline.events import EVENTS, EVENTS_OF_THE_TABLE
+from hookline.hosts.tables import HOSTS
+
+NATIVE, NOT_OFFERED, REFUSED = "native", "–", "refused"
+Names = Mapping[str, Iterable[str]]
+"""An event, and what a system calls it."""
+
+
+def turned(methods: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """From their methods and our events to our events and their methods."""
+    names: dict[str, list[str]] = {}
+    for method, events in methods:
+        for event in events:
+            names.setdefault(event, []).append(method)
+    return names
+
+
+def systems() -> dict[str, Names]:
+    """Every system whose hooks run in Hookline."""
+    found = {name: EVENTS.find(name) for name in framework.METHODS}
+    return {
+        "Lightning": {event: [method] for event, method in lightning.MAPPING.items()},
+        "model_training_framework": turned((name, [event.name]) for name, event in found.items() if event is not None),
+        "KempnerForge": turned((name, [row.event]) for name, row in kempnerforge.ROWS.items()),
+        "trainers": turned((name, [row.event]) for name, row in trainers.DOCUMENTED.items()),
+        "transformers": turned(transformers.METHODS.items()),
+        "Keras": turned((name, method.events) for name, method in keras.METHODS.items()),
+    }
+
+
+def cell(event: str, names: Iterable[str]) -> str:
+    """`native`, the names it is mapped from, or a dash."""
+    known = list(names)
+    if not known:
+        return NOT_OFFERED
+    return NATIVE if known == [event] else ", ".join(f"`{name}`" for name in known)
+
+
+def rows(columns: Mapping[str, Names]) -> list[str]:
+    """A Markdown table of all events that at least one column knows."""
+    out = ["| event | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for event in EVENTS:
+        if event.name in EVENTS_OF_THE_TABLE and any(event.name in names for names in columns.values()):
+            cells = [cell(event.name, names.get(event.name, ())) for names in columns.values()]
+            out.append(f"| `{event.name}` | " + " | ".join(cells) + " |")
+    return out
+
+
+def hosted() -> list[str]:
+    """What each host tells Hookline's hooks, and when."""
+    out = ["| event | " + " | ".join(host.name for host in HOSTS.values()) + " |", "|---" * (len(HOSTS) + 1) + "|"]
+    for event in EVENTS:
+        if any(event.name in (*host.offers, *host.lacks) for host in HOSTS.values()):
+            said = [host.offers.get(event.name, REFUSED if event.name in host.lacks else NOT_OFFERED) for host in HOSTS.values()]
+            cells = [NATIVE if each == event.name else each for each in said]
+            out.append(f"| `{event.name}` | " + " | ".join(cells) + " |")
+    return out
+
+
+def page() -> str:
+    """The text of docs/conformance.md."""
+    columns = systems()
+    known = {event for names in columns.values() for event in names}
+    own = [f"`{each.name}`" for each in EVENTS if each.name in EVENTS_OF_THE_TABLE and each.name not in known]
+    return "\n".join([
+        "# Who knows which event",
+        "",
+        "<!-- Generated from the tables of the dialects and hosts by tools/generate.py. -->",
+        "",
+        "## Hooks of other systems in Hookline",
+        "",
+        "*native*: the system has this event under the same name. A name in code: its own name for it, which is mapped.",
+        f"{NOT_OFFERED}: the system does not offer it; a hook of its kind may listen to it in Hookline all the same, if its base",
+        "class is a dialect's.",
+        "",
+        *rows(columns),
+        "",
+        f"Only Hookline has: {', '.join(own)}.",
+        "",
+        "## Hookline's hooks in other trainers",
+        "",
+        f"The words say by what the event comes about there. {NOT_OFFERED}: it never does, and waiting for it does no harm.",
+        f"*{REFUSED}*: it should come about and the host cannot tell of it, so a hook that listens to it, or asks for a fact",
+        "that the host cannot give, is refused when it is added, with the reason.",
+        "",
+        *hosted(),
+        "",
+    ])  # fmt: skip
