@@ -69,7 +69,8 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
             "--constraint", "constraints.txt", "--editable", f".{wanted}", quiet=True)  # fmt: skip
     except Trouble as trouble:
         raise Trouble(f"{trouble}\npip could not install what Hookline needs (its output is above). Is there a network, or a "
-                      f"mirror in your pip configuration? If {venv.name} is broken, delete it and try again.") from None  # fmt: skip
+                      f"mirror in your pip configuration? If {venv.name} is broken, delete it and try again."
+                      ) from None  # fmt: skip
     for extra in {"base", *kept, *extras}:
         (venv / f"installed-{extra}").write_text(stamp)
 
@@ -143,13 +144,20 @@ def bench_loaders(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/loaders.py", *arguments)
 
 
+def bench_distributed(arguments: list[str]) -> None:
+    """Time what Hookline adds to a step of two ranks, over loops written by hand."""
+    prepare()
+    run(PYTHON, "benchmarks/distributed.py", *arguments)
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
     run(PYTHON, "faults/run.py", *arguments)
 
 
-EVERYTHING = (demo, test, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, faults)
+EVERYTHING = (demo, test, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, bench_distributed,
+              faults)  # fmt: skip
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 

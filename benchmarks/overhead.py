@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--hookline-only", action="store_true", help="leave Lightning out")
     parser.add_argument("--leak", action="store_true", help="instead: does memory grow over many steps?")
     parser.add_argument("--steps", type=int, default=100_000, help="how many steps --leak takes (100000)")
+    parser.add_argument("--calls", action="store_true", help="instead: what accounting and a trace add to one hook call")
     parser.add_argument("--import", dest="imports", action="store_true", help="instead: what `import hookline` costs")
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 2:
@@ -121,6 +122,10 @@ def main() -> int:
         from leak import leak
 
         return leak(arguments.steps)
+    if arguments.calls:
+        from calls import calls
+
+        return calls(arguments.rounds or (20 if arguments.quick else 100))
     if arguments.imports:
         from startup import startup
 

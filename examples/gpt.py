@@ -7,13 +7,10 @@ look. The configuration beside this file says which of these classes a run is ma
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from pydoc_data.topics import topics
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim.lr_scheduler import LambdaLR
@@ -123,35 +120,21 @@ class WatchGradients(Hook):
 
 
 class Report(Hook):
-    """Says how the run begins, how validation goes, and what came of it: a sample, the loss, what the hooks cost."""
+    """Says how the run begins, how validation goes, and what came of it: a sample and the loss."""
 
     def on_fit_start(self, trainer: Trainer, module: GPT) -> None:
         parameters = sum(p.numel() for p in module.parameters())
         print(f"{len(TEXT):,} characters of text, a GPT with {parameters:,} parameters, on {trainer.device}", flush=True)
-        self.began = time.perf_counter()
 
     def on_validation_end(self, step: int, metrics: Metrics, sanity_checking: bool) -> None:
         if not sanity_checking:
             print(f"step {step:4}   validation loss {metrics['val/loss']:.3f}")
 
     def on_train_end(self, trainer: Trainer, module: GPT, metrics: Metrics) -> None:
-        seconds = time.perf_counter() - self.began
         prompt = torch.tensor([[ALPHABET.index(each) for each in "The "]], device=module.device)
         sample = "".join(ALPHABET[code] for code in module.eval().write(prompt, 400)[0])
         entropy = -sum(n / len(TEXT) * math.log(n / len(TEXT)) for n in Counter(TEXT).values())
         print("\n--- what it writes now ---", sample, "---", sep="\n")
         loss = metrics["val/loss"]
         print(f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
-        show_costs(trainer, seconds)
-        print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}")
-
-
-def show_costs(trainer: Trainer, seconds: float) -> None:
-    """Hookline counts the calls of every hook and the time they take."""
-    costs = trainer.hooks.cost()
-    table = Table("hook", "event", title=f"Hooks took {sum(cost.seconds for cost in costs) / seconds:.2%} of {seconds:.0f} s")
-    for heading in ("calls", "total ms", "µs/call"):
-        table.add_column(heading, justify="right")
-    for cost in costs:
-        table.add_row(cost.hook, cost.event, str(cost.calls), f"{cost.seconds * 1e3:.1f}", f"{cost.mean * 1e6:.0f}")
-    Console().print(table)
+        print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}", flush=True)

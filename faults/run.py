@@ -16,6 +16,7 @@ from damage import Damage
 from diskfull import DiskFull
 from exceptions import Exceptions
 from kills import Kills
+from ranks import Ranks
 from signals import Signals
 from trials import Kind, Outcome, References, carry_out, table, warm_up
 
@@ -23,6 +24,7 @@ USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
     "kills": Kills, "crashes": Crashes, "damage": Damage, "disk-full": DiskFull, "signals": Signals, "exceptions": Exceptions,
+    "ranks": Ranks,
 }  # fmt: skip
 
 
@@ -32,6 +34,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=USUAL, help=f"about how long; fewer mean fewer trials ({USUAL:g})")
     parser.add_argument("--kind", default=",".join(KINDS), help=f"one or several of {','.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=0, help="other random choices")
+    parser.add_argument("--trials", type=int, help="so many of each kind, instead of as many as the minutes allow")
     parser.add_argument("--trial", type=int, help="only this trial of the kind, to look at a failure again")
     parser.add_argument("--json", type=Path, help="write the outcomes of all trials to this file too")
     chosen = parser.parse_args()
@@ -43,7 +46,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hookline-faults-") as folder:
         for name in names:
             kind = KINDS[name](chosen.seed, References(Path(folder)))
-            trials = kind.trials(chosen.minutes / USUAL) if chosen.trial is None else [chosen.trial]
+            trials = kind.trials(chosen.minutes / USUAL) if chosen.trials is None else list(range(chosen.trials))
+            if chosen.trial is not None:
+                trials = [chosen.trial]
             outcomes, seconds = carry_out(kind, trials)
             rows.append((name, outcomes, seconds))
             report(name, outcomes, chosen.seed)

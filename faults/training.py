@@ -44,6 +44,7 @@ class Settings:
     logger: bool = True
     stop_at: int = 0
     """End the process at this step, as if its time was over; 0: go on to the end."""
+    strategy: str = "auto"
 
     @property
     def numbers(self) -> Settings:
@@ -192,6 +193,7 @@ def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_di
         max_epochs=3, run_dir=run_dir or folder / RUN, seed=7, device="cpu", enable_progress_bar=False, log_every_n_steps=4,
         precision=settings.precision, accumulate_grad_batches=settings.accumulate, val_check_interval=settings.validate_every,
         num_sanity_val_steps=1, save=settings.save, on_save_error=settings.on_save_error, logger=settings.logger,
+        strategy=settings.strategy,
         hooks=[
             record, witness, *hooks,
             EarlyStopping("val/loss", patience=50),
@@ -236,6 +238,8 @@ def digest(trainer: Trainer, record: Record) -> dict[str, str]:
 def feed(into: Any, value: Any) -> None:
     """Put nested values into a hash, with their types and every bit of their numbers."""
     if isinstance(value, Tensor):
+        if hasattr(value, "to_local"):  # this rank's part of it
+            value = value.to_local()
         into.update(f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().view(-1).numpy().tobytes())
     elif isinstance(value, dict):
         for key in sorted(value, key=str):

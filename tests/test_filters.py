@@ -29,9 +29,9 @@ def heard(event="train_batch_end", *, data=6, epochs=1, note=lambda s: s.batches
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock for the filters that only moves when told to."""
+    """A clock of the run that only moves when told to."""
     clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("hookline.filters.time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("hookline.state.time", types.SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, no_event, on, when
+from hookline.listener import can_answer
 
 # ---- which methods listen ----------------------------------------------------------------------------------------
 
@@ -340,3 +342,22 @@ def test_a_failing_predicate_fails_as_its_hook_was_told_to():
     trainer = quiet(hooks=[Picky()])
     trainer.fit(Net(), batches(2))
     assert trainer.status == "completed"
+
+
+def test_a_function_that_cannot_return_anything_is_known_not_to_steer():
+    def steers(step):
+        return SKIP_BATCH if step else None
+
+    def passes_on(step):
+        return step or None
+
+    def returns_early(step):
+        if step:
+            return
+        print(step)
+
+    def watches(step):
+        print(step)
+
+    assert [can_answer(each) for each in (steers, passes_on, lambda step: -1, print)] == [True] * 4
+    assert [can_answer(each) for each in (watches, returns_early, functools.partial(watches, 1))] == [False] * 3

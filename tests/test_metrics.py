@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hookline import Hook, HooklineError, Logger, Metrics
-from hookline.metrics import FOLD_AFTER, Accumulator, MissingMetric
+from hookline.accumulator import FOLD_AFTER, Accumulator
+from hookline.metrics import MissingMetric
 
 READS = {"item", "tolist", "__float__", "__int__", "__bool__", "numpy"}
 

@@ -127,8 +127,8 @@ def test_leaving_the_recorder_puts_the_slots_back():
     assert trainer.plan.on_step_end is nobody
     with Recorder(trainer) as recorder:
         assert trainer.plan.on_step_end is nobody
-        assert trainer.plan.trace is not None
-    assert trainer.plan.trace is None
+        assert trainer.plan.tracers == (recorder,)
+    assert trainer.plan.tracers == ()
     assert trainer.plan.on_step_end is nobody
     trainer.fit(Listening(), batches(2))
     assert recorder.calls == []
@@ -138,7 +138,7 @@ def test_a_recorder_leaves_when_the_run_fails():
     trainer = quiet()
     with Recorder(trainer) as recorder, pytest.raises(ZeroDivisionError), trainer.on("train_start")(lambda: 1 / 0):
         trainer.fit(Net(), batches(1))
-    assert trainer.plan.trace is None
+    assert trainer.plan.tracers == ()
     assert "training_step" not in recorder.events()
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         LossError,
         NonFiniteLoss,
         OptionError,
+        PeerError,
         Preempted,
         StopTraining,
     )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hookline.explain import explain
     from hookline.filters import after, before, every, once, when
     from hookline.hook import Hook, on
+    from hookline.line import Line
     from hookline.listener import no_event
     from hookline.loggers.base import Logger
     from hookline.loggers.jsonl import JSONLines
@@ -41,27 +43,31 @@ if TYPE_CHECKING:
     from hookline.module import DataModule, Module
     from hookline.seeding import seed_everything
     from hookline.state import State
+    from hookline.strategies.accelerated import Accelerated
     from hookline.strategies.base import Strategy
+    from hookline.strategies.ddp import DDP
+    from hookline.strategies.fsdp import FSDP
     from hookline.strategies.single import SingleDevice
     from hookline.trace import Recorder
     from hookline.trainer import Trainer
 
 __all__ = [
-    "END_EPOCH", "EVENTS", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "CheckpointError", "DataModule", "HangError", "Hook",
-    "HookError", "HooklineError", "JSONLines", "Logger", "LossError", "Metrics", "Mixture", "Module", "NonFiniteLoss",
-    "OptionError", "Preempted", "Recorder", "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer",
-    "after", "before", "declare_event", "every", "explain", "import_checkpoint", "load_weights", "no_event", "on", "once",
-    "seed_everything", "when",
+    "DDP", "END_EPOCH", "EVENTS", "FSDP", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "Accelerated", "CheckpointError",
+    "DataModule", "HangError", "Hook", "HookError", "HooklineError", "JSONLines", "Line", "Logger", "LossError", "Metrics",
+    "Mixture", "Module", "NonFiniteLoss", "OptionError", "PeerError", "Preempted", "Recorder", "SingleDevice", "State",
+    "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event", "every", "explain",
+    "import_checkpoint", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
 _HOME = {
-    "Trainer": "trainer", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
+    "Trainer": "trainer", "Line": "line", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
-    "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors",
+    "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors", "PeerError": "errors",
     "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Mixture": "data.mixing",
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",
+    "DDP": "strategies.ddp", "FSDP": "strategies.fsdp", "Accelerated": "strategies.accelerated",
     "SingleDevice": "strategies.single", "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base",
     "JSONLines": "loggers.jsonl", "EVENTS": "events", "declare_event": "events",
     "import_checkpoint": "checkpoint.importing", "load_weights": "checkpoint.weights",
@@ -69,8 +75,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "explain":  # the module of that name can be called, so that `hookline.explain(trainer)` works
-        return importlib.import_module("hookline.explain")
+    if name in ("explain", "hooks", "hosts"):  # modules; that of `explain` can be called: `hookline.explain(trainer)`
+        return importlib.import_module(f"hookline.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"hookline.{_HOME[name]}"), name)

@@ -31,6 +31,10 @@ class HangError(HookError):
     """Something in a run did not come back in time, and the run was told to end then. No error policy passes over it."""
 
 
+class PeerError(HooklineError):
+    """Another rank of the run has failed, so that this one cannot go on."""
+
+
 class CheckpointError(HooklineError):
     """A checkpoint that cannot be written or read."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline.errors import HookError, closest
 from hookline.events import BRANCHES, EVENTS, EVERY_VERB, RECEIVERS, Event
+from hookline.foreign import Adapter
 from hookline.listener import Listener
 from hookline.plan import Plan
 
@@ -31,6 +32,8 @@ class Moment:
 
     event: Event
     listeners: list[dict[str, Any]]
+    note: str = ""
+    """What is to be said about it besides: how often it came."""
 
 
 class Explanation:
@@ -90,6 +93,17 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
     return Explanation(verb, root, mixture)
 
 
+def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
+    """The tree of a plan that was written down: rows as `Explanation.data()` gives them, each perhaps with a `note`."""
+    root = Node(f"trainer.{verb}()")
+    for row in rows:
+        name = row["event"]
+        event = EVENTS[name] if name in EVENTS else Event(name, "HM", (), "declared by the user", inside="own")
+        branch = _branch(root, [each for each in row["branch"].split("/") if each])
+        branch.children.append(Moment(event, row["listeners"], row.get("note", "")))
+    return Explanation(verb, root)
+
+
 def _path(event: Event, verb: str) -> list[str]:
     inside = _BATCH_OF.get(verb, "batch") if event.inside == "batch" else event.inside
     path = BRANCHES[inside].split("/")[1:]
@@ -116,6 +130,7 @@ def _describe(listener: Listener, plan: Plan) -> dict[str, Any]:
         "name": listener.name,
         "function": getattr(function, "__qualname__", repr(function)),
         "origin": listener.origin,
+        **({"kind": listener.owner.kind} if isinstance(listener.owner, Adapter) else {}),
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",
         "on_error": listener.on_error,
@@ -162,11 +177,13 @@ def _line(listener: dict[str, Any]) -> str:
         parts = [f"hook {listener['name']}{': ' if method else ''}{method} ({origin})"]
     else:
         parts = [f"{who} {function} ({origin})"]
+    if listener.get("kind"):
+        parts.append(listener["kind"])
     if listener["asks"]:
         parts.append(f"asks {', '.join(listener['asks'])}")
     if listener["when"] != "always":
         parts.append(listener["when"])
-    return " · ".join([*parts, listener["why"]])
+    return " · ".join([*parts, listener["why"], *([listener["happened"]] if "happened" in listener else [])])
 
 
 def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
@@ -179,7 +196,7 @@ def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
             yield f"{corner}{child.title}"
             yield from _draw(child, deeper, everything)
         else:
-            yield f"{corner}{child.event.name}"
+            yield f"{corner}{child.event.name}{f' · {child.note}' if child.note else ''}"
             yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
 
 

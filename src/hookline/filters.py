@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
@@ -119,7 +118,7 @@ class _Every:
 
 
 class _EverySeconds(_Stateless):
-    """Wall-clock time since the run began or it last fired; outside what a resume can repeat exactly."""
+    """Time since the run began or it last fired, by the run's clock, which all ranks share; no resume can repeat it exactly."""
 
     def __init__(self, interval: str) -> None:
         number, unit = parse_interval(interval, "every")
@@ -128,10 +127,10 @@ class _EverySeconds(_Stateless):
         self.last: float | None = None
 
     def begin(self, s: Any) -> None:
-        self.last = time.monotonic()
+        self.last = s.clock()
 
     def ready(self, s: Any) -> bool:
-        now = time.monotonic()
+        now = s.clock()
         if self.last is None:
             self.last = now
         if now - self.last < self.seconds:
@@ -180,7 +179,7 @@ class _Bound:
         self.text = f"{word} {limit}" if isinstance(limit, str) else f"{word} {limit} calls"
         self.facts: tuple[str, ...] = (UNITS[self.unit],) if self.unit in UNITS else ()
         self.calls = 0
-        self.started = time.monotonic()
+        self.started: float | None = None
 
     def ready(self, s: Any) -> bool:
         if self.count is not None:
@@ -188,11 +187,13 @@ class _Bound:
         if self.unit == "call":
             self.calls += 1
             return (self.calls > self.limit) is self.after
-        return (time.monotonic() - self.started >= self.limit) is self.after
+        if self.started is None:  # a hook added in the middle of a run
+            self.started = s.clock()
+        return (s.clock() - self.started >= self.limit) is self.after
 
     def begin(self, s: Any) -> None:
         self.calls = 0
-        self.started = time.monotonic()
+        self.started = s.clock()
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls}

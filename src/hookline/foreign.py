@@ -1,8 +1,9 @@
-"""Hooks of other packages: recognised by their class, without importing the package, and heard through an adapter."""
+"""Hooks, modules and data modules of other packages: recognised by their class, without importing the package, and adapted."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +13,10 @@ from hookline.listener import Listener
 
 @runtime_checkable
 class Adapter(Protocol):
-    """Stands for one object of another package among the hooks; it has the attributes of a hook (`tier`, `ranks`, ...) too."""
+    """Stands for one object of another package; among the hooks it has the attributes of a hook (`tier`, `ranks`, ...) too.
+
+    A hook's adapter may have `begin_run(state)`, which is called when a run begins, before its set-up.
+    """
 
     original: Any
     """The object that the user added."""
@@ -33,19 +37,39 @@ class Kind:
     adapter: str
 
 
+_LIGHTNING = ("lightning", "pytorch_lightning")
 KINDS = (
-    Kind(("lightning", "pytorch_lightning"), "Callback", "hookline.dialects.adopted.lightning:LightningCallback"),
+    Kind(_LIGHTNING, "Callback", "hookline.dialects.adopted.lightning:LightningCallback"),
     Kind(("transformers",), "TrainerCallback", "hookline.dialects.adopted.transformers:TransformersCallback"),
     Kind(("keras",), "Callback", "hookline.dialects.adopted.keras:KerasCallback"),
 )
+MODULES = (Kind(_LIGHTNING, "LightningModule", "hookline.dialects.adopted.lightning_module:steps_of"),)
+DATA = (Kind(_LIGHTNING, "LightningDataModule", "hookline.dialects.adopted.lightning_module:data_of"),)
 
 
 def adopt(hook: Any) -> Any:
     """The adapter of a hook of another package; any other object as it is."""
-    for cls in type(hook).__mro__:
+    make = _adapter_of(hook, KINDS)
+    return hook if make is None else make(hook)
+
+
+def adopt_steps(module: Any) -> Any:
+    """The steps and hooks of another package's module; None for any other."""
+    make = _adapter_of(module, MODULES)
+    return None if make is None else make(module)
+
+
+def adopt_data(given: Any) -> Any:
+    """The adapter of another package's data module; any other object as it is."""
+    make = _adapter_of(given, DATA)
+    return given if make is None else make(given)
+
+
+def _adapter_of(given: Any, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
+    for cls in type(given).__mro__:
         package = cls.__module__.partition(".")[0]
-        for kind in KINDS:
+        for kind in kinds:
             if cls.__name__ == kind.base and package in kind.packages:
                 module, _, adapter = kind.adapter.partition(":")
-                return getattr(importlib.import_module(module), adapter)(hook)
-    return hook
+                return getattr(importlib.import_module(module), adapter)  # type: ignore[no-any-return]
+    return None

@@ -39,6 +39,10 @@ class Hook(HookMethods):
     """'all', 'zero' or a set of ranks that hear events."""
     on_error: str = "raise"
     """'raise', 'warn' (report and go on) or 'disable' (report once, switch the hook off, go on)."""
+    budget: str | None = None
+    """What it may cost: '1%' of the training time, or '5 ms' for a call on average; None: no limit."""
+    over_budget: str = "warn"
+    """Beyond that: 'warn' (once), 'throttle' (leave out calls that come with every batch) or 'disable'."""
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from hookline.accounting import Cost, Stopwatch
+from hookline.budget import budget_of
 from hookline.errors import HookError, closest
 from hookline.events import Event, EventTable
 from hookline.filters import When
@@ -27,21 +29,10 @@ class Entry:
     listeners: list[Listener]
     enabled: bool = True
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one hook spent at one event."""
-
-    hook: str
-    event: str
-    calls: int
-    seconds: float
-    worst: float
-
     @property
-    def mean(self) -> float:
-        """Seconds per call."""
-        return self.seconds / self.calls if self.calls else 0.0
+    def given(self) -> Any:
+        """The hook as the user gave it, where another stands for it."""
+        return self.hook.original if isinstance(self.hook, Adapter) else self.hook
 
 
 class Handle:
@@ -59,7 +50,7 @@ class Handle:
     @property
     def hook(self) -> Any:
         """The hook itself."""
-        return self.entry.hook
+        return self.entry.given
 
     def remove(self) -> None:
         """Take the hook out; doing it twice does nothing."""
@@ -101,6 +92,12 @@ class HookList:
         self._entries: dict[str, Entry] = {}
         self._serial = itertools.count()
         self.guests: Guests | None = None
+        self.additions = 0
+        """How often a hook was added."""
+        self.stopwatch = Stopwatch()
+        """How long the run has been training."""
+        self.dismiss: Callable[[str], None] = self.disable
+        """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one boundary."""
         plan.disable = lambda listener: self.disable(listener.name) if listener.name in self._entries else None
 
     # ---- looking ------------------------------------------------------------------------------------------------
@@ -114,13 +111,15 @@ class HookList:
         return list(self._entries.values())
 
     def cost(self) -> list[Cost]:
-        """Calls and time per hook and event so far, the dearest first."""
-        rows = [Cost(entry.name, each.event.name, each.account.calls, each.account.total / 1e9, each.account.worst / 1e9)
+        """Calls and time per hook and event so far, with its share of the training time; the dearest first."""
+        trained = self.stopwatch.seconds * 1e9
+        rows = [Cost(entry.name, each.event.name, each.account.calls, each.account.total / 1e9, each.account.worst / 1e9,
+                     each.account.total / trained if trained else 0.0)
                 for entry in self._entries.values() for each in entry.listeners if each.account.calls]  # fmt: skip
         return sorted(rows, key=lambda row: -row.seconds)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([entry.hook for entry in self._entries.values()])
+        return iter([entry.given for entry in self._entries.values()])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -131,7 +130,7 @@ class HookList:
         return any(_is(entry, hook) for entry in self._entries.values())
 
     def __getitem__(self, name: str) -> Any:
-        return self.entry(name).hook
+        return self.entry(name).given
 
     def entry(self, name: str) -> Entry:
         """The entry of this name; an unknown name is an error that lists the known ones."""
@@ -158,6 +157,7 @@ class HookList:
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
         self._entries[entry.name] = entry
+        self.additions += 1
         self._join(entry)
         return Handle(self, entry)
 
@@ -173,12 +173,14 @@ class HookList:
                 raise
         if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
             self._plan.add(here)
+            if not self.is_here(entry):
+                self._plan.count_elsewhere(entry.listeners)
 
     def remove(self, name: str) -> Any:
         """Take a hook out by name and return it."""
         entry = self.entry(name)
         self.discard(entry)
-        return entry.hook
+        return entry.given
 
     def discard(self, entry: Entry) -> None:
         """Take an entry out, if it is still there."""
@@ -206,12 +208,14 @@ class HookList:
 
     # ---- making -------------------------------------------------------------------------------------------------
 
+    def is_here(self, entry: Entry) -> bool:
+        """Whether this process's rank is one of those that the hook is for."""
+        ranks: Any = getattr(entry.hook, "ranks", "all")
+        return ranks == "all" or self._rank in ((0,) if ranks == "zero" else ranks)
+
     def _here(self, entry: Entry) -> list[Listener]:
         """The listeners that this process's rank calls, less those that are in the plan already."""
-        ranks: Any = getattr(entry.hook, "ranks", "all")
-        if ranks == "zero":
-            ranks = (0,)
-        if ranks != "all" and self._rank not in ranks:
+        if not self.is_here(entry):
             return []
         return [each for each in entry.listeners if each not in self._plan.listeners(each.event.name)]
 
@@ -229,7 +233,10 @@ class HookList:
             if not listeners and not isinstance(hook, Hook):
                 raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
                                 "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
+        is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
+        budget = budget_of(hook, entry.name, lambda: self.dismiss(entry.name)) if is_ours else None
         for listener in listeners:
+            listener.allowance = budget.allow(listener.event, listener.account) if budget is not None else None
             listener.serial = serial
             listener.order = _order(hook)
             listener.on_error = getattr(hook, "on_error", "raise")

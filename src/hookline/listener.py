@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import logging
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from hookline.accounting import Account
 from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
+from hookline.budget import Allowance
 from hookline.errors import HookError, OptionError, StopTraining, closest
 from hookline.events import RECEIVERS, Event, EventTable
 from hookline.filters import Filter, _When, filters_of
@@ -18,15 +21,6 @@ from hookline.filters import Filter, _When, filters_of
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
 log = logging.getLogger("hookline")
-
-
-@dataclass(slots=True)
-class Account:
-    """What one listener has cost so far, in nanoseconds."""
-
-    calls: int = 0
-    total: int = 0
-    worst: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +39,8 @@ class Listener:
     after_module: bool = False
     serial: int = 0
     account: Account = field(default_factory=Account)
+    allowance: Allowance | None = None
+    """Its part of the hook's budget, if the hook has one."""
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -78,13 +74,23 @@ class Listener:
         code = getattr(inspect.unwrap(_plain(self.function)), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
+    def begin(self, s: Any) -> None:
+        """A run begins, or the hook joins one: what was counted before is forgotten."""
+        self.account.clear()
+        if self.allowance is not None:
+            self.allowance.begin()
+        for each in self.filters:
+            each.begin(s)
+
     def caller(
         self, accounting: bool, disable: Callable[[Listener], None], trace: Callable[[Listener, Caller], Caller]
     ) -> Caller:
-        """Compose the call: bind, then trace, accounting, filters and error policy; each only if needed."""
+        """Compose the call: bind, then trace, accounting, budget, filters and error policy; each only if needed."""
         call = trace(self, self.binding.call)
-        if accounting and self.receiver == "H":
+        if (accounting and self.receiver == "H") or self.allowance is not None:
             call = _counted(call, self.account)
+        if self.allowance is not None:
+            call = self.allowance.around(call)
         if self.filters:
             call = _filtered(call, self.filters)
         if self.on_error != "raise":
@@ -145,6 +151,20 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__func__", function)
+
+
+def can_answer(function: Callable[..., Any]) -> bool:
+    """Whether a call may return something else than None, as far as its code tells."""
+    code = getattr(_plain(function), "__code__", None)
+    if code is None:
+        return True
+    before = None
+    for each in dis.get_instructions(code):
+        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None and not each.is_jump_target
+        if (each.opname == "RETURN_VALUE" and not is_none) or (each.opname == "RETURN_CONST" and each.argval is not None):
+            return True
+        before = each
+    return False
 
 
 # ---- finding the listeners of an object --------------------------------------------------------------------------

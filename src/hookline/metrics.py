@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.accumulator import REDUCTIONS, Accumulator, Part
 from hookline.errors import HooklineError, closest
 
-REDUCTIONS = ("mean", "sum", "min", "max", "last")
-FOLD_AFTER = 256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
+KNOWN_AS = "\x1f"
+"""Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`)."""
+Pool = Callable[[dict[str, Part]], dict[str, Any]]
+"""From what this rank has to the values of all ranks, by the same names; names that only others have are in them too."""
 
 
 class Metrics(MutableMapping[str, float]):
@@ -80,85 +82,6 @@ class MissingMetric(HooklineError, KeyError):
         return str(self.args[0])
 
 
-class Accumulator:
-    """A running reduction that costs two list appends per value."""
-
-    __slots__ = ("count", "is_mean", "reduce", "total", "values", "weights")
-
-    def __init__(self, reduce: str = "mean") -> None:
-        self.reduce = reduce
-        self.is_mean = reduce == "mean"
-        self.values: list[Any] = []
-        self.weights: list[float] = []
-        self.total: Any = None
-        self.count: float = 0
-
-    def add(self, value: Any, weight: float) -> None:
-        """Take a detached scalar tensor or a number."""
-        if self.is_mean and type(value) is float:
-            self.total = value * weight if self.total is None else self.total + value * weight
-            self.count += weight
-            return
-        self.values.append(value)
-        self.weights.append(weight)
-        if len(self.values) >= FOLD_AFTER:
-            self.fold()
-
-    def fold(self) -> None:
-        """Reduce what has come in since the last time, without reading it."""
-        if not self.values:
-            return
-        values, weights = self.values, self.weights
-        self.values, self.weights = [], []
-        part = _reduce(values, weights, self.reduce)
-        self.count += sum(weights)
-        if self.total is None or self.reduce == "last":
-            self.total = part
-        elif self.reduce in ("mean", "sum"):
-            self.total = self.total + part
-        else:
-            self.total = _reduce([self.total, part], [1, 1], self.reduce)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has come in so far, folded."""
-        self.fold()
-        return {"reduce": self.reduce, "total": self.total, "count": self.count}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Accumulator:
-        """Go on from there."""
-        made = cls(state["reduce"])
-        made.total, made.count = state["total"], state["count"]
-        return made
-
-    def compute(self) -> Any:
-        """The reduced value so far, a tensor still on its device or a number; None if nothing came in."""
-        self.fold()
-        if self.total is None:
-            return None
-        return self.total / self.count if self.reduce == "mean" and self.count else self.total
-
-
-def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:
-    if reduce == "last":
-        return values[-1]
-    if any(isinstance(value, Tensor) for value in values):
-        device = next(value.device for value in values if isinstance(value, Tensor))
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        try:
-            stacked = torch.stack(values).to(dtype).reshape(len(values))
-        except (TypeError, RuntimeError):  # numbers, devices or shapes are mixed
-            stacked = torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
-        if reduce == "mean":
-            even = weights.count(weights[0]) == len(weights)
-            scale = weights[0] if even else torch.tensor(weights, dtype=dtype, device=device)
-            return (stacked * scale).sum()
-        return stacked.sum() if reduce == "sum" else stacked.min() if reduce == "min" else stacked.max()
-    if reduce == "mean":
-        return math.fsum(value * weight for value, weight in zip(values, weights, strict=True))
-    return math.fsum(values) if reduce == "sum" else min(values) if reduce == "min" else max(values)
-
-
 class _Key:
     """How one name is logged, settled the first time it is."""
 
@@ -197,6 +120,10 @@ class MetricLog:
         self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
         self._keys: dict[str, dict[str, _Key]] = {"train": {}, "eval": {}}
         """How each name is logged, by mode."""
+        self._reductions: dict[str, str] = {}
+        """Names in rows that are not reduced by their mean."""
+        self._plain: dict[str, str] = {}
+        """What was logged: names in rows (`loss_step`), and the ones that their newest values are known by (`loss`)."""
         self._objects: dict[tuple[str, str], Any] = {}
         """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
 
@@ -247,8 +174,11 @@ class MetricLog:
         kept[key].add(value, weight)
 
     def _log_now(self, name: str, value: Any, prog_bar: bool, reduce: str) -> None:
-        """Between batches: there is nothing to reduce."""
+        """Between batches: there is nothing to reduce, except over ranks."""
         _check_reduction(name, reduce)
+        self._plain[name] = name
+        if reduce != "mean":
+            self._reductions[name] = reduce
         self.newest[name] = self.pending[name] = value
         if prog_bar:
             self.bar[name] = value
@@ -266,7 +196,30 @@ class MetricLog:
         training = self.mode == "train"
         step = training if on_step is None else on_step
         epoch = not training if on_epoch is None else on_epoch
-        return _Key(name, step, epoch, prog_bar, reduce)
+        key = _Key(name, step, epoch, prog_bar, reduce)
+        self._plain[key.step_name] = name
+        if reduce != "mean":
+            self._reductions[key.step_name] = reduce
+        return key
+
+    def parts_of(self, row: Mapping[str, Any]) -> dict[str, Part]:
+        """What this rank has of a row's values: those of its newest batch. With each the name that it is known by, if logged."""
+        parts = {}
+        for name, value in row.items():
+            reduce, plain = self._reductions.get(name, "mean"), self._plain.get(name)
+            part = reduce, value * self.weight if reduce == "mean" else value, self.weight
+            parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
+        return parts
+
+    def settle(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What was logged turned out to be this over all ranks: the values by their names in the row; they are the newest."""
+        row = {}
+        for name, value in values.items():
+            in_row, _, plain = name.partition(KNOWN_AS)
+            row[in_row] = value
+            if plain:
+                self.newest[plain] = value
+        return row
 
     def _scalar(self, name: str, value: Any) -> Any:
         """Whatever is not a plain tensor or float: numbers, arrays of one element, torchmetrics by duck type."""
@@ -288,6 +241,10 @@ class MetricLog:
                                 "log its mean, or use self.experiment.add_histogram.")  # fmt: skip
         return value if isinstance(value, Tensor) else float(value)
 
+    def objects(self) -> list[Any]:
+        """The metric objects that were logged and are not computed yet."""
+        return list(self._objects.values())
+
     def state_dict(self) -> dict[str, Any]:
         """The training epoch's accumulators, for a checkpoint in the middle of it."""
         return {
@@ -299,6 +256,7 @@ class MetricLog:
                 for name, key in self._keys["train"].items()
             },
             "pending": dict(self.pending),
+            "reductions": dict(self._reductions),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -306,10 +264,11 @@ class MetricLog:
         self.train_loss = Accumulator.from_state(state["train_loss"])
         self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
         self._by_loader["train"] = {name: Accumulator.from_state(each) for name, each in state["by_loader"].items()}
-        self.pending = dict(state["pending"])
+        self.pending, self._reductions = dict(state["pending"]), dict(state["reductions"])
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
+            self._plain[key.step_name] = name
 
     def begin(self, mode: str) -> None:
         """A pass over data begins: its accumulators start anew."""
@@ -319,26 +278,62 @@ class MetricLog:
             self.train_loss = Accumulator()
             self._means = {}
 
-    def finish(self, mode: str) -> dict[str, Any]:
-        """The pass is over: its reduced values, which also become the newest."""
-        done: dict[str, Any] = {}
-        if mode == "train":
-            means = {"train/loss": self.train_loss, **self._means}
-            done = {name: value for name, each in means.items() if (value := each.compute()) is not None}
+    def finish(self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None) -> dict[str, Any]:
+        """The pass is over: its reduced values, over all ranks if there is a pool, which also become the newest."""
+        sums = {**(more or {}), **self._sums(mode)}
+        objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
+        if pool is None:
+            done = {name: value for name, each in sums.items() if (value := each.compute()) is not None}
+            done |= {name: _computed(each) for name, each in objects.items()}
+        else:
+            known_as = {key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()}
+            parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
+            done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
+            done |= _computed_by_all(done, objects, pool)
+        for name in objects:
+            del self._objects[mode, name]
         for name, key in self._keys[mode].items():
-            if key.epoch is not None:
-                value = key.epoch.compute()
-                if value is not None:
-                    done[key.epoch_name] = value
-                    self.newest[name] = value
-                    if key.prog_bar:
-                        self.bar[name] = value
-        for kind, name in [each for each in self._objects if each[0] == mode]:
-            done[name] = _computed(self._objects.pop((kind, name)))
-        for name, each in self._by_loader[mode].items():
-            done[name] = each.compute()
+            if key.epoch_name in done and key.epoch is not None:
+                self.newest[name] = done[key.epoch_name]
+                if key.prog_bar:
+                    self.bar[name] = done[key.epoch_name]
         self.newest.raw().update(done)
         return done
+
+    def _sums(self, mode: str) -> dict[str, Accumulator]:
+        sums = {"train/loss": self.train_loss, **self._means} if mode == "train" else {}
+        sums |= {key.epoch_name: key.epoch for key in self._keys[mode].values() if key.epoch is not None}
+        return sums | self._by_loader[mode]
+
+
+OBJECT: Part = ("object", 0.0, 1.0)
+"""A metric object: its own `compute` talks to the other ranks."""
+
+
+def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool) -> dict[str, Any]:
+    """Every rank computes the same objects in the same order. Those that only some ranks have are computed without the others.
+
+    `known`: for an object, how many ranks have it, and how many there are.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(name for name, value in known.items() if type(value) is tuple):
+        having, world_size = known[name]
+        metric = objects.get(name)
+        if metric is None:
+            continue
+        if having < world_size and hasattr(metric, "sync_on_compute"):
+            before, metric.sync_on_compute = metric.sync_on_compute, False
+            values[name] = _computed(metric)
+            metric.sync_on_compute = before
+        else:
+            values[name] = _computed(metric)
+    if not any(type(value) is tuple for value in known.values()):
+        return values
+    return values | pool({name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)})
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() != 1
 
 
 def _check_reduction(name: str, reduce: str) -> None:

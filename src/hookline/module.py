@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._methods import DataMethods, ModuleMethods
 from hookline.data.batch import move
 from hookline.errors import HooklineError
+from hookline.strategies.sharded import clip_norm, clip_values
 
 
 class Actions:
@@ -24,6 +25,9 @@ class Actions:
 
     automatic_optimization: bool = True
     """False: `training_step` calls `manual_backward` and the optimizers itself."""
+
+    def _attach(self, run: Any) -> None:
+        """A run begins, or is over: then None."""
 
     def configure_hooks(self) -> Any:
         """Return hooks that come with this module, for the length of a run."""
@@ -82,6 +86,9 @@ class Actions:
         if gradient_clip_val is None:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(type(each) is not nn.Parameter for each in parameters):  # sharded: this process holds a part of each
+            clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
+            return clip([each.grad for each in parameters], gradient_clip_val)
         if gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(parameters, gradient_clip_val)
             return None
@@ -139,6 +146,9 @@ class Module(Actions, ModuleMethods, nn.Module):
         self._door = _Door()
 
     # ---- the run ------------------------------------------------------------------------------------------------
+
+    def _attach(self, run: Any) -> None:
+        self._door.run = run
 
     @property
     def _run(self) -> Any:
@@ -231,6 +241,9 @@ class DataModule(DataMethods):
     """The data of a run: loaders, how they are prepared and how batches are moved."""
 
     __hookline_base__: ClassVar[bool] = True
+
+    def _attach(self, run: Any) -> None:
+        """A run begins, or is over: then None."""
 
     def train_dataloader(self) -> Any:
         """The training loader."""

@@ -6,12 +6,12 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookline.errors import OptionError, closest
+from hookline.strategies.sharded import norm_of
 
 FORMS = ("an optimizer; a list of optimizers; (optimizers, schedulers); "
          "{'optimizer': ..., 'lr_scheduler': ...}; a list of such dictionaries")  # fmt: skip
@@ -66,9 +66,14 @@ def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
     raise OptionError(f"{module}.configure_optimizers returned {type(returned).__name__}. It may return: {FORMS}.")
 
 
+def bare(optimizer: Any) -> Any:
+    """The optimizer that Accelerate has prepared, without its coat; any other as it is."""
+    return optimizer.optimizer if hasattr(optimizer, "accelerator_state") else optimizer
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` cannot do without a closure that recomputes the loss (LBFGS)."""
-    parameters = inspect.signature(type(optimizer).step).parameters
+    parameters = inspect.signature(type(bare(optimizer)).step).parameters
     closure = parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 
@@ -87,7 +92,24 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
     """The norm over all gradients, still on its device."""
     grads = [grad for optimizer in optimizers for grad in gradients(optimizer)]
-    return torch.nn.utils.get_total_norm(grads) if grads else None
+    return norm_of(grads) if grads else None
+
+
+def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], module: nn.Module) -> None:
+    """Let optimizers that were made before the module was sharded train what has taken the place of its parameters.
+
+    before: the names of the parameters by their identity, as they were.
+    """
+    now = dict(module.named_parameters(remove_duplicate=False))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for place, old in enumerate(group["params"]):
+                new = now[before[id(old)]] if id(old) in before else old
+                if new is not old:
+                    group["params"][place] = new
+        if any(id(each) in before and each is not now[before[id(each)]] for each in optimizer.state):
+            raise OptionError(f"{type(optimizer).__name__} has trained before, but the model is sharded only now, and its state "
+                              "with it. Make the optimizer anew, or resume from a checkpoint.")  # fmt: skip
 
 
 def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer], list[Schedule]]:

@@ -45,6 +45,7 @@ class OptionArguments(TypedDict, total=False):
     prefetch_batches: int
     log_every_n_steps: int
     enable_progress_bar: bool
+    trace: bool | str | Path
     seed: int | None
     deterministic: bool
     compile: bool | dict[str, Any]
@@ -103,6 +104,9 @@ class Options:
     # around it
     log_every_n_steps: int = 50
     enable_progress_bar: bool = True
+    """A progress bar, and at the end of a fit a table of what the hooks cost."""
+    trace: bool | str | Path = False
+    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a file."""
     seed: int | None = None
     """Seeds Python, numpy and torch when a run begins."""
     deterministic: bool = False
@@ -156,6 +160,8 @@ class Options:
             raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")
         if not isinstance(self.compile, bool | dict):
             raise OptionError(f"compile={self.compile!r} must be True, False or a dictionary of arguments for torch.compile.")
+        if not isinstance(self.trace, bool | str | os.PathLike) or self.trace == "":
+            raise OptionError(f"trace={self.trace!r} must be True, False or the path of a file.")
         for name in ("default_root_dir", "run_dir"):
             if not isinstance(getattr(self, name), str | os.PathLike) and not (name == "run_dir" and self.run_dir is None):
                 raise OptionError(f"{name}={getattr(self, name)!r} must be a path.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from hookline.binding import Caller
 from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest
@@ -12,6 +14,18 @@ from hookline.listener import Listener
 
 Trace = Callable[[Listener, Caller], Caller]
 """Wraps the caller of a listener, to record or time it."""
+
+
+class Tracer(Protocol):
+    """Sees what a run calls: it is asked for a wrapper when slots are composed, so without one there is nothing there."""
+
+    def call(self, listener: Listener, call: Caller) -> Caller:
+        """Around the call of one listener."""
+        ...
+
+    def slot(self, event: Event, slot: Caller) -> Caller:
+        """Around a whole event, also one that nobody hears."""
+        ...
 
 
 def nobody(s: Any) -> None:
@@ -30,12 +44,16 @@ class Plan:
         self.table = table
         self.accounting = accounting
         self.wanted: frozenset[str] = frozenset()
-        """Facts that somebody asks for; the loops capture costly ones only if they are in here."""
-        self.trace: Trace | None = None
+        """Facts that somebody asks for, on any rank; the loops capture costly ones only if they are in here."""
+        self.wanted_at: dict[str, frozenset[str]] = {}
+        """The same by event."""
+        self.tracers: tuple[Tracer, ...] = ()
         self.up: set[tuple[str, str]] = set()
         """Whose set-up has begun in this run: they are the ones who get a teardown."""
         self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
         self._heard: dict[str, list[Listener]] = {}
+        self._elsewhere: list[Listener] = []
+        """Called by other ranks only; what they ask for is worked out here too, because it may take all ranks."""
         self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
         for event in table:
             setattr(self, event.name, nobody)
@@ -55,9 +73,16 @@ class Plan:
         """Give each listener its place."""
         self._change(listeners, lambda heard, listener: heard.append(listener))
 
+    def count_elsewhere(self, listeners: Iterable[Listener]) -> None:
+        """Take note of listeners that other ranks call."""
+        self._elsewhere += [each for each in listeners if each not in self._elsewhere]
+        self._count_wants()
+
     def remove(self, listeners: Iterable[Listener]) -> None:
         """Take listeners out; whoever is being called right now is not disturbed."""
-        self._change(listeners, lambda heard, listener: heard.remove(listener) if listener in heard else None)
+        leaving = list(listeners)
+        self._elsewhere = [each for each in self._elsewhere if each not in leaving]
+        self._change(leaving, lambda heard, listener: heard.remove(listener) if listener in heard else None)
 
     def act(self, event: str, listeners: Sequence[Listener], build: Callable[[Trace], Caller]) -> None:
         """Let an action be done by what `build` makes; it puts the trace it is given around each listener's call."""
@@ -65,11 +90,19 @@ class Plan:
         self._compose(event)
         self._count_wants()
 
-    def retrace(self, trace: Trace | None) -> None:
-        """Put a trace around every call, or take it away again: off means absent."""
-        self.trace = trace
-        for event in {*self._heard, *self._acts}:
-            self._compose(event)
+    def attach(self, tracer: Tracer) -> None:
+        """Let a tracer see everything from the next event on, around those that do already."""
+        self._retrace((*self.tracers, tracer))
+
+    def detach(self, tracer: Tracer) -> None:
+        """Take it away again: off means absent."""
+        self._retrace(tuple(each for each in self.tracers if each is not tracer))
+
+    def _retrace(self, tracers: tuple[Tracer, ...]) -> None:
+        self.tracers = tracers
+        for event in self.table:
+            if not event.action or event.name in self._acts:
+                self._compose(event.name)
 
     def clear_run(self) -> None:
         """Forget everyone but the hooks: module, strategy and data module belong to one run."""
@@ -98,7 +131,11 @@ class Plan:
     def _count_wants(self) -> None:
         acting = [listener for listeners, _ in self._acts.values() for listener in listeners]
         heard = [listener for listeners in self._heard.values() for listener in listeners]
-        self.wanted = self.table.with_needs({fact for listener in (*acting, *heard) for fact in listener.facts})
+        at: dict[str, set[str]] = {}
+        for listener in (*acting, *heard, *self._elsewhere):
+            at.setdefault(listener.event.name, set()).update(listener.facts)
+        self.wanted_at = {event: frozenset(facts) for event, facts in at.items()}
+        self.wanted = self.table.with_needs({fact for facts in at.values() for fact in facts})
 
     def _compose(self, name: str) -> None:
         if name not in self.table:  # an event that was declared once and has been forgotten
@@ -106,17 +143,28 @@ class Plan:
         event = self.table[name]
         if event.action:
             _, build = self._acts[name]
-            setattr(self, name, build(self.trace or untraced))
+            setattr(self, name, self._traced_slot(event, build(self._traced if self.tracers else untraced)))
             return
         listeners = self._heard.get(name, [])
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
         pairs = [(self.caller(listener), listener) for listener in listeners]
-        setattr(self, name, self._setup_slot(pairs) if name == "setup" else self._slot(event, pairs))
+        slot = self._setup_slot(pairs) if name == "setup" else self._slot(event, pairs)
+        setattr(self, name, self._traced_slot(event, slot))
 
     def caller(self, listener: Listener) -> Caller:
         """A listener's call with everything around it."""
-        return listener.caller(self.accounting, self.disable, self.trace or untraced)
+        return listener.caller(self.accounting, self.disable, self._traced if self.tracers else untraced)
+
+    def _traced(self, listener: Listener, call: Caller) -> Caller:
+        for tracer in self.tracers:
+            call = tracer.call(listener, call)
+        return call
+
+    def _traced_slot(self, event: Event, slot: Caller) -> Caller:
+        for tracer in self.tracers:
+            slot = tracer.slot(event, slot)
+        return slot
 
     def _slot(self, event: Event, pairs: list[tuple[Caller, Listener]]) -> Caller:
         if not pairs:
@@ -250,6 +298,22 @@ def _no_signal_here(value: Any, listener: Listener) -> None:
         raise HookError(f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect.")
 
 
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who raised an exception, at which event."""
+
+    who: str
+    event: str
+
+
 def blame(error: BaseException, listener: Listener, s: Any) -> None:
     """Say on the exception itself which hook failed, where, and at which position of the run."""
     error.add_note(f"raised by {listener.label} in {listener.event.name} ({listener.origin}) at {s.position}")
+    if blamed(error) is None:  # of events inside events the innermost
+        with contextlib.suppress(AttributeError):  # an exception with slots
+            error.__hookline_blame__ = Blame(listener.label, listener.event.name)  # type: ignore[attr-defined]
+
+
+def blamed(error: BaseException) -> Blame | None:
+    """Who raised it, if a listener did."""
+    return getattr(error, "__hookline_blame__", None)

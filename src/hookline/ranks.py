@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hookline.errors import HooklineError
+
+T = TypeVar("T")
 INT = torch.int64
 
 
@@ -26,6 +29,7 @@ class Ranks:
         self.world_size = world_size
         self.group = group
         """The control group, on gloo whatever the model uses."""
+        self._beside: Ranks | None = None
 
     @property
     def alone(self) -> bool:
@@ -46,23 +50,77 @@ class Ranks:
         dist.all_gather(texts, padded, group=self.group)
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
+    def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Every rank's numbers, as many from each. Waits for all."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        if self.group is None:
+            return [mine.tolist()]
+        everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everybody, mine, group=self.group)
+        return [each.tolist() for each in everybody]
+
     def from_zero(self, value: Any) -> Any:
         """Rank zero's value, on every rank. Waits for all."""
         return self.gather(value if self.rank == 0 else None)[0]
+
+    def beside(self) -> Ranks:
+        """The same ranks on a group of its own, for a thread that talks while the others do. All of them must make it."""
+        if self.group is None:
+            return self
+        if self._beside is None:
+            group = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo")
+            self._beside = Ranks(self.rank, self.local_rank, self.world_size, group)
+        return self._beside
+
+    def board(self, name: str) -> Any:
+        """A store where ranks leave each other notes, over a connection of its own: one for each thread that uses it."""
+        c10d: Any = dist.distributed_c10d
+        return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.group is not None:
             dist.barrier(group=self.group)
 
-    def largest(self, values: Sequence[int]) -> Largest:
+    def decide(self, choose: Callable[[], T]) -> T:
+        """What rank zero chooses, on every rank. If it cannot, everybody learns why. Waits for all."""
+        if self.group is None:
+            return choose()
+        chosen: Any = None
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                chosen = choose()
+            except BaseException as error:
+                failure = error
+        refused = f"{type(failure).__name__}: {failure}" if failure is not None else None
+        chosen, refused = self.from_zero([chosen, refused])
+        if failure is not None:
+            raise failure
+        if refused is not None:
+            raise HooklineError(f"Rank 0 could not begin: {refused}")
+        return chosen  # type: ignore[no-any-return]
+
+    def largest(self, values: Sequence[int]) -> Answer:
         """Begin to find each number's largest over all ranks; nobody waits until the answer is read."""
+        return self._begin(values, dist.ReduceOp.MAX)
+
+    def total(self, values: Sequence[int]) -> Answer:
+        """Begin to add up each number over all ranks; nobody waits until the answer is read."""
+        return self._begin(values, dist.ReduceOp.SUM)
+
+    def add_up(self, numbers: Tensor) -> Answer:
+        """Begin to add up the tensor over all ranks, in place and on its device; nobody waits until the answer is read."""
+        work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
+        return Answer(numbers, work)
+
+    def _begin(self, values: Sequence[int], operation: Any) -> Answer:
         numbers = torch.tensor(values, dtype=INT)
-        work = None if self.group is None else dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        return Largest(numbers, work)
+        work = None if self.group is None else dist.all_reduce(numbers, operation, group=self.group, async_op=True)
+        return Answer(numbers, work)
 
 
-class Largest:
+class Answer:
     """An answer that is on its way."""
 
     __slots__ = ("_numbers", "_work")
@@ -71,9 +129,14 @@ class Largest:
         self._numbers = numbers
         self._work = work
 
-    def read(self) -> list[int]:
+    @property
+    def has_come(self) -> bool:
+        """Whether reading it would not wait."""
+        return self._work is None or self._work.is_completed()
+
+    def read(self) -> list[Any]:
         """The answer; waits for it if it has not come yet."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-        return self._numbers.tolist()  # type: ignore[no-any-return]
+        return self._numbers.tolist()

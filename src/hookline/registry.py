@@ -23,6 +23,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "device_stats": "hookline.hooks.device_stats:DeviceStats",
     "timer": "hookline.hooks.timer:Timer",
     "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
+    "health_check": "hookline.hooks.health_check:HealthCheck",
     "webhook": "hookline.hooks.webhook:Webhook",
     "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
     "nan_guard": "hookline.hooks.nan_guard:NaNGuard",

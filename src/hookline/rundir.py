@@ -48,6 +48,10 @@ class RunDirectory:
         """A resumed run goes on where it was."""
         self._named = path
 
+    def chosen(self) -> str:
+        """The directory's name, made if it is a new one: what rank zero tells the others."""
+        return str(self.path().absolute())
+
     def path(self) -> Path:
         """The directory, which exists from now on."""
         if self._options.run_dir is not None:

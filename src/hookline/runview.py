@@ -9,46 +9,16 @@ from hookline.data.mixed import OneLoader
 from hookline.errors import HooklineError
 from hookline.loops.loading import estimated_steps
 from hookline.loops.run import Run
-from hookline.metrics import Metrics
 from hookline.optimizers import Schedule
-from hookline.state import State
 from hookline.steps import PlainSteps
+from hookline.view import View
 
 
-class RunView:
+class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
-    state: State
     _run: Run | None
     _last: Run | None
-
-    @property
-    def should_stop(self) -> bool:
-        """Set it to True, in any hook, to end the run at the next batch boundary."""
-        return self.state.should_stop
-
-    @should_stop.setter
-    def should_stop(self, stop: bool) -> None:
-        if stop:
-            self.stop("trainer.should_stop was set")
-        else:
-            self.state.should_stop, self.state.stop_reason = False, ""
-
-    def stop(self, reason: str = "trainer.stop() was called") -> None:
-        """End the run at the next batch boundary."""
-        self.state.request_stop(reason)
-
-    @property
-    def metrics(self) -> Metrics:
-        """The newest values, read as floats."""
-        return self.state.log.newest
-
-    @property
-    def model(self) -> Any:
-        """The user's module."""
-        return self.state.module
-
-    module = model
 
     @property
     def loss(self) -> Any:
@@ -61,26 +31,6 @@ class RunView:
             raise HooklineError("trainer.loss can be replaced in a run of a plain nn.Module; a hookline.Module computes "
                                 "its own: replace it in on_before_backward.")  # fmt: skip
         self._last.steps.loss = loss
-
-    @property
-    def optimizers(self) -> list[Any]:
-        """The optimizers of the run."""
-        return self.state.optimizers
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer updates so far."""
-        return self.state.step
-
-    @property
-    def current_epoch(self) -> int:
-        """The current epoch, from 0."""
-        return self.state.epoch
-
-    @property
-    def status(self) -> str:
-        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
-        return self.state.status
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by its name; None: it cannot tell."""

@@ -27,6 +27,12 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)  # covers the CPU and all devices
 
 
+def seed_rank(seed: int, rank: int) -> None:
+    """Streams of this rank's own; rank zero goes on with those of the seed."""
+    if rank > 0:
+        seed_everything(key_of(seed, "rank", rank))
+
+
 def key_of(*parts: int | str) -> int:
     """A seed of 62 bits made of numbers and names: the same in every process, unlike `hash`."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
@@ -39,7 +45,9 @@ def rng_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     streams["numpy"] = (str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss))
     if torch.cuda.is_available():
-        streams["cuda"] = torch.cuda.get_rng_state_all()
+        # of several ranks each has a device of its own; to ask all of them would take memory on every one
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        streams["cuda"] = [torch.cuda.get_rng_state()] if several else torch.cuda.get_rng_state_all()
     return streams
 
 
@@ -49,7 +57,10 @@ def set_rng_state(streams: dict[str, Any]) -> None:
     np.random.set_state(streams["numpy"])
     torch.set_rng_state(streams["torch"])
     if "cuda" in streams and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(streams["cuda"])
+        if len(streams["cuda"]) == 1:
+            torch.cuda.set_rng_state(streams["cuda"][0])
+        else:
+            torch.cuda.set_rng_state_all(streams["cuda"])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ class State(MutableMapping[str, Any]):
     should_stop: bool = False
     stop_reason: str = ""
     status: str = "created"
+    clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
+    """Seconds since some moment; with several ranks it is one clock for all."""
     # the batch, the loss, the optimizer of this moment
     batch: Any = None
     batch_idx: int = 0
@@ -66,6 +69,8 @@ class State(MutableMapping[str, Any]):
     """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
     window_losses: list[Any] | None = None
     """All losses of the window, if it has more than one batch."""
+    shared_loss: Any = None
+    """The window's loss over all ranks, on its way, if somebody asks for it and there are several; `float` reads it."""
     norm_tensor: Tensor | None = None
     used_lr: float | None = None
     """The learning rate that the newest update used."""
@@ -112,11 +117,11 @@ class State(MutableMapping[str, Any]):
 
     @property
     def window_loss(self) -> float | None:
-        """The mean loss over the accumulation window as a float: reads the device."""
-        mean = self.mean_of_window()
+        """The mean loss over the accumulation window, and over all ranks, as a float: reads the device."""
+        mean = self.mean_of_window() if self.shared_loss is None else self.shared_loss
         return None if mean is None else float(self._reader(mean))
 
-    def _reader(self, loss: Tensor | float) -> OnceFloat:
+    def _reader(self, loss: Any) -> OnceFloat:
         made: OnceFloat = self._once("read loss" if loss is self.last_loss else "read mean", loss, OnceFloat)
         return made
 
@@ -180,7 +185,7 @@ class State(MutableMapping[str, Any]):
 
     def _make_ctx(self) -> StepContext:
         nan = float("nan")
-        loss, norm = self.mean_of_window(), self.norm_on_device()
+        loss, norm = self.mean_of_window() if self.shared_loss is None else self.shared_loss, self.norm_on_device()
         return StepContext(
             self.step,
             nan if loss is None else self._reader(loss),

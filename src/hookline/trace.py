@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.binding import Caller
-from hookline.events import RECEIVERS
+from hookline.events import RECEIVERS, Event
 from hookline.listener import Listener
 from hookline.plan import Plan
 
@@ -52,20 +52,23 @@ class Recorder:
         self.calls: list[Call] = []
 
     def __enter__(self) -> Recorder:
-        self._before = self._plan.trace
-        self._plan.retrace(self._wrap)
+        self._plan.attach(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._plan.retrace(self._before)
+        self._plan.detach(self)
 
     def events(self) -> list[str]:
         """The names of the events heard, consecutive listeners of one event as one."""
         names = [call.event for call in self.calls]
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
-    def _wrap(self, listener: Listener, call: Caller) -> Caller:
-        call = self._before(listener, call) if self._before is not None else call  # an outer recorder goes on
+    def slot(self, event: Event, slot: Caller) -> Caller:
+        """Events as such are not recorded, only who is called."""
+        return slot
+
+    def call(self, listener: Listener, call: Caller) -> Caller:
+        """Note every call before it is made."""
         if self._only is not None and listener.event.name not in self._only:
             return call
 

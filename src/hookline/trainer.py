@@ -12,17 +12,21 @@ from torch import nn
 
 from hookline.checkpoint.files import remove
 from hookline.checkpoint.saves import COUNTERS, REASONS, SaveRequest
+from hookline.control.server import Control
 from hookline.data.mixing import Mixture
 from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
+from hookline.foreign import adopt_data, adopt_steps
 from hookline.hooklist import FunctionRegistration, Handle, HookList
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import load
+from hookline.loops.noting import Recorded
+from hookline.loops.peers import Peers
 from hookline.loops.predict import predict
 from hookline.loops.resuming import choose_start, look_up
 from hookline.loops.run import Run
@@ -40,6 +44,7 @@ from hookline.seeding import isolated_rng, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
 from hookline.strategies import Strategy, make_strategy
+from hookline.tracing.session import Tracing
 
 T = TypeVar("T")
 
@@ -69,7 +74,8 @@ class Trainer(RunView):
         check_bool("accounting", accounting)
         self.config = config
         self.strategy = make_strategy(strategy, device, precision)
-        self.loggers: Loggers = make_loggers(logger and not self.options.fast_dev_run and logger, JSONLines)
+        is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # one record of a run, however many ranks it has
+        self.loggers: Loggers = make_loggers(logger and not is_quiet and logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
         for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
@@ -81,6 +87,7 @@ class Trainer(RunView):
         self._last: Run | None = None
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
+        self.tracing = Tracing(self.plan, self.options.trace)
 
     # ---- the verbs ----------------------------------------------------------------------------------------------
 
@@ -104,13 +111,12 @@ class Trainer(RunView):
         resume: None begins afresh; a checkpoint's path goes on from there; 'auto' goes on from the newest whole checkpoint of
         the run and begins afresh if there is none; 'best' goes on from the best one that a monitor has kept.
         """
-        if isinstance(train, DataModule):
-            train, datamodule = None, train
+        train, datamodule = _sort_out(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
         run.mixture = mixture
         self._directory.renew()
         choose_start(run, resume, self._directory)
-        with Determinism(self.options.deterministic), Signals(run):
+        with Determinism(self.options.deterministic), Signals(run), Control(run):
             self._finish(run, fit)
         return self.metrics
 
@@ -127,8 +133,7 @@ class Trainer(RunView):
             if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
                 raise OptionError("validate() inside a run validates that run's own module and loaders; call it without any.")
             return self._validate_in_run(self._run)
-        if isinstance(loaders, DataModule):
-            loaders, datamodule = None, loaders
+        loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
@@ -139,8 +144,7 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
     ) -> Metrics:  # fmt: skip
         """Measure on the test data. checkpoint: as in `validate`."""
-        if isinstance(loaders, DataModule):
-            loaders, datamodule = None, loaders
+        loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
@@ -150,8 +154,7 @@ class Trainer(RunView):
         return_predictions: bool = True, checkpoint: str | Path | None = None,
     ) -> list[Any]:  # fmt: skip
         """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as in `validate`."""
-        if isinstance(loaders, DataModule):
-            loaders, datamodule = None, loaders
+        loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
@@ -169,10 +172,11 @@ class Trainer(RunView):
             module, datamodule = self._last.module, datamodule or self._last.datamodule
         if not isinstance(module, nn.Module):
             raise OptionError(f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}.")
+        datamodule = adopt_data(datamodule)
         if datamodule is not None and not isinstance(datamodule, DataModule):
             raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
-        steps: Any = module if isinstance(module, Module) else self._plain(module, loss, step, optimizer)
-        if isinstance(module, Module) and (loss is not None or step is not None or optimizer is not None):
+        steps: Any = module if isinstance(module, Module) else adopt_steps(module) or self._plain(module, loss, step, optimizer)
+        if not isinstance(steps, PlainSteps) and (loss is not None or step is not None or optimizer is not None):
             raise OptionError("loss=, step= and optimizer= are for plain nn.Modules; "
                               f"{type(module).__name__} has training_step and configure_optimizers.")  # fmt: skip
         if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
@@ -196,7 +200,7 @@ class Trainer(RunView):
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
         """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
         own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
-        found = look_up(checkpoint, self._directory, own) if checkpoint is not None else None
+        found = look_up(checkpoint, self._directory, own, run.strategy.ranks) if checkpoint is not None else None
         if found is not None:
             run.resume_from, run.restored = found.path, found.contents  # taken up once the module has all its layers
         elif checkpoint is not None:
@@ -215,7 +219,8 @@ class Trainer(RunView):
         if run.stage == "fit":
             self._fitted = run
         try:
-            with Watchdog(run, self.options.hang_seconds, abort=self.options.hang_action == "abort"):
+            watchdog = Watchdog(run, self.options.hang_seconds, abort=self.options.hang_action == "abort")
+            with Peers(run), watchdog, Recorded(run, self.tracing):
                 return carry_out(run, body)
         finally:
             self._run = None
@@ -236,22 +241,6 @@ class Trainer(RunView):
             s.nested_validate = True
 
     # ---- hooks --------------------------------------------------------------------------------------------------
-
-    def add_hook(self, hook: Any, name: str | None = None) -> Handle:
-        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next event."""
-        return self.hooks.add(hook, name)
-
-    def remove_hook(self, name: str) -> Any:
-        """Take a hook out by name and return it; during a run it gets its teardown."""
-        return self.hooks.remove(name)
-
-    def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
-        self.hooks.enable(name)
-
-    def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its place and its state."""
-        self.hooks.disable(name)
 
     def on(
         self, *events: str, every: int | str | None = None, once: bool = False, after: int | str | None = None,
@@ -344,28 +333,17 @@ class Trainer(RunView):
             raise HooklineError("There is nothing to save: no run has begun.")
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole."""
-        remove(path)
+        """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole.
 
-    def log(self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
-            prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None) -> None:  # fmt: skip
-        """Log a number from a hook; as `Module.log`."""
-        self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
-
-    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """Log several numbers from a hook."""
-        for name, value in values.items():
-            self.log(name, value, **options)
+        Of several ranks, rank zero does it.
+        """
+        if self.strategy.rank == 0:
+            remove(path)
 
     @property
     def device(self) -> torch.device:
         """Where the module is."""
         return self.strategy.device
-
-    @property
-    def logger(self) -> Loggers:
-        """All loggers as one."""
-        return self.loggers
 
     @property
     def run_dir(self) -> Path:
@@ -377,6 +355,12 @@ def _listed(what: str, hooks: Any) -> list[Any]:
     if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
         raise OptionError(f"{what}= takes a list of hooks, not {type(hooks).__name__}.")
     return list(hooks)
+
+
+def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """A data module may stand where loaders stand, and may be another package's."""
+    loaders = adopt_data(loaders)
+    return (None, loaders) if isinstance(loaders, DataModule) else (loaders, datamodule)
 
 
 def _no_loader(verb: str) -> Any:

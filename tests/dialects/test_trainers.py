@@ -608,9 +608,22 @@ def test_a_method_with_a_parameter_too_many_is_refused_when_it_is_added() -> Non
         simple().add_hook(Greedy())
 
 
-def test_a_trainer_on_accelerate_is_refused_in_words() -> None:
-    with pytest.raises(OptionError, match="for which Hookline has no strategy yet"):
-        get_trainer("accelerate", **parts())
+def test_a_trainer_on_accelerate_trains_the_same_with_what_it_has_prepared() -> None:
+    torch.manual_seed(0)
+    plain = parts()
+    torch.manual_seed(0)
+    prepared = parts()
+    seen: dict[str, Any] = {}
+
+    class Looks(TrainingHook):
+        def on_train_begin(self, state: Any) -> None:
+            seen.update(optimizer=state["optimizer"], model=state["model"])
+
+    expected = get_trainer("simple", **plain).train()
+    trainer = get_trainer("accelerate", **prepared, hooks=[Looks("looks")])
+    assert trainer.train()["epoch_losses"] == pytest.approx(expected["epoch_losses"])
+    assert type(seen["optimizer"]).__name__ == "AcceleratedOptimizer"
+    assert seen["model"] is prepared["model"]
 
 
 # ---- cost --------------------------------------------------------------------------------------------------------

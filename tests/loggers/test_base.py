@@ -18,7 +18,7 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("log_metrics", ({"a": 1.0}, 1, 0)), ("log_hyperparams", ({"lr": 0.1},)), ("add_scalar", ("a", 1.0, 1)),
     ("add_histogram", ("a", torch.zeros(3), 1)), ("add_text", ("a", "text", 1)),
     ("add_image", ("a", torch.zeros(1, 2, 2), 1)), ("add_figure", ("a", object(), 1)), ("close", ()), ("open", (Path,)),
-    ("position", ()), ("resume", (None, 1, 0, "checkpoint")),
+    ("position", ()), ("resume", (None, 1, 0, "checkpoint")), ("log_event", ("skip", {"reason": "hook"})),
 ]  # fmt: skip
 
 

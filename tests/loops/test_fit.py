@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import types
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -238,15 +238,17 @@ def test_a_run_without_an_epoch_limit_goes_on_until_it_is_stopped() -> None:
     assert trainer.global_step == 21
 
 
-def test_max_time_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("hookline.loops.run.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+def test_max_time_ends_the_run() -> None:
+    class AnHourPasses(Hook):
+        passed = 0.0
 
-    @on("step_end", when=lambda step: step == 3)
-    def an_hour_passes() -> None:
-        now[0] += 3600.0
+        def setup(self, state: Any) -> None:
+            state.clock = lambda: time.monotonic() + self.passed
 
-    trainer = quiet(max_time=1800.0, max_epochs=None, hooks=[an_hour_passes])
+        def on_step_end(self, step: int) -> None:
+            self.passed += 3600.0 * (step == 3)
+
+    trainer = quiet(max_time=1800.0, max_epochs=None, hooks=[AnHourPasses()])
     trainer.fit(Net(), batches(2))
     assert trainer.global_step == 3
     assert trainer.status == "stopped"

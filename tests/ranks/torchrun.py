@@ -38,13 +38,16 @@ def command(script: Path, *arguments: str, ranks: int = 2, launcher: tuple[str, 
     return [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(ranks), str(script), *arguments]
 
 
-def torchrun(source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 60, **env: str) -> Outcome:
+def torchrun(
+    source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 60,
+    launcher: tuple[str, ...] = ("--standalone",), **env: str,
+) -> Outcome:  # fmt: skip
     """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails."""
     script = folder / "script.py"
     script.write_text(textwrap.dedent(source))
     began = time.monotonic()
     with subprocess.Popen(
-        command(script, *arguments, ranks=ranks), cwd=folder, env=environment(**env), start_new_session=True,
+        command(script, *arguments, ranks=ranks, launcher=launcher), cwd=folder, env=environment(**env), start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as job:  # fmt: skip
         try:

@@ -55,6 +55,18 @@ def metrics(step: int, **values: Any) -> dict[str, Any]:
     return {"type": "metrics", "step": step, "epoch": 0, "metrics": {name.replace("__", "/"): value for name, value in values.items()}}
 
 
+def traced(path: Path, *calls: tuple[str, str, float, float, int], rank: int = 0, clock: int = 0, closed: bool = True) -> Path:
+    """A trace as a run writes it: calls of hooks as (hook, event, microseconds from the start, microseconds, step)."""
+    about = {"format": 1, "rank": rank, "clock_ns": clock, "unix_ns": 1_700_000_000_000_000_000}
+    lines = [{"name": "hookline", "ph": "M", "pid": rank, "tid": 0, "args": about}]
+    for hook, event, start, took, step in calls:
+        lines.append({"name": hook, "cat": "hook", "ph": "X", "pid": rank, "tid": 0, "args": {"event": event, "step": step},
+                      "ts": clock / 1e3 + start, "dur": took})  # fmt: skip
+    file = path / ("trace.json" if rank == 0 else f"trace.rank{rank}.json")
+    file.write_text("[" + ",\n".join(json.dumps(each) for each in lines) + ("\n]\n" if closed else ",\n"))
+    return file
+
+
 def page_of(*paths: Path) -> str:
     return render([read_run(path) for path in paths])
 

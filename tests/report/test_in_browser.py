@@ -2,67 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from report.reported import whole_run
+from browsing import Opened, in_browser, scroll_through, wait_until
+from report.reported import MARKUP, metrics, traced, whole_run, written
 
 from hookline.loggers import read_log
 from hookline.report import write_report
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright (pip install playwright) and Chromium")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs an installed Chromium; Playwright's own download is not used"),
-    pytest.mark.filterwarnings("ignore"),  # of the driver, not of ours
-]
+pytestmark = in_browser
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-class Opened:
-    """A page with everything it has complained about or asked for."""
-
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.page = browser.new_page(**{"viewport": {"width": 1366, "height": 850}, **options})
-        self.trouble: list[str] = []
-        self.page.on("console", lambda each: self.trouble.append(each.text))
-        self.page.on("pageerror", lambda each: self.trouble.append(str(each)))
-        self.page.on("dialog", lambda each: self.trouble.append(each.message))
-        self.page.on("request", lambda each: self.trouble.append(each.url) if not each.url.startswith(("file:", "data:")) else None)
-        self.page.goto(path.resolve().as_uri())
-        self.page.wait_for_selector("canvas")
+def address(path: Path) -> str:
+    return path.resolve().as_uri()
 
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Opened]:
-    made = Opened(browser, write_report([whole_run()])[0])
+    made = Opened(browser, address(write_report([whole_run()])[0]))
     yield made
-    assert made.trouble == []
+    assert made.trouble == made.elsewhere == []
     made.page.close()
-
-
-def wait_until(page: Any, expression: str) -> None:
-    for _ in range(200):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(20)  # not wait_for_function: the page's policy forbids what that does
-    raise AssertionError(expression)
-
-
-def scroll_through(page: Any) -> None:
-    for place in range(0, page.evaluate("document.documentElement.scrollHeight"), 600):
-        page.evaluate(f"scrollTo(0, {place})")
-        page.wait_for_timeout(20)
 
 
 def test_it_loads_without_errors_and_without_running_what_was_logged(opened: Opened) -> None:
@@ -130,7 +94,7 @@ def test_a_metric_can_be_found_by_name(opened: Opened) -> None:
 def test_the_colours_follow_the_system_and_the_switch(browser: Any) -> None:
     path = write_report([whole_run()])[0]
     ground = "getComputedStyle(document.body).backgroundColor"
-    seen = {scheme: Opened(browser, path, color_scheme=scheme) for scheme in ("light", "dark")}
+    seen = {scheme: Opened(browser, address(path), color_scheme=scheme) for scheme in ("light", "dark")}
     light, dark = (each.page.evaluate(ground) for each in seen.values())
     assert light != dark
     seen["light"].page.get_by_role("button", name="Colours").click()
@@ -143,8 +107,47 @@ def test_the_colours_follow_the_system_and_the_switch(browser: Any) -> None:
 
 def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
     whole_run("other", lr=0.01)
-    made = Opened(browser, write_report([whole_run(), "other"])[0], viewport={"width": 360, "height": 740})
+    made = Opened(browser, address(write_report([whole_run(), "other"])[0]), viewport={"width": 360, "height": 740})
     scroll_through(made.page)
     assert made.page.evaluate("document.documentElement.scrollWidth") <= 360
     assert made.trouble == []
     made.page.close()
+
+
+def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(browser: Any) -> None:
+    path = written("run", metrics(1, loss=1.0), metrics(2, loss=0.5))
+    traced(path, ("slow", "on_step_end", 0, 900_000, 1), (MARKUP, "on_step_end", 950_000, 50_000, 1), ("slow", "on_step_end", 5_000_000, 100_000, 2))
+    made = Opened(browser, address(write_report([path])[0]))
+    canvas = made.page.locator("#timeline canvas").first
+    canvas.focus()
+    canvas.press("ArrowRight")
+    canvas.press("ArrowLeft")
+    said = made.page.locator("#timeline p.at").inner_text()
+    assert said.startswith("slow, 0 to ") and "1 calls" in said and said.endswith("the longest 900 ms in on_step_end at step 1")
+    assert made.page.locator("#timeline .names span").all_inner_texts() == ["slow", MARKUP]
+    assert made.page.evaluate("window.hacked") is None and made.trouble == []
+    made.page.close()
+
+
+def test_a_million_records_do_not_freeze_it(browser: Any) -> None:
+    Path("run").mkdir()
+    with Path("run/log.jsonl").open("w") as log:
+        for step in range(1, 1_000_001):
+            log.write(f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == 654_321 else 1 / step}}}}}\n')
+    made = Opened(browser, address(write_report(["run"])[0]))
+    page = made.page
+    drawn = json.loads(page.evaluate("JSON.stringify(shown.sections[0].charts[0].series[0])"))
+    assert drawn["of"] == 1_000_000 and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(654_321)] == 100
+    assert page.locator("#values td").nth(2).inner_text() == "100 @ 654,321"
+    # a page that does something answers late: what it does for one press of a key is measured in its own frames
+    page.evaluate("""window.longest = 0; let last = performance.now();
+        const tick = (now) => { longest = Math.max(longest, now - last); last = now; requestAnimationFrame(tick); }; requestAnimationFrame(tick);""")
+    for weight in ("0.9", "0.5", "0"):
+        page.get_by_label("Smoothing").fill(weight)
+    page.locator(".plot").first.focus()
+    for key in ("ArrowRight", "+", "+", "-", "0"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(200)
+    assert page.evaluate("longest") < 5_000  # a page that drew them all would stand still for minutes
+    assert made.trouble == made.elsewhere == []
+    page.close()

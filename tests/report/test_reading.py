@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report.reported import curve, data_of, metrics, whole_run, written
 from tiny import Net, batches, quiet
 
+from hookline import Hook
 from hookline.errors import OptionError
 from hookline.hooks import JSONLog, ModelCheckpoint
 from hookline.loggers import read_log
@@ -79,7 +81,7 @@ def test_events_of_all_sources_are_told() -> None:
                                                "noted_at": "2026-01-02T04:00:00+00:00"}))  # fmt: skip
     kinds = {each["kind"]: (each["step"], each["level"], each["text"]) for each in data_of(path)["events"]}
     assert kinds["mixture"] == (1, "info", "web 0.5")
-    assert kinds["skip"] == (2, "warn", "reason no loss")
+    assert kinds["skip"] == (2, "warn", "no loss")
     assert kinds["hang"][:2] == (7, "bad")
     assert kinds["stop"] == (9, "warn", "stopped: patience")
 
@@ -95,6 +97,29 @@ def test_a_failure_that_json_log_wrote_is_told() -> None:
         quiet(run_dir="run", logger=True, log_every_n_steps=1, hooks=[JSONLog()]).fit(Failing(), batches())
     failures = [each for each in data_of(Path("run"))["events"] if each["level"] == "bad"]
     assert [(each["step"], each["text"]) for each in failures] == [(2, "ValueError: a bad batch")]
+
+
+def test_what_failed_was_skipped_cost_or_was_asked_for_from_outside_is_read_from_the_log_alone() -> None:
+    class Fails(Hook):
+        def on_step_end(self, step: int) -> None:
+            if step == 3:
+                raise RuntimeError("on purpose")
+
+    class Skips(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        quiet(run_dir="run", logger=True, max_epochs=2, hooks=[Fails()]).fit(Skips(), batches())
+    with Path("run/log.jsonl").open("a") as log:
+        log.write('{"type": "control", "time": 1.7e9, "command": "every", "hook": "fails", "interval": "5 steps", "step": 2}\n')
+        log.write('{"type": "control", "time": 1.7e9, "command": "attach", "step": 2, "error": "no such file"}\n')
+    data = data_of(Path("run"))
+    told = [(each["kind"], each["level"], each["text"]) for each in data["events"]]
+    assert ("failure", "bad", "RuntimeError: on purpose (by hook 'fails' in on_step_end)") in told
+    assert ("skip", "warn", "no_loss, batch 1") in told
+    assert ("control", "info", "every fails 5 steps") in told and ("control", "info", "attach: no such file") in told
+    assert [(row["hook"], row["event"], row["calls"]) for row in data["cost"][0]["rows"]] == [("fails", "on_step_end", 3)]
 
 
 def test_how_a_run_stands_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint.files import write
+from hookline.checkpoint.finding import ALONE
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
+from hookline.checkpoint.together import write_together
 from hookline.errors import CheckpointError
+from hookline.ranks import Ranks
 
 ALIGNED = 64
 """Bytes: where each copy begins. Wide enough for every type and for the processor's fastest copies."""
@@ -24,10 +28,11 @@ class Buffer:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def snapshot(self, contents: dict[str, Any]) -> Packed:
+    def snapshot(self, contents: dict[str, Any] | Packed) -> Packed:
         """The contents as they are now. They last until the next snapshot."""
-        packed = pack_contents(contents)
-        tensors = [*packed.model.values(), *packed.rest.values()]
+        packed = contents if isinstance(contents, Packed) else pack_contents(contents)
+        stores = (packed.model, packed.rest, packed.part.tensors)
+        tensors = [each for store in stores for each in store.values()]
         devices = {each.device for each in tensors if each.device.type == "cuda"}
         needed = sum(-(-each.nbytes // ALIGNED) * ALIGNED for each in tensors)
         if self._memory.numel() < needed:
@@ -35,7 +40,7 @@ class Buffer:
             self._memory = torch.empty(needed, dtype=torch.uint8, pin_memory=bool(devices))
         start = 0
         copies: list[TensorStore] = []
-        for store in (packed.model, packed.rest):
+        for store in stores:
             copied = TensorStore(store.prefix)
             copied.shared = store.shared
             for name, tensor in store.items():
@@ -44,7 +49,8 @@ class Buffer:
             copies.append(copied)
         for device in devices:  # copies to pinned memory are under way all at once until here
             torch.cuda.synchronize(device)
-        return Packed(packed.structure, *copies)
+        model, rest, own = copies
+        return Packed(packed.structure, model, rest, replace(packed.part, tensors=own))
 
     def _copy(self, tensor: Tensor, start: int) -> Tensor:
         place = self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
@@ -54,13 +60,15 @@ class Buffer:
 class BackgroundSaver:
     """Writes one checkpoint at a time in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        """`ranks`: those who write it together. All of them make their saver at the same time."""
+        self._ranks = ranks.beside()
         self._buffer = Buffer()
         self._thread: threading.Thread | None = None
 
     def start(
         self,
-        contents: dict[str, Any],
+        contents: dict[str, Any] | Packed,
         path: Path | str,
         about: Mapping[str, Any],
         on_done: Callable[[CheckpointError | None], None],
@@ -78,7 +86,7 @@ class BackgroundSaver:
             return
 
         def work() -> None:
-            on_done(_written(snapshot, path, about, staging))
+            on_done(_written(snapshot, path, about, staging, self._ranks))
 
         # a daemon: a disk that hangs must not keep the process from ending, and whoever ends a run waits for it
         self._thread = threading.Thread(target=work, name="hookline save", daemon=True)
@@ -101,10 +109,13 @@ class BackgroundSaver:
 
 
 def _written(
-    snapshot: Packed, path: Path | str, about: Mapping[str, Any], staging: Callable[[], Path] | None
+    snapshot: Packed, path: Path | str, about: Mapping[str, Any], staging: Callable[[], Path] | None, ranks: Ranks
 ) -> CheckpointError | None:
     try:
-        write(snapshot, path, about, staging)
+        if ranks.alone:
+            write(snapshot, path, about, staging)
+        else:
+            write_together(snapshot, path, about, ranks, staging)
     except CheckpointError as error:
         return error
     except BaseException as error:  # nobody else would hear of it

@@ -10,11 +10,13 @@ from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import read_folder, verify_folder
+from hookline.checkpoint.reading import read_folder, read_for_rank, verify_folder
 from hookline.checkpoint.tidying import remove_folder, tidy
 from hookline.checkpoint.writing import write_folder
+from hookline.errors import CheckpointError
+from hookline.ranks import Ranks
 
-__all__ = ["read", "read_manifest", "remove", "tidy", "verify", "write"]
+__all__ = ["read", "read_manifest", "read_together", "remove", "tidy", "verify", "write"]
 
 
 def write(
@@ -36,6 +38,27 @@ def read(path: Path | str) -> dict[str, Any]:
     """Read a checkpoint, if every file is what its manifest says."""
     url = remote.as_url(path)
     return remote.read_url(url) if url else read_folder(Path(path))
+
+
+def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
+    """What one of several ranks needs of a checkpoint that all of them read; what is wrong for one is an error for all.
+
+    Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank needs of them.
+    """
+    if ranks.alone:
+        return read(path)
+    url = remote.as_url(path)
+    contents, problem = {}, ""
+    try:
+        if url:
+            contents = remote.read_url(url, ranks.rank, ranks.world_size)
+        else:
+            verify_folder(Path(path), ranks.rank, ranks.world_size)
+    except CheckpointError as error:
+        problem = str(error)
+    if problems := dict.fromkeys(filter(None, ranks.gather(problem))):
+        raise CheckpointError("; ".join(problems))
+    return contents if url else read_for_rank(Path(path), ranks.rank, ranks.world_size)
 
 
 def read_manifest(path: Path | str) -> Manifest:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hookline.checkpoint.sharding import is_sharded, own_piece
 from hookline.errors import CheckpointError
 
 TAG = "$"
@@ -31,13 +33,45 @@ PLAIN_TYPES = frozenset((
 class TensorStore(dict[str, Tensor]):
     """Tensors by name, and by the memory they lie in, so that the same one is found again at once."""
 
-    def __init__(self, prefix: str = "") -> None:
+    def __init__(self, prefix: str = "", shards: Shards | None = None, label: str = "") -> None:
         super().__init__()
         self.prefix = prefix
         """Left out of the names of tensors: `module.weight` is kept as `weight`, as other tools expect it."""
+        self.label = label
+        """Put before the names."""
         self.index: dict[Any, str] = {}
         self.shared: dict[str, str] = {}
         """The names of tied tensors, and the name that each is stored under."""
+        self.shards = shards
+        """Where this rank's pieces of tensors go that are spread over ranks."""
+
+
+class Shards(TensorStore):
+    """This rank's pieces of tensors that are spread over ranks, by the full names of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begins_at: dict[str, list[int]] = {}
+        """Where each piece begins in the whole."""
+        self.names: dict[str, Any] = {}
+        """All such tensors, those included that this rank has no piece of: every rank must choose the same names."""
+        self.numbers_wanted = self.numbers_here = 0
+
+    def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> Part:
+        """These pieces, and what else a rank writes for itself."""
+        structure = {"own": own, "shards": self.begins_at, "shared": self.shared}
+        return Part(structure, tensors, self.numbers_wanted, self.numbers_here)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank of many writes for itself: its pieces, and what differs from rank zero's."""
+
+    structure: dict[str, Any] = field(default_factory=lambda: {"own": {}, "shards": {}, "shared": {}})
+    tensors: TensorStore = field(default_factory=TensorStore)
+    numbers_wanted: int = 0
+    """How many numbers the tensors have that are spread over ranks, and how many this rank stores: the ranks' add up to them."""
+    numbers_here: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +81,31 @@ class Packed:
     structure: dict[str, Any]
     model: TensorStore
     rest: TensorStore
+    part: Part = field(default_factory=Part)
 
 
-def pack_contents(contents: dict[str, Any]) -> Packed:
+def pack_contents(contents: dict[str, Any], shards: Shards | None = None) -> Packed:
     """Take contents apart; the tensors are those that came in, not copies."""
-    model, rest = TensorStore("module."), TensorStore()
+    shards = Shards() if shards is None else shards
+    model, rest = TensorStore("module.", shards), TensorStore("", shards)
     structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
-    return Packed(structure, model, rest)
+    inside = {name: first for name, first in shards.shared.items() if name.startswith("module.")}
+    model.shared |= {name.removeprefix("module."): first.removeprefix("module.") for name, first in inside.items()}
+    return Packed(structure, model, rest, shards.as_part(shards, {}))
 
 
-def unpack_contents(structure: dict[str, Any], model: dict[str, Tensor], rest: dict[str, Tensor]) -> dict[str, Any]:
+def unpack_contents(structure: dict[str, Any], model: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> dict[str, Any]:
     """The opposite."""
     return {key: unpack(value, model if key == "module" else rest) for key, value in structure.items()}
+
+
+class Stored(dict[str, Tensor]):
+    """The tensors of a file that was read, and those that were spread over the files of several ranks."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], find_sharded: Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__(tensors)
+        self.find_sharded = find_sharded
+        """From a description to the tensor, or to what stands for it."""
 
 
 def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
@@ -86,7 +133,7 @@ def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
     raise CheckpointError(f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. {CAN_HOLD}")
 
 
-def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The opposite of `pack`."""
     if isinstance(value, list):
         return [unpack(each, tensors) for each in value]
@@ -101,6 +148,8 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
         return float(value["value"])
     if kind == "tensor":
         return _unpack_tensor(value, tensors)
+    if kind == "sharded":
+        return cast(Stored, tensors).find_sharded(value)
     if kind == "array":
         array = _unpack_tensor(value, tensors).numpy()
         return array[()] if value["scalar"] else array
@@ -133,7 +182,7 @@ def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: s
     return {TAG: "ordered", "value": packed, "metadata": pack(metadata, tensors, f"{where}._metadata", depth + 1)}
 
 
-def _unpack_dict(kind: str, value: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+def _unpack_dict(kind: str, value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     if kind == "dict":
         return {unpack(key, tensors): unpack(each, tensors) for key, each in value["value"]}
     inner = unpack(value["value"], tensors)
@@ -163,8 +212,10 @@ def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
 
 
 def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
+    if is_sharded(value):
+        return _pack_sharded(value, tensors.shards, where)
     kind, plain = cast(Any, type(value)), cast(Any, Tensor)
-    wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__  # such as a DTensor, which is one part of many
+    wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     if nn.parameter.is_lazy(value):
         raise CheckpointError(f"{where} has no shape yet: run a batch through the module before it is saved.")
     if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized or value.is_nested or wrapper:
@@ -179,7 +230,27 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
     return packed
 
 
-def _unpack_tensor(value: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
+def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
+    """A description; this rank's piece is put aside. The name is the same on every rank, whatever piece each has."""
+    if value.dtype not in PLAIN_TYPES:
+        raise CheckpointError(f"{where} is spread over ranks and of {value.dtype}, which can be stored only as a whole.")
+    if shards is None:
+        raise CheckpointError(f"{where} is spread over ranks, and has no place here.")
+    name = _printable(where)
+    while name in shards.names and shards.names[name] is not value:  # the same once more: it was packed already
+        name += "'"
+    if name not in shards.names:
+        shards.names[name] = value
+        shards.numbers_wanted += value.numel()
+        piece = own_piece(value, where)
+        if piece is not None:
+            shards.numbers_here += piece.numbers.numel()
+            if _keep(piece.numbers, shards, name) == name:
+                shards.begins_at[name] = list(piece.begins_at)
+    return {TAG: "sharded", "key": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+
+
+def _unpack_tensor(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
     tensor = tensors[value["key"]]
     if "dtype" in value:
         dtype = getattr(torch, value["dtype"])
@@ -206,9 +277,13 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+def _printable(name: str) -> str:
+    """Not every text is allowed as a name in a file: no halves of a pair of surrogates."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _keep(tensor: Tensor, tensors: TensorStore, where: str) -> str:
-    # not every text is allowed as a name in the file: no halves of a pair of surrogates
-    name = where.removeprefix(tensors.prefix).encode("utf-8", "backslashreplace").decode()
+    name = tensors.label + _printable(where.removeprefix(tensors.prefix))
     memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()) if tensor.numel() else None
     if memory is not None and memory in tensors.index:
         first = tensors.shared[name] = tensors.index[memory]

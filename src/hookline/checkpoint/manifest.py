@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import platform
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +22,18 @@ NAME = "manifest.json"
 FORMAT = 2
 KIND = "hookline checkpoint"
 FILES = ("model.safetensors", "state.safetensors", "state.json")
+OF_RANK = re.compile(r"rank-\d+\.(?:json|safetensors)")
+"""What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
 COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
 OWN = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
 """What only the writer can know."""
 
 Manifest: TypeAlias = dict[str, Any]
+
+
+def is_file(name: str) -> bool:
+    """Whether a checkpoint may have a file of this name, beside its manifest."""
+    return name in FILES or OF_RANK.fullmatch(name) is not None
 
 
 def make(about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]) -> Manifest:
@@ -80,7 +88,7 @@ def parse(data: bytes, path: str) -> Manifest:
         raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT} and no other.")
     if manifest.get("sha256") != signature(manifest) or render(manifest).encode() != data:
         raise CheckpointError(f"{damaged} is not as it was written: its sha256 does not fit its text.")
-    if manifest.get("kind") != KIND or set(manifest["files"]) != set(FILES):
+    if manifest.get("kind") != KIND or set(FILES) - set(manifest["files"]) or not all(map(is_file, manifest["files"])):
         raise CheckpointError(f"{path} is no checkpoint of a run: it is a {manifest.get('kind')!r}.")
     return manifest
 

@@ -50,10 +50,16 @@ def write_url(
     return manifest
 
 
-def read_url(url: str) -> dict[str, Any]:
+def copy_to_url(folder: Path, url: str) -> None:
+    """Copy a checkpoint that is whole, its manifest last."""
+    with _reaching(url, "could not be written") as (fs, root):
+        put_folder(fs, folder, root)
+
+
+def read_url(url: str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
     """Fetch a checkpoint and read it."""
     with _fetched(url) as folder:
-        return read_folder(folder)
+        return read_folder(folder, rank, world_size)
 
 
 def verify_url(url: str) -> None:

@@ -57,6 +57,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, in the memory of the file itself: read from the disk as far as somebody looks at it."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """A write that fails does not say by itself which file it was."""

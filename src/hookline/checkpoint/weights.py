@@ -17,6 +17,7 @@ from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.files import read, read_manifest
 from hookline.checkpoint.finding import find, first_whole
 from hookline.checkpoint.importing import Imported
+from hookline.checkpoint.pieces import lay_out_tensor, spread_tensors
 from hookline.checkpoint.remote import as_url, list_urls, shown
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
@@ -131,13 +132,14 @@ def put_weights(module: nn.Module, weights: Mapping[str, Any], where: str, stric
         raise OptionError(f"{type(module).__name__} is on the meta device, where weights have no place: "
                           "call module.to_empty(device='cpu') first.")  # fmt: skip
     report = WeightsReport(where, type(module).__name__, len(own))
+    spread = spread_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
     for name, value in weights.items():
         if name in own and not _fits(value, own[name]):
             report.mismatched[name] = (_shape(value), _shape(own[name]))
         else:
-            fitting[name] = value
+            fitting[name] = lay_out_tensor(value, spread[name]) if name in spread and isinstance(value, Tensor) else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
         report.loaded = list(fitting)

@@ -40,21 +40,33 @@ def machine() -> str:
 def write_folder(contents: dict[str, Any] | Packed, path: Path, about: Mapping[str, Any] | None = None) -> Manifest:
     """Write a checkpoint and flush it to the disk. An older one of this name is replaced once the new one is whole."""
     packed = contents if isinstance(contents, Packed) else pack_contents(contents)
+    with telling_why(packed, path), opened_aside(path) as (aside, place):
+        files = write_parts(aside, packed, 0)
+        return commit(aside, place, packed, about or {}, files)
+
+
+@contextlib.contextmanager
+def opened_aside(path: Path) -> Iterator[tuple[Path, Path]]:
+    """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing behind."""
+    place = _place(path)
+    aside = place.with_name(f".{place.name}.{owner()}.new")
+    with left_alone(aside):
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            _make_folder(aside)
+            yield aside, place
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def telling_why(packed: Packed, path: Path) -> Iterator[None]:
+    """A disk that fails, as an error that says what could not be written and why."""
     try:
-        place = _place(path)
-        aside = place.with_name(f".{place.name}.{owner()}.new")
-        with left_alone(aside):
-            try:
-                shutil.rmtree(aside, ignore_errors=True)
-                _make_folder(aside)
-                manifest = _fill(aside, packed, about or {})
-                _put_in_place(aside, place)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
+        yield
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} could not be written: {_cause(error, packed, path)}") from error
-    return manifest
 
 
 def flush(folder: Path) -> None:
@@ -72,38 +84,61 @@ def _place(path: Path) -> Path:
     """The directory to write; never one that holds something else, which would be lost."""
     place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     if place.is_dir():
-        if not (place / manifests.NAME).exists() and {each.name for each in place.iterdir()} - set(manifests.FILES):
+        if not (place / manifests.NAME).exists() and any(not manifests.is_file(each.name) for each in place.iterdir()):
             raise FileExistsError(errno.EEXIST, "a directory of that name exists, and what is in it is no checkpoint")
     elif place.exists():
         raise FileExistsError(errno.EEXIST, "a file of that name exists")
     return place
 
 
-def _fill(folder: Path, packed: Packed, about: Mapping[str, Any]) -> Manifest:
-    """All files, each flushed; the manifest last."""
+def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
+    """The files that this rank writes, each flushed; their sizes and sums."""
+    tensors: dict[str, Mapping[str, Any]] = {}
+    texts: dict[str, Any] = {}
+    if rank == 0:
+        tensors |= {"model.safetensors": packed.model, "state.safetensors": packed.rest}
+        texts["state.json"] = packed.structure
+    if packed.part.tensors or packed.part.structure["own"]:
+        tensors[f"rank-{rank}.safetensors"] = packed.part.tensors
+        texts[f"rank-{rank}.json"] = packed.part.structure
+    files = _write_at_once(folder, tensors)
+    for name, structure in texts.items():
+        files[name] = _write_text(json.dumps(structure, allow_nan=False), folder / name)
+    return files
+
+
+def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Several files at a time: hashing keeps two cores busy, and the disk has always something to do."""
     files: dict[str, Any] = {}
     failed: list[BaseException] = []
 
-    def keep(name: str, tensors: Mapping[str, Any]) -> None:
+    def keep(name: str) -> None:
         try:
-            files[name] = write_tensors(tensors, folder / name)
+            files[name] = write_tensors(tensors[name], folder / name)
         except BaseException as error:  # raised again where somebody can catch it
             failed.append(error)
 
-    other = threading.Thread(target=keep, args=("model.safetensors", packed.model), name="hookline model", daemon=True)
-    other.start()  # two files at once: hashing keeps two cores busy, and the disk has always something to do
+    threads = [threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors]
+    for each in threads[:-1]:
+        each.start()
     try:
-        keep("state.safetensors", packed.rest)
-        if not failed:
-            files["state.json"] = _write_text(json.dumps(packed.structure, allow_nan=False), folder / "state.json")
+        for each in threads[-1:]:
+            each.run()
     finally:
-        other.join()
+        for each in threads[:-1]:
+            each.join()
     if failed:
         raise failed[0]
-    manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared,
-                              {name: files[name] for name in manifests.FILES})  # fmt: skip
-    _write_text(manifests.render(manifest), folder / manifests.NAME)
-    flush(folder)
+    return files
+
+
+def commit(aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]) -> Manifest:
+    """All files are durable: the manifest comes last, then the name."""
+    ordered = {name: files[name] for name in (*manifests.FILES, *sorted(set(files) - set(manifests.FILES)))}
+    manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
+    _write_text(manifests.render(manifest), aside / manifests.NAME)
+    flush(aside)
+    _put_in_place(aside, place)
     return manifest
 
 
@@ -159,7 +194,7 @@ def _cause(error: OSError, packed: Packed, path: Path) -> str:
     name = file.name if file.parent.suffix == ".new" else str(file)  # what lies aside is named as it would be in its place
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needed = sum(each.nbytes for store in (packed.model, packed.rest) for each in store.values())
+        needed = sum(each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values())
         text += f"; its tensors need {needed / 1e6:.1f} MB"
         with contextlib.suppress(OSError):
             text += f", {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"

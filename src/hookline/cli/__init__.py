@@ -27,6 +27,20 @@ CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below i
 
 exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
 REPORT_CODES = "exit codes: 0 it was written, 2 a wrong command, or no directory of a run"
+WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or no directory of a run"
+CONTROL_CODES = """ACTION is one of
+  status                where it is, its hooks, and what they cost; also without ACTION
+  enable HOOK           switch a hook on
+  disable HOOK          switch a hook off
+  every HOOK INTERVAL   let it be heard every so often: 200 steps, 10 minutes
+  checkpoint            save now
+  stop                  end the run after this step, as it would by itself
+  attach FILE.py:CLASS  add a hook from a file
+
+Everything but status is carried out at the next step, by all ranks, and written to the run's log.
+
+exit codes: 0 it was done, 1 no job is running there or it refused, 2 a wrong command"""
+TRACE_CODES = "exit codes: 0 it went well, 1 the hook failed or asks for what was not recorded, 2 a wrong command, or no trace"
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
@@ -56,10 +70,18 @@ def _command(given: list[str]) -> int:
         pairs, given = split_overrides(given, TYPED)
         overrides = [f"--{key}={text}" for key, text in pairs]
     chosen = parser.parse_args(given)
+    if chosen.command == "explain":
+        from hookline.cli import explaining
+
+        return explaining.run(chosen, overrides)
     if chosen.command in RUNS:
         from hookline.cli import runs
 
-        return runs.run(chosen, overrides)
+        return runs.run(chosen, [*overrides, "--trainer.trace=true"] if chosen.trace else overrides)
+    if chosen.command in ("trace", "replay"):
+        from hookline.cli import traces
+
+        return traces.run(chosen)
     if chosen.command == "new":
         from hookline import scaffold
 
@@ -75,6 +97,14 @@ def _command(given: list[str]) -> int:
         from hookline.cli import reports
 
         return reports.run(chosen)
+    if chosen.command == "watch":
+        from hookline.cli import watching
+
+        return watching.run(chosen)
+    if chosen.command == "control":
+        from hookline.cli import controls
+
+        return controls.run(chosen)
     from hookline.cli import lists
     from hookline.config.problems import ConfigError
     from hookline.errors import HookError
@@ -116,13 +146,16 @@ def make_parser() -> argparse.ArgumentParser:
 
     for name, doc in RUNS.items():
         added = command(name, doc, f"{OVERRIDES}\n\n{CODES}")
-        added.add_argument("config", metavar="CONFIG", help="a .toml or .yaml file")
+        added.add_argument("config", metavar="CONFIG", help="a .toml or .yaml file", nargs="?" if name == "explain" else None)
         added.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="class paths may also name this")
         added.add_argument("--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path")
         if name == "explain":
             added.add_argument("--verb", choices=[each for each in RUNS if each != "explain"], default="fit")
             added.add_argument("--all", action="store_true", help="also events that nobody listens to")
+            added.add_argument("--from", dest="trace", metavar="TRACE", help="show what happened beside what was planned")
+            added.add_argument("--diff", nargs=2, metavar="CONFIG", help="name the differences between two configurations")
         else:
+            added.add_argument("--trace", action="store_true", help="write trace.json, a timeline, into the run's directory")
             added.add_argument("--traceback", action="store_true", help="show where an error of Hookline was raised")
     added = command("hooks", "list the hooks there are, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
@@ -134,11 +167,36 @@ def make_parser() -> argparse.ArgumentParser:
     added = command("report", "write a page about a run, or several side by side, as one HTML file", REPORT_CODES)
     added.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help="a run's directory; the run may still be running")
     added.add_argument("--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here")
+    _running_commands(command)
+    _trace_commands(command)
     about = "look into checkpoints, verify them, or export their weights"
     whole = commands.add_parser("checkpoint", help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=CHECKPOINT_CODES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
     _checkpoint_commands(command, whole.add_subparsers(dest="action", required=True, metavar="COMMAND"))
     return parser
+
+
+def _running_commands(command: Any) -> None:
+    added = command("watch", "show the page about a run live, on this machine only", WATCH_CODES)
+    added.add_argument("run_dir", metavar="RUN_DIR", help="a run's directory; the run may have ended")
+    added.add_argument("--port", type=int, default=0, metavar="N", help="by default any that is free")
+    added = command("control", "ask a running job to switch a hook, save or stop", CONTROL_CODES)
+    added.add_argument("run_dir", metavar="RUN_DIR", help="the directory that the job writes into")
+    added.add_argument("action", metavar="ACTION", nargs="?", default="status")
+    added.add_argument("words", metavar="...", nargs="*", help="what the action needs to know")
+    added.add_argument("--name", metavar="NAME", help="what to call a hook that is attached")
+    added.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the next step (60)")
+
+
+def _trace_commands(command: Any) -> None:
+    added = command("trace", "say what traces hold, or put those of several ranks into one", TRACE_CODES)
+    added.add_argument("traces", metavar="TRACE", nargs="+", help="what a run with --trace has written")
+    added.add_argument("--out", metavar="FILE", help="put them into this file, on one clock")
+    added = command("replay", "play a recorded run to a hook, without a model", TRACE_CODES)
+    added.add_argument("trace", metavar="TRACE")
+    added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
+    added.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook")
+    added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
 
 
 def _checkpoint_commands(command: Any, group: Any) -> None:
@@ -166,7 +224,8 @@ def _report(error: Exception, given: list[str]) -> int:
         about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
         print(json.dumps({"error": {"type": type(error).__name__, **about}}))
     if isinstance(error, HooklineError) and "--traceback" not in given:
-        print("\n".join([f"hookline: {error}", *(f"  {note}" for note in notes if not settled)]), file=sys.stderr)
+        said = [] if settled else [line for note in notes for line in note.splitlines()]
+        print("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)]), file=sys.stderr)
     else:
         traceback.print_exception(error)
     return USAGE if settled else FAILED

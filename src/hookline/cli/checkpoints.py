@@ -156,11 +156,16 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
-            if isinstance(packed, dict) and packed.get(TAG) == "tensor":
-                entry = head[packed["key"]]
-                shape = packed.get("shape", entry["shape"])
-                tensors.append({"name": name, "shape": shape, "dtype": packed.get("dtype", types[entry["dtype"]]),
-                                "numbers": math.prod(shape), "stored": packed["key"]})  # fmt: skip
+            if not isinstance(packed, dict) or packed.get(TAG) not in ("tensor", "sharded"):
+                continue
+            if packed[TAG] == "sharded":  # in pieces in the files of several ranks
+                own = packed["key"].removeprefix("module.")
+                stored, entry = listed.manifest["shared"].get(own, own), packed
+            else:
+                stored = packed["key"]
+                entry = {**head[stored], "dtype": types[head[stored]["dtype"]], **packed}
+            tensors.append({"name": name, "shape": entry["shape"], "dtype": entry["dtype"],
+                            "numbers": math.prod(entry["shape"]), "stored": stored})  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"The checkpoint {listed.name} is damaged: model.safetensors: {error}") from error
     return structure, tensors
@@ -275,4 +280,3 @@ def _number(value: Any) -> str:
 
 def _score(monitor: dict[str, Any] | None) -> str:
     return f"{monitor['name']} {_number(monitor['score'])}" if monitor else ""
-

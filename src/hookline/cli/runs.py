@@ -1,9 +1,10 @@
-"""`fit`, `validate`, `test`, `predict` and `explain`: from a configuration to a run, and what is said about it."""
+"""`fit`, `validate`, `test` and `predict`: from a configuration to a run, and what is said about it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import shlex
 import sys
@@ -15,6 +16,8 @@ from hookline.config import Parts, load_config
 from hookline.errors import Preempted
 from hookline.hook import Hook
 
+_NOTHING = object()
+
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     """Carry out one verb."""
@@ -23,8 +26,6 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     from hookline.trainer import Trainer
 
     trainer = parts.make_trainer(Trainer)
-    if chosen.command == "explain":
-        return _explain(chosen, trainer, parts)
     saved = SavedPath()
     trainer.add_hook(saved)
     # what hooks and modules print is not the JSON document
@@ -37,8 +38,23 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         code = INTERRUPTED
     except Preempted as ended:
         code = int(ended.code or FAILED)
-    _say(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
+    except Exception as error:
+        _say_how_to_resume(error, chosen, overrides, trainer)
+        raise
+    if not trainer.strategy.ranks.alone and predictions is not None:
+        predictions = _of_all_ranks(predictions, trainer.strategy.ranks)
+    if trainer.strategy.rank == 0:
+        _say(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
     return code
+
+
+def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
+    """Everyone's, in the order of the data: each rank has had every so-many-th batch."""
+    from hookline.loggers.jsonl import jsonable
+
+    shares = ranks.gather(jsonable(predictions))
+    turns = itertools.zip_longest(*shares, fillvalue=_NOTHING)
+    return [each for turn in turns for each in turn if each is not _NOTHING]
 
 
 def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
@@ -68,12 +84,6 @@ class SavedPath(Hook):
         self.path = path
 
 
-def _explain(chosen: argparse.Namespace, trainer: Any, parts: Parts) -> int:
-    explanation = trainer.explain(parts.module, datamodule=parts.datamodule, verb=chosen.verb)
-    print(json.dumps(explanation.data()) if chosen.json else explanation.text(everything=chosen.all))
-    return OK
-
-
 def _say(
     chosen: argparse.Namespace, overrides: list[str], trainer: Any, saved: SavedPath, predictions: Any, interrupted: bool
 ) -> None:
@@ -99,19 +109,33 @@ def _say(
         if told.get(what):
             print(f"{what.replace('_dir', ' directory')}: {told[what]}")
     if interrupted and saved.path is not None:
-        from hookline.config.problems import Override, has_secret
+        print(f"To continue: {_again(chosen, overrides, trainer, saved.path)}")
 
-        again = []
-        for each in overrides:
-            key, _, text = each.removeprefix("--").partition("=")
-            if key != "checkpoint" and not has_secret(key, Override(text)):
-                again.append(each)
-        allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
-        hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
-        # a run that has a name finds its newest checkpoint by itself
-        where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(saved.path)]
-        command = ["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, *where]
-        print(f"To continue: {shlex.join(command)}")
+
+def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str) -> str:
+    """The command that goes on from a checkpoint."""
+    from hookline.config.problems import Override, has_secret
+
+    again = []
+    for each in overrides:
+        key, _, text = each.removeprefix("--").partition("=")
+        if key != "checkpoint" and not has_secret(key, Override(text)):
+            again.append(each)
+    allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
+    hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
+    # a run that has a name finds its newest checkpoint by itself
+    where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
+    return shlex.join(["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, *where])
+
+
+def _say_how_to_resume(error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any) -> None:
+    """The last words of a failed run end with a command instead of a call."""
+    from hookline.loops.noting import last_words
+
+    words = last_words(error)
+    if words is not None:
+        notes = error.__notes__
+        notes[notes.index(words.note())] = words.note(_again(chosen, overrides, trainer, words.saved))
 
 
 def _write(predictions: Any, path: Path) -> Path:

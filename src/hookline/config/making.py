@@ -11,7 +11,7 @@ from hookline.config.problems import nearest
 from hookline.hook import FunctionHook, Hook
 from hookline.registry import offered_hooks
 
-SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module")
+SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
 """What can be set of any hook, whatever its own parameters."""
 HOOK = Place("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS)
 

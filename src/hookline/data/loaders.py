@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from hookline.data.agreeing import agree_on
+from hookline.data.dealing import Deal, OwnSource, Share, deal_for, in_step, is_apart, turns_of, units_of
 from hookline.data.generators import put_back, states_of
 from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
 from hookline.data.resuming import changes, facts_of
+from hookline.data.sources import length_of
 from hookline.errors import OptionError
 from hookline.seeding import key_of
 
@@ -34,17 +37,33 @@ class Loader:
     name: str
     source: Iterable[Any]
     length: int | None
-    """Batches per pass after the limit, or None if the source cannot tell."""
+    """Batches of this rank in the present pass, after the limit; None if the source cannot tell."""
     ahead: int = 0
     """Batches that a thread fetches in advance, where that changes nothing of what is trained."""
     move: Callable[[Any], Any] | None = None
     """What it does to them: the way to the device."""
+    share: Share = field(default_factory=Share)
+    """Whose batches they are."""
     seed: int | None = field(default=None, init=False)
     """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
+    deal: Deal = field(init=False, repr=False)
+    _whole: int | None = field(init=False, repr=False)
+    """Batches of this rank in a pass that began at its beginning."""
+    _in_step: bool = field(default=False, init=False, repr=False)
+    """Whether each rank has a source of its own, and they do not end together."""
+    _is_agreed: bool = field(default=False, init=False, repr=False)
+    _began: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+    """Where the present pass was begun in this process: this rank's batches, and the units of all ranks, before it."""
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: Saved | None = field(default=None, init=False, repr=False)
+    _before_newest: Saved | None = field(default=None, init=False, repr=False)
+    """Its state before the batch that was read to see whether there is one."""
+
+    def __post_init__(self) -> None:
+        self._whole = self.length
+        self.deal = deal_for(self.source, self.share)
 
     @property
     def is_exact(self) -> bool:
@@ -55,26 +74,75 @@ class Loader:
     def reader(self) -> Reader:
         """How this source is read; found out when it is first needed."""
         if self._reader is None:
-            self._reader = reader_for(self.source)
+            self._reader = reader_for(self.source, self.deal, self.share.trains)
         return self._reader
+
+    def agree(self) -> None:
+        """See that all ranks have the same source, or one of their own each, before anything is read from it. Waits for all."""
+        if self._is_agreed or self.share.ranks.alone:
+            return
+        self._is_agreed = True
+        apart = is_apart(self.source, self.share)
+        lengths = agree_on(self.share.ranks, self.name, self.source, self.reader.generators, self.length, apart)
+        if apart:
+            known = [each for each in lengths if each is not None]
+            self._in_step = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
+            self.length = self._whole = max(known) if len(known) == len(lengths) else None
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
         """An epoch's batches from the position on. The random streams of the main process are not moved by it.
 
         Without a seed one is drawn from torch's stream, once for all epochs. The one in a checkpoint goes before any other.
         """
+        self.agree()
         reader = self.reader
         tell_epoch(self.source, epoch)
         if self.seed is None and not isinstance(reader, ListReader):
-            self.seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
-        saved, self._restored, self._epoch = self._restored, None, epoch
-        limit = None if self.length == length_of(self.source) else self.length
-        batches = reader.open(key_of(self.seed or 0, epoch, self.name), position, limit, saved)
+            drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
+            self.seed = self.share.ranks.from_zero(drawn)
+        saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
+        self._begin(position, saved)
+        natural = turns_of(self.source, self.deal, self.share.trains)
+        limit = None if self.length == natural or self._whole == natural else self.length
+        batches = reader.open(key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved)
+        if self.deal.world_size > 1 and not reader.deals:
+            self.deal.short.clear()
+            batches = self.deal.batches(batches, position)
         if self.length is not None and not reader.caps:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
             self._fetching = batches = ahead(batches, self.ahead, self.move)
-        return batches
+        return batches if self.share.ranks.alone else self._in_turns(batches, position)
+
+    def _begin(self, position: int, saved: Saved | None) -> None:
+        """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with the next one."""
+        passed_over = position * self.deal.per_turn
+        if saved is not None and saved["in_pass"] and saved["of_samples"] == self.deal.of_samples:
+            passed_over = saved["passed_over"]
+        self._began, self.length = (position, passed_over), self._whole
+        units = units_of(self.source, self.deal, self.share.trains)
+        if passed_over != position * self.deal.per_turn and units is not None and self._whole is not None:
+            rest = position + self.deal.turns(max(0, units - passed_over))
+            is_limited = self._whole != turns_of(self.source, self.deal, self.share.trains)
+            self.length = min(rest, self._whole) if is_limited else rest
+
+    def _in_turns(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
+        """The same batches; before each one it is said what it is among those of all ranks."""
+        turn, deal = self.share.turn, self.deal
+        if self._in_step:
+            keep = self._keep_state if self.reader.moves_on else _nothing
+            source = OwnSource(self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name)))
+            yield from in_step(batches, source, self.share.ranks, turn)
+        elif deal.world_size == 1:
+            turn.is_ghost, turn.factor, turn.samples = False, 1.0, None
+            yield from batches
+        else:
+            for number, batch in enumerate(batches, position):
+                deal.describe(number, turn)
+                yield batch
+
+    def _keep_state(self) -> None:
+        self._before_newest = self.reader.state(True, 0)
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """A pass for an evaluation: always in the same order, and generators of the loader's own are left as they were."""
@@ -99,17 +167,40 @@ class Loader:
         if self._restored is not None:
             return self._restored  # nothing was read since
         in_pass = self._epoch == epoch
-        facts = facts_of(self.source, self.length)
-        return {"seed": self.seed, "kind": self.reader.kind, "in_pass": in_pass, "facts": facts,
-                **self.reader.state(in_pass, position)}  # fmt: skip
+        first, passed_over = self._began
+        passed_over += (position - first) * self.deal.per_turn
+        own = self.reader.state(in_pass, position) if self._before_newest is None else self._before_newest
+        return {"seed": self.seed, "kind": self.reader.kind, "in_pass": in_pass, "facts": self._facts(),
+                "of_samples": self.deal.of_samples, "passed_over": passed_over if in_pass else 0, **own}  # fmt: skip
+
+    def is_cut_otherwise(self, saved: Saved) -> bool:
+        """Whether other batches are made of the same data than when this was saved."""
+        now = self._facts()
+        return any(saved["facts"][name] != now[name] for name in ("batch_size", "world_size"))
+
+    def left_of(self, saved: Saved) -> int | None:
+        """Batches that this rank has left of the pass in which this was saved."""
+        units = units_of(self.source, self.deal, self.share.trains)
+        if units is None or saved["of_samples"] != self.deal.of_samples:
+            return None
+        return self.deal.turns(max(0, units - saved["passed_over"]))
+
+    def _facts(self) -> dict[str, int | None]:
+        apart = is_apart(self.source, self.share)
+        units = units_of(self.source, self.deal, self.share.trains)
+        return facts_of(self.source, self._whole, units, self.share.ranks.world_size, apart)
 
     def load_state_dict(self, saved: Saved) -> None:
         """The next pass that is opened begins where this was saved. What has changed since is said."""
         self.seed = saved["seed"]
-        for change in changes(saved, self.reader.kind, facts_of(self.source, self.length)):
+        for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:
             self._restored = saved
+
+
+def _nothing() -> None:
+    """What need not be kept."""
 
 
 def tell_epoch(source: Any, epoch: int) -> None:
@@ -122,8 +213,9 @@ def tell_epoch(source: Any, epoch: int) -> None:
             owner.set_epoch(epoch)
 
 
-def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
+def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None = None) -> list[Loader]:
     """Named loaders from what the user passed: one, a list, or a dictionary of names."""
+    share = share or Share()
     if given is None:
         return []
     if isinstance(given, Mapping):
@@ -143,7 +235,8 @@ def make_loaders(given: Any, limit: int | float, kind: str) -> list[Loader]:
         if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
             raise OptionError(f"The {kind} loader {name!r} is a {type(source).__name__}, which cannot be iterated over. "
                               "Pass a DataLoader or any iterable of batches.")  # fmt: skip
-    return [Loader(name, source, limited(length_of(source), limit, kind)) for name, source in named.items()]
+    lengths = {name: turns_of(source, deal_for(source, share), share.trains) for name, source in named.items()}
+    return [Loader(name, source, limited(lengths[name], limit, kind), share=share) for name, source in named.items()]
 
 
 def _is_loader(value: Any) -> bool:
@@ -151,14 +244,6 @@ def _is_loader(value: Any) -> bool:
     if hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes):
         return False
     return hasattr(value, "__iter__")
-
-
-def length_of(source: Any) -> int | None:
-    """`len`, or None where there is none."""
-    try:
-        return len(source)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def limited(length: int | None, limit: int | float, kind: str) -> int | None:

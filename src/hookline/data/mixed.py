@@ -45,6 +45,8 @@ class MixedLoader:
         self.tokens: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.batches_drawn: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self._count_tokens = count_tokens
+        self.share = loaders[0].share
+        self._is_alone = self.share.ranks.alone
         self._newest = ("", 0, 0)
         """The batch drawn last: its loader, samples and tokens; no loader while it is being fetched."""
         self._seed: int | None = None
@@ -70,7 +72,7 @@ class MixedLoader:
         self._finish_passes()
         self._streams = {}
         if self._seed is None:  # drawn now: in the middle of an epoch it would move the streams that the model draws from
-            self._seed = self._draw_seed() if seed is None else seed
+            self._seed = self.share.ranks.from_zero(self._draw_seed() if seed is None else seed)
         if self._restored:
             self._go_on()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
@@ -97,13 +99,20 @@ class MixedLoader:
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), _NOTHING)) is _NOTHING:
                     cursor.ended(index)  # says that it has nothing to give
-            self._newest = (name, batch_size(batch), self._count_tokens(batch))
+            self._newest = (name, 0, 0)
             self.batches_drawn[name] += 1
-            self.samples[name] += self._newest[1]
-            self.tokens[name] += self._newest[2]
+            if self._is_alone:
+                self.count(batch_size(batch), self._count_tokens(batch))
             self.picked(index, name)
             yield batch
         self._finish_passes()
+
+    def count(self, samples: int, tokens: int) -> None:
+        """What the newest batch holds; with several ranks those of all of them, once they know."""
+        name = self._newest[0]
+        self._newest = (name, samples, tokens)
+        self.samples[name] += samples
+        self.tokens[name] += tokens
 
     def _finish_passes(self) -> None:
         """Let loaders that have given all their batches run to their end, where one may put itself back to its beginning."""
@@ -120,7 +129,7 @@ class MixedLoader:
     def _place_of_pick(self, index: int, name: str) -> tuple[int, int]:
         """Which pass the batch that is just being picked belongs to, and which of its batches it is."""
         passes, read = self.cursor.reading(index)
-        return (passes, read - 1) if read else (passes - 1, (self.loaders[name].length or 1) - 1)
+        return (passes, read - 1) if read else (passes - 1, (self.cursor.lengths.get(name) or 1) - 1)
 
     def _refuse_short(self, index: int, name: str) -> None:
         """A loader that is sure of its length and ends before hides an error of its dataset."""
@@ -178,10 +187,12 @@ class MixedLoader:
             raise OptionError(f"The checkpoint was made with one training loader; this run mixes {', '.join(self.loaders)}.")
         self._taken = self._restored = saved
         self.cursor.load_state_dict(saved["cursor"], awaited=saved["loaders"])
+        here = {name: state for name, state in saved["loaders"].items() if name in self.loaders}
+        if any(self.loaders[name].is_cut_otherwise(state) for name, state in here.items()):
+            self.cursor.cut_anew({name: self.loaders[name].left_of(state) for name, state in here.items()})
         self._seed, self.began_with = saved["seed"], saved["began_with"]
-        for name, state in saved["loaders"].items():
-            if name in self.loaders:
-                self.loaders[name].load_state_dict(state)
+        for name, state in here.items():
+            self.loaders[name].load_state_dict(state)
         for mine, theirs in ((self.samples, "samples"), (self.tokens, "tokens"), (self.batches_drawn, "batches")):
             mine.update(saved[theirs])
         self._left = {name: (self.batches_drawn[name], state) for name, state in saved["left"].items()}
@@ -223,12 +234,17 @@ class MixedLoader:
             raise OptionError(f"There is a loader named {name!r} already; loaders: {', '.join(lengths)}.")
         if mixture.weights and weight is None:
             raise OptionError(f"The loader {name!r} needs a weight, as the others have one: {mixture.weights}.")
-        made = self._made_again(name, loader) if name in self.loaders else make_loaders({name: loader}, 1.0, "train")[0]
+        made = self._made_again(name, loader) if name in self.loaders else self._made_of(name, loader)
         weights = {**mixture.weights, name: weight} if weight is not None else mixture.weights
         at = self._revise(f"{name!r} added", replace(mixture, weights=weights), {**lengths, name: made.length})
         if name not in self.loaders:
             self._take_in(made)
         return at
+
+    def _made_of(self, name: str, source: Any) -> Loader:
+        (made,) = make_loaders({name: source}, 1.0, "train", self.share)
+        made.agree()
+        return made
 
     def _take_in(self, made: Loader) -> None:
         self.loaders[made.name] = made
@@ -238,7 +254,7 @@ class MixedLoader:
 
     def _add_again(self, name: str, source: Any) -> int:
         """One that was added before the checkpoint was made: it is part of the mixture already, and goes on where it was."""
-        (made,) = make_loaders({name: source}, 1.0, "train")
+        made = self._made_of(name, source)
         made.load_state_dict(self._restored["loaders"][name])
         self._take_in(made)
         return self.cursor.next_window

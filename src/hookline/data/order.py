@@ -1,4 +1,4 @@
-"""The order of a map-style loader: its sampler, drawn in a random stream of its own and begun at any position."""
+"""The order of a map-style loader: its sampler, drawn in a random stream of its own, dealt to ranks, begun at any position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from hookline.data.dealing import END, Deal, Dealt
 from hookline.data.generators import Found, put_back, states_of
+from hookline.data.sources import has_state
 from hookline.data.workers import Keyed
 from hookline.seeding import OwnStream, key_of
 
@@ -20,19 +22,13 @@ SETTLED = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, 
 """These draw from the global streams when they are asked for the first index, and never again."""
 
 
-END: Any = object()
-
-
-def has_state(value: Any) -> bool:
-    """Whether it can say where it is and be put there again."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
 class Order:
     """Stands in for the user's sampler in the copy of a loader that Hookline iterates over; one for all of its epochs."""
 
-    def __init__(self, sampler: Any, generators: Found, ahead: int) -> None:
+    def __init__(self, sampler: Any, generators: Found, ahead: int, deal: Deal, trains: bool) -> None:
         self.sampler = sampler
+        self.deal = deal
+        self.dealt = Dealt(sampler, deal, trains)
         self.generators = generators
         self.ahead = ahead
         """Batches that the workers are given in advance; 0 without workers."""
@@ -41,11 +37,15 @@ class Order:
         self.stateful = next((each for each in (sampler, inner) if has_state(each)), None)
         self.may_be_spent = False
         """Whether the sampler has taken up a state that may be that of a finished pass."""
-        self.begin(0, 0, None)
+        self.begin(0, 0, 0, None)
 
-    def begin(self, key: int, position: int, limit: int | None) -> None:
-        """Settle the next pass: what its randomness comes from, which batch is the first, and after how many it ends."""
-        self.key, self.position, self.limit = key, position, limit
+    def begin(self, key: int, position: int, passed_over: int, limit: int | None) -> None:
+        """Settle the next pass: what its randomness comes from, which batch is the first, and after how many it ends.
+
+        `passed_over`: samples of all ranks, or batches of theirs, that come before this rank's first batch.
+        """
+        self.key, self.position, self.passed_over, self.limit = key, position, passed_over, limit
+        self.deal.short.clear()
         self.begins: dict[str, Any] | None = None
         """What its generators begin this pass with; known when the first index is drawn, or from a checkpoint."""
         self.goes_on = False
@@ -64,33 +64,32 @@ class Order:
         if self.begins is not None:
             put_back(self.generators, self.begins)
         self.begins = states_of(self.generators)
-        stream = OwnStream(self.key)
-        place = self.position if self.goes_on else 0
+        stream, rank = OwnStream(self.key), self.deal.rank
+        place, is_first = self.position, True
         self._keep_state(place)
         indices = self._start(stream)
         while self.limit is None or place < self.limit:
-            if place and self.settled:
+            if self.settled and not is_first:
                 index = next(indices, END)
             else:
                 with stream:
                     index = next(indices, END)
             if index is END:
                 return
-            place += 1
-            if place > self.position:
-                self.drawn = place
-                self._keep_state(place)
-                yield Keyed(key_of(self.key, place), index) if self.ahead else index
+            is_first = False
+            self.drawn = place = place + 1
+            self._keep_state(place)
+            yield Keyed(key_of(self.key, place, *([rank] if rank else [])), index) if self.ahead else index
 
     def _start(self, stream: OwnStream) -> Iterator[Any]:
         with stream:
-            indices: Iterator[Any] = iter(self.sampler)
+            indices = self.dealt.begin(self.position, 0 if self.goes_on else self.passed_over)
             if not self.may_be_spent:
                 return indices
             first = next(indices, END)
             self.may_be_spent = first is END and self.position > 0
             if first is END and self.position == 0:  # the state was that of a finished pass, and this is a new one
-                indices = iter(self.sampler)
+                indices = self.dealt.begin(0, 0)
         return indices if first is END else itertools.chain((first,), indices)
 
     def go_to(self, state: Any) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader
 
+from hookline.data.dealing import END, Deal
 from hookline.data.generators import Found, find_generators, put_back, states_of
-from hookline.data.order import END, Order, has_state
+from hookline.data.order import Order
+from hookline.data.sources import has_state, is_indexed
 from hookline.data.workers import KeyedDataset, WorkerStart, signals_held
 from hookline.seeding import OwnStream
 
@@ -29,21 +31,29 @@ class Reader:
     kind = ""
     caps = False
     """Whether it ends a pass at the limit itself."""
+    deals = False
+    """Whether it reads this rank's batches only; else those of all ranks, one after the other."""
     may_run_ahead = False
     """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams for them."""
+    moves_on = False
+    """Whether its state is that of the present moment, however far it was read."""
 
     def __init__(self) -> None:
         self.generators: Found = {}
         """Those whose states decide what a pass yields."""
         self.begins: dict[str, Any] = {}
 
-    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """A pass from the position on."""
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """A pass from the position on. `passed_over`: the samples or batches of all ranks that come before it."""
         raise NotImplementedError
 
     def state(self, in_pass: bool, position: int) -> Saved:
         """What `open` needs to get to the position again; in no pass: to begin the next one."""
         return {"generators": self.begins if in_pass else states_of(self.generators)}
+
+    def any_batch(self, key: int) -> Any:
+        """A batch for a rank that has none left in its pass: the first one of another pass."""
+        return next(self.open(key, 0, 0, None, None), END)
 
     def close(self) -> None:
         """End the workers that are still there."""
@@ -64,9 +74,9 @@ class ListReader(Reader):
         super().__init__()
         self.source = source
 
-    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """Nothing is random, nothing is read."""
-        return itertools.islice(self.source, position, None)
+        return itertools.islice(self.source, passed_over, None)
 
 
 class IndexReader(Reader):
@@ -74,7 +84,9 @@ class IndexReader(Reader):
 
     kind = "indices"
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    deals = True
+
+    def __init__(self, loader: DataLoader[Any], deal: Deal, trains: bool) -> None:
         super().__init__()
         self.loader = loader
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -83,17 +95,20 @@ class IndexReader(Reader):
         in_main = loader.num_workers == 0
         self.current = find_generators(dataset=loader.dataset) if in_main else {}
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
-        self.order = Order(sampler, self.generators, 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1))
+        self.moves_on = bool(self.current) or self.stateful is not None
+        ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
+        self.order = Order(sampler, self.generators, ahead, deal, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
         # workers that stay have one iterator for all passes, which the thread of the last pass may still be in
         lasting = in_main or loader.persistent_workers
         self.may_run_ahead = not lasting and self.caps and self.order.settled and self.order.stateful is None
 
-    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """The indices before the position are drawn and passed over."""
         by_reading = saved is not None and saved["in_pass"] and not saved["by_index"]
-        self.order.begin(key, 0 if by_reading else position, limit if self.caps else None)
+        first = (0, 0) if by_reading else (position, passed_over)
+        self.order.begin(key, *first, limit if self.caps else None)
         if saved is not None:
             self._restore(saved, by_reading)
         with OwnStream(key):
@@ -136,15 +151,17 @@ class StateReader(Reader):
 
     kind = "state"
     caps = True
+    moves_on = True
 
-    def __init__(self, source: Any, owner: Any) -> None:
+    def __init__(self, source: Any, owner: Any, deal: Deal) -> None:
         super().__init__()
+        self.deal = deal
         self.source, self.owner = source, owner
         self.copy = None if owner is source else PrivateCopy(source)
         self.may_be_spent = False
         """Whether it has taken up a state that may be that of a finished pass."""
 
-    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """It goes on where its state says."""
         if saved is not None and "state" in saved:
             self.owner.load_state_dict(saved["state"])
@@ -154,7 +171,15 @@ class StateReader(Reader):
         else:
             batches = self._start(key)
         # without a limit it is let run to its end, where it may put itself back to the beginning
-        return batches if limit is None else itertools.islice(batches, limit - position)
+        return batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
+
+    def any_batch(self, key: int) -> Any:
+        """The same, and it stands again where it stood."""
+        before = copy.deepcopy(self.owner.state_dict())
+        batch = super().any_batch(key)
+        self.owner.load_state_dict(before)
+        self.may_be_spent = True
+        return batch
 
     def _start(self, key: int) -> Iterator[Any]:
         with OwnStream(key):
@@ -186,7 +211,7 @@ class StreamReader(Reader):
         self.generators = find_generators(source=source, dataset=None if self.workers else getattr(source, "dataset", None))
         self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None
 
-    def open(self, key: int, position: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """The randomness of what is read does not mix with the main streams, so it can be read again."""
         self._begin(saved)
         stream = OwnStream(key)
@@ -194,7 +219,7 @@ class StreamReader(Reader):
             batches = iter(self.source) if self.copy is None else self.copy.begin(key)
         if not self.workers:
             batches = inside(stream, batches)
-        return read_again(batches, position) if position else batches
+        return read_again(batches, passed_over) if passed_over else batches
 
     def close(self) -> None:
         """End the workers that are still there."""
@@ -266,17 +291,14 @@ class PrivateCopy:
             shut_down()
 
 
-def reader_for(source: Any) -> Reader:
+def reader_for(source: Any, deal: Deal, trains: bool) -> Reader:
     """The best way to read a source."""
     if isinstance(source, list | tuple):
         return ListReader(source)
     if has_state(source):
-        return StateReader(source, source)
-    if not isinstance(source, DataLoader):
-        return StreamReader(source)
-    dataset: Any = source.dataset
-    if isinstance(dataset, MapDataPipe | IterDataPipe):  # torch walks through their attributes: nothing may be put around them
-        return StreamReader(source)
-    if not isinstance(dataset, IterableDataset):
-        return IndexReader(source)
-    return StateReader(source, dataset) if source.num_workers == 0 and has_state(dataset) else StreamReader(source)
+        return StateReader(source, source, deal)
+    if is_indexed(source):
+        return IndexReader(source, deal, trains)
+    if isinstance(source, DataLoader) and source.num_workers == 0 and has_state(source.dataset):
+        return StateReader(source, source.dataset, deal)
+    return StreamReader(source)

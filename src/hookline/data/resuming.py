@@ -8,19 +8,20 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from hookline.data.generators import find_generators
-from hookline.data.order import has_state
+from hookline.data.sources import has_state
 
 Facts = dict[str, int | None]
 
 
-def facts_of(source: Any, length: int | None) -> Facts:
-    """What of a loader decides which batch is where."""
+def facts_of(source: Any, length: int | None, units: int | None, world_size: int, apart: bool) -> Facts:
+    """What of a loader decides which batch is where. `units`: the samples or batches that are dealt out to ranks in a pass."""
     size = getattr(source, "batch_size", None)
     if size is None:
         size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
     workers = getattr(source, "num_workers", None)
     return {"length": length, "batch_size": size if isinstance(size, int) else None,
-            "workers": workers if isinstance(workers, int) else None}  # fmt: skip
+            "workers": workers if isinstance(workers, int) else None, "units": units, "world_size": world_size,
+            "apart": int(apart)}  # fmt: skip
 
 
 def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
@@ -30,10 +31,15 @@ def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
     if saved["kind"] != kind:
         yield (f"was read by its {saved['kind']} {then}, and is now by its {kind}: of its position only the number of batches "
                "is known.")  # fmt: skip
-    if was["batch_size"] != now["batch_size"]:
-        yield (f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. The position counts "
-               "batches, so some samples come twice in this epoch, or not at all.")  # fmt: skip
-    if was["length"] != now["length"]:
+    same_world, same_size = was["world_size"] == now["world_size"], was["batch_size"] == now["batch_size"]
+    if not same_world and any(each["apart"] and each["world_size"] != 1 for each in (was, now)):
+        yield (f"was read by {was['world_size']} ranks {then}, and is by {now['world_size']} now, each from a source of its own: "
+               "what the others have read of theirs cannot be taken up.")  # fmt: skip
+    if not same_size:
+        follows = ("The epoch goes on with the next sample." if saved["of_samples"] else
+                   "The position counts batches, so some samples come twice in this epoch, or not at all.")  # fmt: skip
+        yield f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. {follows}"
+    if was["units"] != now["units"] or (was["length"] != now["length"] and same_world and same_size):
         yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is another one."
     if was["workers"] != now["workers"] and (kind == "stream" or not was["workers"] or not now["workers"]):
         follows = ("which batch comes when depends on their number" if kind == "stream" else

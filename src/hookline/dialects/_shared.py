@@ -47,12 +47,17 @@ class DialectHook(Hook):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for method, row in cls.__hookline_rows__.items():
-            written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
-            function = vars(written_in).get(method)
-            is_stub = "__hookline_base__" in vars(written_in)
-            if not is_stub and inspect.isfunction(function) and not any(hasattr(function, mark) for mark in MARKS):
-                setattr(cls, method, _adapted(function, method, row))
+        adapt_methods(cls, cls.__hookline_rows__)
+
+
+def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
+    """Let the plan find what a class overrides of these methods; for a hook, and for a module or data module of a dialect."""
+    for method, row in rows.items():
+        written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
+        function = vars(written_in).get(method)
+        is_stub = "__hookline_base__" in vars(written_in)
+        if not is_stub and inspect.isfunction(function) and not any(hasattr(function, mark) for mark in MARKS):
+            setattr(cls, method, _adapted(function, method, row))
 
 
 def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:

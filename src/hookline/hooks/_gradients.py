@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.hooks._measuring import norms, percentiles, sample
+from hookline.strategies.sharded import gather_rows, shards_of
 
 
 class Measured:
@@ -26,7 +27,9 @@ class Measured:
 
     def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
         """Take values of each layer, for percentiles of their magnitudes and, if kept, for histograms."""
-        taken = [sample([self.grads[index] for index in places], limit) for places in self.rows.values()]
+        share = limit // shards_of(self.grads)
+        taken = [sample([self.grads[index] for index in places], share) for places in self.rows.values()]
+        taken = gather_rows(taken, self.grads)
         if wanted and taken:
             self.percentiles = percentiles([each.abs() for each in taken], wanted)
         self.samples = taken if keep else []

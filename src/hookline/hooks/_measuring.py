@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.strategies.sharded import over_shards
+
 
 def plain(tensor: Tensor) -> Tensor:
     """The dense real numbers that this process holds of a tensor: of a shard, of a sparse or a complex one."""
@@ -37,23 +39,6 @@ def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     return over_shards(vector, tensors, order)
 
 
-def over_shards(vector: Tensor, tensors: Sequence[Any], order: float) -> Tensor:
-    """The same for tensors of which this process holds only a part: one exchange for all that are sharded alike."""
-    alike: dict[Any, list[int]] = {}
-    for index, each in enumerate(tensors):
-        if any(place.is_shard() for place in getattr(each, "placements", ())):
-            alike.setdefault((each.device_mesh, each.placements), []).append(index)
-    for (mesh, placements), where in alike.items():
-        highest = math.isinf(order)
-        part = vector[where] if highest else vector[where] ** order
-        for dim, place in enumerate(placements):
-            if place.is_shard():
-                operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
-                torch.distributed.all_reduce(part, operation, group=mesh.get_group(dim))
-        vector[where] = part if highest else part ** (1 / order)
-    return vector
-
-
 def sample(tensors: Sequence[Tensor], limit: int) -> Tensor:
     """At most about `limit` values of the tensors, each by its share; all of them if they are no more than that."""
     held = [plain(each) for each in tensors]
@@ -61,7 +46,7 @@ def sample(tensors: Sequence[Tensor], limit: int) -> Tensor:
     parts: list[Tensor] = []
     for each in held:
         stride = max(1, math.ceil(total / limit))
-        while stride > 1 and each.ndim and math.gcd(stride, each.shape[-1]) != 1:
+        while stride > 1 and each.numel() and each.ndim and math.gcd(stride, each.shape[-1]) != 1:
             stride += 1  # so that every column of a matrix gets its turn
         parts.append(each.flatten()[::stride].to(held[0].device, torch.float32))
     return torch.cat(parts)

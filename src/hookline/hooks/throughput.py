@@ -27,7 +27,8 @@ class Throughput(Hook):
     """Logs `throughput/samples_per_sec`, `tokens_`, `batches_` and `steps_per_sec`, and `throughput/mfu` if told the FLOPs.
 
     Rates are over a moving window and leave the time of validation out. The device is never waited for: it may be a few
-    steps behind, which a window of many steps evens out. They are of this process; so is `peak_flops`.
+    steps behind, which a window of many steps evens out. Samples and tokens are those of all ranks; `peak_flops` is that of one
+    device, and `mfu` the part that all of them use of theirs.
     """
 
     tier = "builtin"
@@ -104,7 +105,7 @@ class Throughput(Hook):
             flops = samples * (self.flops_per_sample or 0.0) + tokens * (self.flops_per_token or 0.0)
             rates["flops_per_sec"] = flops
             if self.peak_flops is not None:
-                rates["mfu"] = flops / self.peak_flops
+                rates["mfu"] = flops / (self.peak_flops * state.world_size)
         state.trainer.log_dict({f"throughput/{name}": rate for name, rate in rates.items()})
 
 

@@ -35,6 +35,8 @@ class Logger:
     queued: bool | None = None
     """How the trainer calls it. None: in a thread of its own, and waits for it as long as it is quick; once it is slow or hangs,
     the run goes on without it. True: behind a queue from the start. False: directly, for what is quick and local."""
+    tells_rows_apart = False
+    """Whether `log_metrics` takes a fourth argument, what the row's numbers are over: 'step', 'epoch' or 'evaluation'."""
 
     @property
     def label(self) -> str:
@@ -54,6 +56,9 @@ class Logger:
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """What the run was started with."""
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Something that happened, as plain data: 'skip', 'failure', 'cost'. Few loggers have a place for it."""
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         """One number."""
@@ -145,6 +150,17 @@ class Loggers(Logger):
         """The first client that a member has; with several, use the `client` of the one you mean."""
         working = [each for each in self._called if not any(each is failed for failed in self._failed)]
         return next((client for client in (each.client for each in working) if client is not None), None)
+
+    def log_row(self, metrics: Mapping[str, float], step: int, epoch: int, over: str) -> None:
+        """A row of the run's own, with what its numbers are over; for loggers that can tell rows apart."""
+        for each in self._called:
+            if each.tells_rows_apart:
+                self._tell(each, "log_metrics", metrics, step, epoch, over)
+            else:
+                self._tell(each, "log_metrics", metrics, step, epoch)
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        self._tell_all("log_event", kind, data)
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         self._failed = []

@@ -33,6 +33,7 @@ class JSONLines(Logger):
     """
 
     queued = False
+    tells_rows_apart = True
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = Path(path) if path is not None else None
@@ -83,8 +84,14 @@ class JSONLines(Logger):
             marked = {"superseded": {"from": first, "to": last, "records": _count_lines(self.path, first, last)}}
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        self.write("metrics", step=step, epoch=epoch, metrics=dict(metrics))
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "") -> None:
+        if over:
+            self.write("metrics", step=step, epoch=epoch, over=over, metrics=dict(metrics))
+        else:
+            self.write("metrics", step=step, epoch=epoch, metrics=dict(metrics))
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        self.write(kind, **data)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         self.write("hyperparams", params=dict(params))

@@ -20,17 +20,18 @@ Range = tuple[int, int]
 _decode = json.JSONDecoder().decode  # a third faster than json.loads, which looks for the encoding of every line
 
 
-def read_log(path: str | Path, superseded: bool = False) -> Iterator[dict[str, Any]]:
+def read_log(path: str | Path, superseded: bool = False, until: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a run's log (the file, or the run's directory), in the order they were written, read as you go.
 
     Those that a resume has superseded are left out; with `superseded=True` they come too, with `record["superseded"]`
     being True (in a `resume` record that holds, it is the range of bytes). Half a line, as a kill leaves it, is skipped.
-    The log of a running run is read up to where it is when the reading begins.
+    The log of a running run is read up to where it is when the reading begins, or up to the byte `until`.
     """
     path = Path(path)
     with (path / "log.jsonl" if path.is_dir() else path).open("rb") as file:
         resumes, end = _resumes(file)
         ranges = superseded_ranges(resumes)
+        end = end if until is None else min(end, until)
         ranges.append((end, end))
         file.seek(0)
         start, (first, last) = 0, ranges.pop(0)

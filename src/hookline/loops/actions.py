@@ -12,9 +12,9 @@ from hookline.binding import Caller
 from hookline.errors import OptionError
 from hookline.events import Event
 from hookline.listener import Listener, make_listener, overrides
+from hookline.loops.closures import Closure
 from hookline.loops.evaluate import restore_modes
 from hookline.loops.run import Run
-from hookline.loops.step import Closure
 from hookline.optimizers import needs_closure
 from hookline.plan import Trace, nobody
 
@@ -29,7 +29,8 @@ def install_actions(run: Run) -> None:
     run.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
     clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.clips = run.options.gradient_clip_val is not None or clips_itself
-    run.clips_otherwise = run.clips and (clips_itself or run.options.gradient_clip_algorithm == "value")
+    tells_norm = run.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
+    run.measures_norm = not tells_norm and (run.clips or run.strategy.shards)
     run.state.gradient_clip_val = run.options.gradient_clip_val
     run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
 
@@ -100,14 +101,21 @@ def _clip(run: Run) -> Caller:
     return clip
 
 
+def _backward(run: Run) -> Caller:
+    differentiate = run.strategy.differentiate
+    if differentiate is not None:
+        return lambda s: differentiate(s.scaled_loss, **s.backward_options)
+    if run.is_manual:
+        return lambda s: s.scaled_loss.backward(**s.backward_options)
+    return lambda s: s.scaled_loss.backward()
+
+
 def _to_eval(run: Run) -> Caller:
     return lambda s: run.module.eval()
 
 
 DEFAULTS: dict[str, Callable[[Run], Caller]] = {
-    "backward": lambda run: (
-        (lambda s: s.scaled_loss.backward(**s.backward_options)) if run.is_manual else lambda s: s.scaled_loss.backward()
-    ),
+    "backward": _backward,
     "optimizer_zero_grad": lambda run: _clear_gradients,
     "optimizer_step": lambda run: (
         (lambda s: s.optimizer.step(s.optimizer_closure)) if run.is_manual

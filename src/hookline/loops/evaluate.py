@@ -10,13 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.accumulator import Accumulator
 from hookline.binding import Caller
 from hookline.data.batch import batch_size
+from hookline.data.loaders import Loader
 from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
+from hookline.loops.ghosts import run_along
 from hookline.loops.run import Run, see_off
-from hookline.metrics import Accumulator, Metrics
+from hookline.metrics import Metrics
 from hookline.plan import Plan
+from hookline.ranks import Answer
 from hookline.state import State, is_scalar
 
 Slot = Callable[[Plan], Caller]
@@ -75,6 +79,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     plan, s, log = run.plan, run.state, run.state.log
     loaders = run.loaders[names.loaders]
     own = OwnMetrics(names.prefix, several=len(loaders) > 1)
+    logged = log.pending
     with Interlude(s):
         s.modes = [(module, module.training) for module in run.module.modules()]
         names.model_eval(plan)(s)
@@ -82,38 +87,69 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         names.epoch_start(plan)(s)
         log.begin("eval")
         log.prefix = names.prefix
+        pace = Pace(run, can_be_cut)
         with torch.no_grad():
             for s.dataloader_idx, loader in enumerate(loaders):
                 s.dataloader_name = loader.name
                 log.loader = loader.name if own.several else ""
-                before = s.batches_in_pass
-                for s.batch_idx, s.batch in enumerate(loader.batches(0)):
-                    if s.batch_idx == limit:
-                        break
-                    evaluate_batch(run, plan, s, names, own)
-                    if run.signal and can_be_cut:
-                        plan.on_validation_abandoned(s)
-                        raise GivenUp
-                    if s.should_stop and run.stage != "fit":
-                        break
-                if s.should_stop and run.stage != "fit":
+                if not go_through(run, names, own, loader, limit, pace):
                     break
-                if s.batches_in_pass == before:
-                    raise OptionError(f"The {names.loaders} loader {loader.name!r} yielded no batch; a generator can be "
-                                      "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
         log.mode = "now"
         log.loader = ""
-        results = {**own.results(), **log.finish("eval")}
+        results = log.finish("eval", more=own.sums) if run.rows is None else run.rows.finish("eval", own.sums, logged)
         if own.several:
             results |= aggregated(results, names.prefix, [each.name for each in loaders], run.options.val_aggregation)
         log.newest.raw().update(results)
         names.epoch_end(plan)(s)
         names.end(plan)(s)
         names.model_train(plan)(s)
-        results.update(log.pending)
+        results.update(run.over_ranks(log.pending, "evaluation"))
     if not s.sanity_checking:
-        run.write_row(results, train=False)
+        run.write_row(results, "evaluation")
     return Metrics(results)
+
+
+def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: int | None, pace: Pace) -> bool:
+    """One loader's batches; whether the pass goes on with the next one."""
+    plan, s, turn = run.plan, run.state, loader.share.turn
+    is_empty = True
+    for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+        if s.batch_idx == limit:
+            break
+        is_empty = False
+        if not turn.is_ghost:
+            evaluate_batch(run, plan, s, names, own)
+        elif run.strategy.forward_communicates:
+            run_along(run, names.step(plan))
+        if pace.is_over():
+            return False
+    if is_empty:
+        raise OptionError(f"The {names.loaders} loader {loader.name!r} yielded no batch; a generator can be "
+                          "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
+    return True
+
+
+class Pace:
+    """Whether an evaluation ends early. Ranks end it after the same batch: each goes by what all have said one batch before."""
+
+    def __init__(self, run: Run, can_be_cut: bool) -> None:
+        self.run = run
+        self.can_be_cut = can_be_cut
+        self.was_over = False
+        self._asked: Answer | None = None
+
+    def is_over(self) -> bool:
+        """After a batch: whether the pass was told to stop. A signal gives it up."""
+        run, s = self.run, self.run.state
+        signal, stop = run.signal, s.should_stop and run.stage != "fit"
+        if run.rows is not None:
+            before, self._asked = self._asked, run.strategy.ranks.largest((run.heard, stop))
+            signal, stop = (0, False) if before is None else before.read()
+        if signal and self.can_be_cut:
+            run.plan.on_validation_abandoned(s)
+            raise GivenUp
+        self.was_over = bool(stop)
+        return self.was_over
 
 
 def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics) -> None:
@@ -165,10 +201,6 @@ class OwnMetrics:
         if name not in self.sums:
             self.sums[name] = Accumulator()
         self.sums[name].add(value, weight)
-
-    def results(self) -> dict[str, Any]:
-        """The reduced values."""
-        return {name: total.compute() for name, total in self.sums.items()}
 
 
 def restore_modes(s: State) -> None:

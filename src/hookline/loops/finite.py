@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from hookline.errors import NonFiniteLoss
+from hookline.ranks import Ranks
 
 
 class FiniteWatch:
     """Looks at the loss of the step before, when reading it costs nothing any more."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
+        """Those who must hear of it before anybody may raise; None: nobody else is there, or comes along any more."""
         self.previous: Any = None
         self.broken = False
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
@@ -44,14 +47,25 @@ class FiniteWatch:
 
     def settle(self) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run."""
-        if self.broken:
+        if self.ranks is not None:
+            is_bad = self.broken or not self._is_finite()
+            bad, guilty = self.ranks.total([is_bad, is_bad * self.ranks.rank]).read()
+            if bad:
+                self.broken = True
+                raise NonFiniteLoss(f"The loss was not finite on {f'rank {guilty}' if bad == 1 else f'{bad} ranks'}. "
+                                    "The run stops, and nothing made from it is saved.")  # fmt: skip
+        elif self.broken:
             raise NonFiniteLoss("The loss was not finite, so nothing made from this run is saved any more.")
-        if self.previous is None or (isinstance(self.previous, Tensor) and self.previous.device.type == "meta"):
-            return
-        if not math.isfinite(self.previous):
+        elif not self._is_finite():
             self._complain(float(self.previous))
+
+    def _is_finite(self) -> bool:
+        on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
+        return self.previous is None or on_meta or math.isfinite(self.previous)
 
     def _complain(self, value: float) -> None:
         self.broken = True
+        if self.ranks is not None:
+            return  # all raise together, when this window's update is settled
         raise NonFiniteLoss(f"The loss became {value}. The run stops, and nothing made from it is saved. "
                             "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip

@@ -11,6 +11,8 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
+from hookline.loops.agreement import settle, told_to_stop
+from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.loading import load
 from hookline.loops.run import Run, ending, see_off
@@ -25,6 +27,7 @@ log = logging.getLogger("hookline")
 def fit(run: Run) -> None:
     """Sanity check, then epochs until the run is finished or told to stop."""
     plan, s = run.plan, run.state
+    s.hooks.stopwatch.start()  # what set-up took is no training
     if not run.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
     load(run, "train")
@@ -32,6 +35,7 @@ def fit(run: Run) -> None:
     for each in itertools.chain(*map(resume_limits, run.loaders["train"])):
         log.warning(each)
     load(run, "val")
+    settle(run)
     if run.signal:
         run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
@@ -43,6 +47,7 @@ def fit(run: Run) -> None:
     if run.resume_from is not None:
         s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, run.resume_from)
     plan.on_train_start(s)
+    settle(run)
     if run.save_requests:
         save_due(run)
     while not is_finished(run):
@@ -53,6 +58,8 @@ def fit(run: Run) -> None:
     s.status = ending(run)
     plan.on_train_end(s)
     run.write_pending()
+    run.over_ranks({}, "end")
+    settle(run)
     save_due(run)
     finish_saving(run)
 
@@ -60,26 +67,20 @@ def fit(run: Run) -> None:
 def train_epoch(run: Run, loader: Any) -> None:
     """One epoch, from wherever a resumed run stands in it."""
     plan, s, options = run.plan, run.state, run.options
-    s.epoch = s.epochs_seen
-    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
-    before = None
-    if run.position == 0:
-        if (streams := run.restored.pop("rng", None)) is not None:
-            set_rng_state(streams)  # resumed between two epochs
-        run.epoch_advanced = False
-        s.log.begin("train")
-        before = rng_state()
+    before = begin_epoch(run, loader)
     plan.on_train_epoch_start(s)
+    settle(run)
 
     s.log.mode = "train"
     exhausted = False
-    is_leaving = s.should_stop and is_finished(run)  # asked for when the epoch began
+    is_leaving = told_to_stop(run) and is_finished(run)  # asked for when the epoch began
     if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
         run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run, loader.began_with if run.mixes else loader.length)
     if run.owes_validation and not is_leaving:
         validate(run)
+        settle(run)
         save_due(run)
         if is_finished(run):
             is_leaving, batches = True, iter(())
@@ -96,6 +97,10 @@ def train_epoch(run: Run, loader: Any) -> None:
             see_off(run)
         if validate_every and run.position % validate_every == 0:
             validate(run)
+        if run.agreement is not None:
+            run.agreement.meet()
+        elif run.errands.waiting:
+            do_errands(run, run.errands.left())
         if run.save_requests:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
@@ -104,6 +109,7 @@ def train_epoch(run: Run, loader: Any) -> None:
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
     complete = exhausted or run.position == loader.length
+    settle(run)
 
     if complete and not run.signal:
         close_window(run, plan, s)  # a last window that came out short
@@ -111,10 +117,25 @@ def train_epoch(run: Run, loader: Any) -> None:
     s.log.mode = "now"
     if not run.signal and validation_closes_epoch(run, complete):
         validate(run)
+        settle(run)
     if run.signal:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
         save_due(run)
         complete = False
     end_epoch(run, complete)
+
+
+def begin_epoch(run: Run, loader: Any) -> Any:
+    """Say where the run is; the random streams as they are now, if the epoch begins at its first batch."""
+    s = run.state
+    s.epoch = s.epochs_seen
+    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
+    if run.position:
+        return None
+    if (streams := run.restored.pop("rng", None)) is not None:
+        set_rng_state(streams)  # resumed between two epochs
+    run.epoch_advanced = False
+    s.log.begin("train")
+    return rng_state()
 
 
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
@@ -131,7 +152,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
 def end_epoch(run: Run, complete: bool) -> None:
     """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
     plan, s = run.plan, run.state
-    results = s.log.finish("train")
+    results = s.log.finish("train") if run.rows is None else run.rows.finish("train", {}, s.log.pending)
     if run.mixes:
         counted = run.train.metrics()
         s.log.newest.raw().update(counted)
@@ -143,10 +164,11 @@ def end_epoch(run: Run, complete: bool) -> None:
     plan.on_train_epoch_end(s)
     s.nested_validate = False
     pending, s.log.pending = s.log.pending, {}
-    run.write_row({**results, **pending})
+    run.write_row({**results, **run.over_ranks(pending, "epoch")}, "epoch")
     if complete:
         advance_on_metric(run)
         run.position = 0
+    settle(run)
     if run.save_requests:
         save_due(run)
 
@@ -171,9 +193,11 @@ def why_finished(run: Run) -> str:
         return f"max_steps={options.max_steps} is reached"
     if run.train.length == 0:
         return "limit_train_batches=0"
-    if run.out_of_time and not s.should_stop:
+    if run.out_of_time and not told_to_stop(run):
         s.request_stop(f"max_time={options.max_time:g} s is over")
-    return s.stop_reason or "a stop was asked for" if s.should_stop and s.epochs_seen >= options.min_epochs else ""
+        if run.agreement is not None:
+            run.agreement.stop = True  # by a clock that is the same for all
+    return s.stop_reason or "a stop was asked for" if told_to_stop(run) and s.epochs_seen >= options.min_epochs else ""
 
 
 def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
@@ -214,6 +238,10 @@ def validate(run: Run) -> None:
         evaluate(run, VALIDATION, can_be_cut=True)
         run.validated_at = (run.state.epoch, run.state.batches_seen)
         run.owes_validation, run.before_validation = False, {}
+    if run.owes_validation:
+        settle(run)  # a signal that one rank has heard
+    if run.owes_validation:
+        settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
 
 
 def validation_interval(run: Run, length: int | None) -> int:
@@ -239,4 +267,4 @@ def validation_closes_epoch(run: Run, complete: bool) -> bool:
     s, options = run.state, run.options
     if not run.loaders["val"] or run.validated_at == (s.epoch, s.batches_seen) or (s.epoch + 1) % options.check_val_every_n_epoch:
         return False
-    return (complete and options.val_check_interval == 1.0) or (not complete and s.should_stop)
+    return (complete and options.val_check_interval == 1.0) or (not complete and told_to_stop(run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,21 +14,27 @@ import torch
 
 from hookline._version import __version__
 from hookline.errors import OptionError, StopTraining
+from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
+from hookline.loops.agreement import Agreement, settle
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
+from hookline.loops.noting import dismiss_everywhere, note_ending
 from hookline.loops.record import note_end
 from hookline.loops.restoring import restore_hook, restore_module, restore_progress
 from hookline.loops.run import Run, ending, see_off
+from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.step import settle_failed_batch
-from hookline.module import Module
-from hookline.optimizers import parse
+from hookline.loops.together import Together
+from hookline.optimizers import follow_parameters, parse
+from hookline.seeding import seed_rank
 
+log = logging.getLogger("hookline")
 T = TypeVar("T")
 
 
@@ -42,6 +49,8 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
     plan.up.clear()
     try:
         guests.arrive()
+        if not run.strategy.ranks.alone:
+            join(run)
         guests.begin()
         set_up(run)
         strategy_is_up = True
@@ -59,10 +68,8 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         if run.stage == "fit":
             end_fit(run)
     except BaseException as caught:
-        error = s.exception = caught
-        s.status = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"
-        caught.add_note(f"the run ended in {run.stage} at {s.position}")
-        run.save_requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+        error = caught
+        note_failure(run, caught)
         failures += plan.on_exception(s) or ()
         failures += save_after_failure(run)
         if strategy_is_up:
@@ -91,6 +98,29 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         del error, failures  # a traceback that holds this frame, which holds the error, would be a cycle
 
 
+def join(run: Run) -> None:
+    """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one clock."""
+    check_same(run)
+    if run.stage != "fit":
+        return
+    run.agreement = Agreement(run)
+    run.state.clock = run.agreement.now
+    run.started = run.agreement.now()
+
+
+def note_failure(run: Run, error: BaseException) -> None:
+    """The run has failed: everyone can see it in the state, and the other ranks hear of it before anything else is done."""
+    s = run.state
+    is_agreed = s.status == "interrupted"  # Ctrl-C: all ranks end by it
+    s.exception = error
+    s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+    run.watch.ranks = None  # from here on nobody waits for anybody
+    error.add_note(f"the run ended in {run.stage} at {s.position}")
+    if run.peers is not None and not is_agreed:
+        run.peers.tell(error)
+    run.save_requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+
+
 def let_go(run: Run) -> None:
     """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's tensors."""
     for loader in itertools.chain(*run.loaders.values()):
@@ -101,6 +131,7 @@ def let_go(run: Run) -> None:
 def end_fit(run: Run) -> None:
     """The last save point, and what is still being written is waited for."""
     run.plan.on_fit_end(run.state)
+    settle(run)
     save_due(run)
     finish_saving(run)
     note_end(run, run.state.stop_reason)
@@ -110,6 +141,10 @@ def save_after_failure(run: Run) -> list[BaseException]:
     """Checkpoints that listeners of on_exception asked for: there is no later save point any more."""
     if run.watch.broken:
         run.save_requests.clear()
+    if run.peers is not None:
+        if run.save_requests:
+            log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
+        return []
     try:
         if run.save_requests:
             settle_failed_batch(run)
@@ -137,7 +172,10 @@ def place_on_strategy(run: Run) -> None:
     """The module goes to its device; then its optimizers are made, and the second half of a resume."""
     plan, s = run.plan, run.state
     plan.strategy_setup(s)
+    before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
     s.wrapped_model = run.strategy.place(run.module)
+    if not run.strategy.ranks.alone:
+        part_ways(run)
     if run.resume_from is not None and run.strategy.restore_after_setup:
         restore_module(run)
     if run.options.compile:
@@ -145,8 +183,13 @@ def place_on_strategy(run: Run) -> None:
     if run.stage != "fit":
         return
     s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    follow_parameters(s.optimizers, before, run.module)
+    s.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
     settle_feeding(run)
+    if not run.strategy.ranks.alone and not run.is_manual:
+        run.together = Together(run)
+        run.together.syncs_always = run.feeds is not None
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
@@ -154,6 +197,12 @@ def place_on_strategy(run: Run) -> None:
         restore_progress(run)
         plan.on_checkpoint_load(s)
     plan.on_fit_start(s)
+
+
+def part_ways(run: Run) -> None:
+    """The model was made the same way everywhere; from here on each rank draws its own numbers, so that dropout differs."""
+    drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
+    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
 
 
 def settle_feeding(run: Run) -> None:
@@ -199,12 +248,18 @@ class Guests:
         run, table = self.run, self.run.plan.table
         run.manual_backward = functools.partial(manual_backward, run)
         run.manual_unscale = functools.partial(unscale_once, run)
-        if isinstance(run.module, Module):
-            run.module._door.run = run
+        self._attach(run)
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
-                self.listeners += find_listeners(owner, receiver, type(owner).__name__, table)
+                name, foreign = type(owner).__name__, owner if isinstance(owner, Adapter) else None
+                self.listeners += foreign.listeners(name, table) if foreign else find_listeners(owner, receiver, name, table)
         run.plan.add(self.listeners)
+
+    def _attach(self, run: Run | None) -> None:
+        """Module and data module learn which run they are in; None: in none any more."""
+        self.run.steps._attach(run)
+        if self.run.datamodule is not None:
+            self.run.datamodule._attach(run)
 
     def begin(self) -> None:
         """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come late."""
@@ -212,22 +267,29 @@ class Guests:
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
             s.logger.log_hyperparams(describe(run))
+        if run.control is not None:
+            run.control.open()
         for entry in s.hooks.entries():
             self._start(entry)
             if not entry.enabled:
                 run.plan.remove(entry.listeners)  # one that was switched off in an earlier run had kept its teardown
         s.hooks.guests = self
+        s.hooks.stopwatch.start()
+        if run.stage == "fit" and not run.strategy.ranks.alone:
+            s.hooks.dismiss = functools.partial(dismiss_everywhere, run)
 
     def leave(self) -> None:
         """Let everyone go."""
         run, hooks = self.run, self.run.state.hooks
-        hooks.guests = None
+        if hooks.guests is self:  # a run, not a look at its plan
+            note_ending(run)
+        hooks.guests, hooks.dismiss = None, hooks.disable
         for handle in self.handles:
             run.brought.append(handle.entry)
             handle.remove()
         run.plan.clear_run()
-        if isinstance(run.module, Module):
-            run.module._door.run = None
+        self._attach(None)
+        run.write_waiting()
         run.state.logger.close()
 
     def welcome(self, entry: Entry) -> None:
@@ -257,9 +319,9 @@ class Guests:
 
     def _start(self, entry: Entry) -> None:
         for listener in entry.listeners:
-            listener.account.calls = listener.account.total = listener.account.worst = 0
-            for each in listener.filters:
-                each.begin(self.run.state)
+            listener.begin(self.run.state)
+        if isinstance(entry.hook, Adapter) and hasattr(entry.hook, "begin_run"):
+            entry.hook.begin_run(self.run.state)
 
 
 def describe(run: Run) -> dict[str, Any]:

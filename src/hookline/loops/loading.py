@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from dataclasses import replace
 
 from hookline.data.batch import move
+from hookline.data.dealing import Share
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.mixed import MixedLoader
 from hookline.data.mixing import Mixture, make_mixture
 from hookline.errors import OptionError
 from hookline.listener import overrides
 from hookline.loops.aggregating import check_aggregation
+from hookline.loops.counting import Tally
 from hookline.loops.run import Run
-from hookline.plan import nobody
 from hookline.steps import PlainSteps
 
 log = logging.getLogger("hookline")
@@ -38,7 +40,8 @@ def load(run: Run, kind: str) -> list[Loader]:
             "test": run.plan.test_dataloader, "predict": run.plan.predict_dataloader,
         }[kind]  # fmt: skip
         given = ask(run.state)
-    loaders = make_loaders(given, limit, kind)
+    share = share_of(run, kind)
+    loaders = make_loaders(given, limit, kind, share)
     if kind == "val":
         if limit != 0 and len(loaders) > 1:
             for name in [each.name for each in loaders if each.length == 0]:
@@ -47,12 +50,22 @@ def load(run: Run, kind: str) -> list[Loader]:
     if kind == "train" and options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
     _check(run, kind, loaders)
+    for loader in loaders:
+        loader.agree()
     if kind in ("val", "test"):
         check_aggregation(run.options.val_aggregation, [each.name for each in loaders])
     run.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)
+        if not share.ranks.alone:
+            run.tally = Tally(run, share.turn)
     return loaders
+
+
+def share_of(run: Run, kind: str) -> Share:
+    """This rank's part of the data; on one process all of it."""
+    strategy = run.strategy
+    return Share(strategy.ranks, trains=kind == "train", deals=strategy.shards_data)
 
 
 def settle_training(run: Run, loaders: list[Loader]) -> None:
@@ -90,7 +103,7 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
                         "workers.", run.options.prefetch_batches, loader.name)  # fmt: skip
             continue
         loader.ahead = run.options.prefetch_batches
-        if run.moves and not own_way and plan.on_before_batch_transfer is nobody:
+        if run.moves and not own_way and not plan.listeners("on_before_batch_transfer"):
             loader.move = lambda batch: move(batch, device)
 
 
@@ -113,9 +126,9 @@ def estimated_steps(run: Run) -> float:
 
 
 def _frozen(loader: Loader) -> Loader:
-    """The first batches, drawn once, so that every epoch overfits on the same ones."""
+    """The first batches of this rank, drawn once, so that every epoch overfits on the same ones."""
     batches = list(itertools.islice(loader.batches(), loader.length))
-    return Loader(loader.name, batches, len(batches))
+    return Loader(loader.name, batches, len(batches), share=replace(loader.share, deals=False))
 
 
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
@@ -128,7 +141,9 @@ def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
                           "or a DataModule.")  # fmt: skip
     empty = [each.name for each in loaders if each.length == 0]
     if kind == "train" and run.options.limit_train_batches != 0 and empty:
-        raise OptionError(f"The training loader {empty[0]!r} is empty.")
+        ranks = run.strategy.ranks
+        hint = "" if ranks.alone else f" for {ranks.world_size} ranks: with drop_last each batch must be there for all of them"
+        raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
     step = STEP_OF[kind]
     if loaders and kind != "predict" and not isinstance(run.steps, PlainSteps) and not overrides(run.steps, step):
         raise OptionError(f"There is a {kind} loader, but {name} has no {step}(self, batch, batch_idx).")

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE
+from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.step import differentiate, overflowed
 from hookline.optimizers import used_rate
@@ -41,14 +42,14 @@ class ManualOptimizer:
                 run.stepped.clear()
             run.stepped.add(id(self.optimizer))
             if unscale_once(run, self.optimizer):
-                s.reason = "nonfinite"
-                plan.on_step_skipped(s)
+                skip_step(run, "nonfinite")
                 return
         s.norm_tensor = None
         signal = plan.on_before_optimizer_step(s)
+        if run.steers_updates:
+            signal = run.agreement.on_update(signal)
         if signal is SKIP_STEP:
-            s.reason = "hook"
-            plan.on_step_skipped(s)
+            skip_step(run, "hook")
         else:
             if signal is not STEP_DONE:
                 s.optimizer_closure = closure

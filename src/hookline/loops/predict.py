@@ -7,12 +7,18 @@ from typing import Any
 import torch
 
 from hookline.errors import StopTraining
-from hookline.loops.evaluate import Interlude
+from hookline.loops.evaluate import Interlude, Pace
+from hookline.loops.ghosts import run_along
 from hookline.loops.run import Run
+from hookline.plan import Plan
+from hookline.state import State
 
 
 def predict(run: Run, keep: bool = True) -> list[Any]:
-    """One pass over every loader; a list of predictions, or one such list per loader if there are several."""
+    """One pass over every loader; a list of predictions, or one such list per loader if there are several.
+
+    With several ranks each has those of its own batches.
+    """
     plan, s = run.plan, run.state
     s.predictions = [[] for _ in run.loaders["predict"]]
     with Interlude(s):
@@ -20,29 +26,38 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         plan.on_predict_model_eval(s)
         plan.on_predict_start(s)
         plan.on_predict_epoch_start(s)
+        pace = Pace(run, can_be_cut=False)
         with torch.no_grad():
             for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
                 s.dataloader_name = loader.name
                 for s.batch_idx, s.batch in enumerate(loader.batches(0)):
                     s.cache.clear()
-                    plan.on_before_batch_transfer(s)
-                    if run.moves:
-                        s.batch = plan.transfer_batch_to_device(s)
-                    plan.on_after_batch_transfer(s)
-                    plan.on_predict_batch_start(s)
-                    try:
-                        s.returned = plan.predict_step(s)
-                    except StopTraining as stop:
-                        s.request_stop(stop.reason)
+                    if not loader.share.turn.is_ghost:
+                        predict_batch(run, plan, s, keep)
+                    elif run.strategy.forward_communicates:
+                        run_along(run, plan.predict_step)
+                    if pace.is_over():
                         break
-                    plan.on_predict_batch_end(s)
-                    if keep:
-                        s.predictions[s.dataloader_idx].append(s.returned)
-                    if s.should_stop:
-                        break
-                if s.should_stop:
+                if pace.was_over:
                     break
         plan.on_predict_epoch_end(s)
         plan.on_predict_end(s)
         plan.on_predict_model_train(s)
     return s.predictions[0] if len(s.predictions) == 1 else s.predictions
+
+
+def predict_batch(run: Run, plan: Plan, s: State, keep: bool) -> None:
+    """One batch: move, predict, tell."""
+    plan.on_before_batch_transfer(s)
+    if run.moves:
+        s.batch = plan.transfer_batch_to_device(s)
+    plan.on_after_batch_transfer(s)
+    plan.on_predict_batch_start(s)
+    try:
+        s.returned = plan.predict_step(s)
+    except StopTraining as stop:
+        s.request_stop(stop.reason)
+        return
+    plan.on_predict_batch_end(s)
+    if keep:
+        s.predictions[s.dataloader_idx].append(s.returned)

@@ -39,7 +39,7 @@ def note(run: Run, run_dir: Path, status: str, reason: str = "") -> None:
 
 def note_training(run: Run, saved: Path | str) -> None:
     """The first checkpoint of a run makes its directory a place to resume from."""
-    if run.is_noted or run.stage != "fit" or "://" in str(saved):
+    if run.is_noted or run.stage != "fit" or "://" in str(saved) or run.state.rank:
         return
     run_dir = run.directory.existing()
     if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
@@ -50,7 +50,7 @@ def note_training(run: Run, saved: Path | str) -> None:
 def note_end(run: Run, reason: str) -> None:
     """How it ended; only for a run that can be resumed at all."""
     known = run.directory.existing()
-    if run.finished_before or known is None or read_record(known).get("id") != run.run_id:
+    if run.state.rank or run.finished_before or known is None or read_record(known).get("id") != run.run_id:
         return
     try:
         note(run, run.run_dir(), run.state.status, reason)

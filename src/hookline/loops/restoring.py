@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hookline.checkpoint.gradients import put_gradients
+from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
 from hookline.checkpoint.saves import COUNTERS
+from hookline.checkpoint.sharding import is_sharded
 from hookline.errors import CheckpointError
 from hookline.loops.run import Run
 from hookline.loops.saving import kinds
-from hookline.seeding import set_rng_state
+from hookline.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.state import State
 
 
@@ -20,7 +24,14 @@ def restore_module(run: Run) -> None:
     assert run.resume_from is not None
     s.checkpoint = run.restored
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
+    spread = spread_tensors(run.module)
+    if reads_late(run, spread):
+        lay_out_gradients(run.restored.get("window", {}), spread)
+        for name in [each for each in run.restored if each not in ("optimizers", "window")]:  # the former once they exist
+            run.restored[name] = lay_out(run.restored[name], spread)
     plan.module_load_checkpoint(s)
+    for name in spread.keys() & s.checkpoint["module"].keys():  # a listener may have put in others
+        s.checkpoint["module"][name] = lay_out_tensor(s.checkpoint["module"][name], spread[name])
     try:
         run.module.load_state_dict(s.checkpoint["module"])
     except RuntimeError as error:
@@ -31,6 +42,11 @@ def restore_module(run: Run) -> None:
     for entry in s.hooks.entries():
         if run.stage == "fit" or getattr(entry.hook, "tier", "user") != "monitor":  # what a monitor found in its run stays
             restore_hook(entry, run.restored, s)
+
+
+def reads_late(run: Run, spread: dict[str, Any]) -> bool:
+    """Whether tensors are read once it is known what this rank needs of them; else they are whole and in memory by now."""
+    return bool(spread) or not run.strategy.ranks.alone
 
 
 def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
@@ -55,7 +71,12 @@ def restore_progress(run: Run) -> None:
         raise CheckpointError(f"{run.resume_from} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
                               "Resume with the same ones, or take its weights alone: "
                               "hookline.load_weights(module, path).")  # fmt: skip
+    is_late = reads_late(run, spread_tensors(run.module))
+    if is_late:
+        restore_buffers(run)
     for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
+        if is_late:
+            lay_out_optimizer(saved, optimizer)
         load_optimizer(optimizer, saved)
     for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
         scheduler.load_state_dict(saved)
@@ -65,17 +86,28 @@ def restore_progress(run: Run) -> None:
     for name, value in contents["window"].items():
         if name != "gradients":
             setattr(run.window, name, value)
-    gradients = contents["window"].get("gradients", {})
-    for name, parameter in run.module.named_parameters():
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.device)
+    if run.window.batches:
+        run.strategy.reopen_window()
+    put_gradients(run.module, s.wrapped_model, contents["window"].get("gradients", {}))
     s.log.newest.raw().update(contents["metrics"])
     s.log.load_state_dict(contents["log"])
     s.checkpoint = None
     s.path = run.resume_from
+    if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
+        seed_rank(key_of("joined", s.batches_seen), s.rank)
+        contents["rng"] = rng_state()
     set_rng_state(contents["rng"])
     # what hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run
     run.restored = {key: contents[key] for key in ("hooks", "filters", "rng", "loader", "loggers")}
+
+
+@torch.no_grad()
+def restore_buffers(run: Run) -> None:
+    """Once more: wrapping a module for several ranks gives them all rank zero's, and each had its own."""
+    for name, buffer in run.module.named_buffers():
+        saved = run.restored["module"].get(name)
+        if isinstance(saved, Tensor) and not is_sharded(saved) and saved.shape == buffer.shape:
+            buffer.copy_(saved)
 
 
 def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
@@ -93,6 +125,9 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
 def restore_counters(run: Run) -> None:
     """How far the run was."""
     s, contents = run.state, run.restored
+    if "position" not in contents:
+        raise CheckpointError(f"{run.resume_from} was written by a hookline.Line, for a loop of its own: "
+                              "line.load_checkpoint(path) goes on from it, hookline.load_weights(module, path) takes its weights.")  # fmt: skip
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
     run.position = contents["position"]["batches"]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.files import read
-from hookline.checkpoint.finding import Found, best_first, find, first_whole, tidy_below
+from hookline.checkpoint.files import read_together
+from hookline.checkpoint.finding import ALONE, Found, best_first, find, first_whole, tidy_below
+from hookline.checkpoint.together import PATIENCE
 from hookline.errors import OptionError, closest
 from hookline.loops.record import RECORD, limits, note, read_record
 from hookline.loops.run import Run
+from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
 
 log = logging.getLogger("hookline")
@@ -21,20 +24,44 @@ WORDS = ("auto", "best")
 
 
 def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
-    """Settle what the run resumes from, and read it."""
-    if resume is None:
-        _begin_afresh(run, directory)
-    else:
-        found = look_up(resume, directory)
-        if found is not None:
-            run.resume_from, run.restored = found.path, found.contents
-            if found.run_dir is not None:
-                directory.continue_in(found.run_dir)
-                run.finished_before = _why_finished(run, read_record(found.run_dir))
-    run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
+    """Settle what the run resumes from, and read it: rank zero chooses, and all ranks read what they need of it."""
+    ranks = run.strategy.ranks
+    found = look_up(resume, directory, ranks=ranks) if resume is not None else None
+    if found is not None:
+        run.resume_from, run.restored = found.path, found.contents
+
+    def settle() -> list[str]:
+        if resume is None:
+            _begin_afresh(run, directory)
+        elif found is not None and found.run_dir is not None:
+            directory.continue_in(found.run_dir)
+            run.finished_before = _why_finished(run, read_record(found.run_dir))
+        run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
+        return [run.run_id, run.finished_before, "" if ranks.alone else directory.chosen()]
+
+    run.run_id, run.finished_before, run_dir = ranks.decide(settle)
+    if not ranks.alone:
+        directory.continue_in(Path(run_dir))
+        require_shared(Path(run_dir), ranks)
     known = directory.existing()
     record = read_record(known) if known is not None else {}
     run.is_noted = record.get("id") == run.run_id and record["status"] == "training"
+
+
+def require_shared(run_dir: Path, ranks: Ranks) -> None:
+    """Every rank must see the run's directory: all of them write into it."""
+    token = run_dir / f".seen-by-all-{ranks.decide(lambda: uuid.uuid4().hex)}"
+    ranks.decide(lambda: token.write_text("") and None)
+    until = time.monotonic() + PATIENCE
+    while not (seen := token.exists()) and time.monotonic() < until:  # network file systems tell of a new file late
+        time.sleep(0.05)
+    blind = [rank for rank, sees in enumerate(ranks.gather(seen)) if not sees]
+    if ranks.rank == 0:
+        token.unlink(missing_ok=True)
+    if blind:
+        raise OptionError(f"The run's directory {run_dir} is not the same for all ranks: rank {', '.join(map(str, blind))} "
+                          "cannot see what rank 0 writes there. Every rank writes its part of a checkpoint, so choose one on "
+                          "a disk that all machines share (Trainer(run_dir=...) or default_root_dir=...).")  # fmt: skip
 
 
 def _begin_afresh(run: Run, directory: RunDirectory) -> None:
@@ -67,42 +94,61 @@ class Start:
     """The run it was found in, if it was searched for."""
 
 
-def look_up(which: str | os.PathLike[str], directory: RunDirectory, within: Path | None = None) -> Start | None:
-    """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be found."""
+def look_up(
+    which: str | os.PathLike[str], directory: RunDirectory, within: Path | None = None, ranks: Ranks = ALONE
+) -> Start | None:
+    """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be found.
+
+    ranks: those who look together. Rank zero looks, and says what there is; each reads what it needs.
+    """
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"resume={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in WORDS:
-        return _search(str(which), within or directory.searched)
+        return _search(str(which), within or directory.searched, ranks)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
         raise OptionError(f"resume={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
     if isinstance(which, str) and "://" in which:
-        return Start(which, read(which))
+        return Start(which, read_together(which, ranks))
     path = Path(which)
-    if path.is_dir() and not (path / "manifest.json").exists() and find(path)[0]:
-        newest = _search("auto", path)  # the directory of a run stands for its newest whole one
+    if ranks.decide(lambda: path.is_dir() and not (path / "manifest.json").exists() and bool(find(path)[0])):
+        newest = _search("auto", path, ranks)  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
-    return Start(path, read(path))
+    return Start(path, read_together(path, ranks))
 
 
-def _search(which: str, folder: Path) -> Start | None:
-    if not folder.is_dir():
-        log.warning("resume=%r: there is no %s yet, so the run begins afresh.", which, folder)
+def _search(which: str, folder: Path, ranks: Ranks) -> Start | None:
+    candidates, broken, known = ranks.decide(lambda: _candidates(which, folder))
+    mine = [Found(Path(path), manifest) for path, manifest in candidates]
+    chosen, contents, unreadable = first_whole(mine, ranks)
+    say = log.warning if ranks.rank == 0 else log.debug
+    for path, reason in {**broken, **{str(path): reason for path, reason in unreadable.items()}}.items():
+        say("resume=%r passes over %s: %s", which, path, reason)
+    if chosen is None:
+        if known is None:
+            say("resume=%r: there is no %s yet, so the run begins afresh.", which, folder)
+        else:
+            say("resume=%r: there is no whole checkpoint%s below %s, so the run begins afresh.", which,
+                " that a monitor has kept" if which == "best" else "", folder)  # fmt: skip
         return None
+    say("resume=%r: going on from %s (epoch %d, step %d, saved %s, the %s of %d whole ones).", which, chosen.path,
+        chosen.manifest["epoch"], chosen.manifest["step"], chosen.manifest["saved_at"],
+        "best" if which == "best" else "newest", known - len(unreadable))  # fmt: skip
+    return Start(chosen.path, contents, _run_dir(chosen, folder) or folder)
+
+
+def _candidates(which: str, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
+    """The run's checkpoints in the order to try them in, why others are out of the question, and how many there are in all.
+
+    None, if there is no folder to look at.
+    """
+    if not folder.is_dir():
+        return [], {}, None
     tidy_below(folder)
     found, broken = find(folder)
     records = {each.path: read_record(run_dir) for each in found if (run_dir := _run_dir(each, folder))}
     mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
-    chosen, contents, unreadable = first_whole(best_first(mine) if which == "best" else mine)
-    for path, reason in {**broken, **unreadable}.items():
-        log.warning("resume=%r passes over %s: %s", which, path, reason)
-    if chosen is None:
-        log.warning("resume=%r: there is no whole checkpoint%s below %s, so the run begins afresh.", which,
-                    " that a monitor has kept" if which == "best" else "", folder)  # fmt: skip
-        return None
-    log.warning("resume=%r: going on from %s (epoch %d, step %d, saved %s, the %s of %d whole ones).", which, chosen.path,
-                chosen.manifest["epoch"], chosen.manifest["step"], chosen.manifest["saved_at"],
-                "best" if which == "best" else "newest", len(mine) - len(unreadable))  # fmt: skip
-    return Start(chosen.path, contents, _run_dir(chosen, folder) or folder)
+    ordered = best_first(mine) if which == "best" else mine
+    return [(str(each.path), each.manifest) for each in ordered], {str(path): why for path, why in broken.items()}, len(mine)
 
 
 def _run_dir(found: Found, folder: Path) -> Path | None:

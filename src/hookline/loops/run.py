@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,14 @@ from typing import Any
 
 from torch import nn
 
+from hookline.accounting import Cost
 from hookline.checkpoint.saves import Saved, SaveRequest
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
+from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
 from hookline.loops.finite import FiniteWatch
+from hookline.loops.reducing import Rows
 from hookline.metrics import Metrics
 from hookline.module import Actions
 from hookline.optimizers import Schedule
@@ -68,7 +70,8 @@ def ending(run: Run) -> str:
     """The status of a run that ended as meant, or was interrupted in good order."""
     if run.signal:
         return "interrupted" if run.signal == signal.SIGINT else "preempted"
-    return "stopped" if run.state.should_stop else "completed"
+    stopped = run.state.should_stop if run.agreement is None else run.agreement.stop
+    return "stopped" if stopped else "completed"
 
 
 @dataclass(slots=True, eq=False)  # slots, because the batch body reads them all the time
@@ -109,10 +112,19 @@ class Run:
     on_cpu: bool = field(init=False)
     is_manual: bool = field(init=False)
     watch: FiniteWatch = field(init=False)
+    rows: Rows | None = None
+    """How ranks bring their metrics together; None on one process."""
+    logs: bool = field(init=False)
+    """Whether rows of metrics go to loggers, those of rank zero."""
+    tally: Any = None
+    """What ranks count together (`Tally`); None on one process."""
+    together: Any = None
+    """What ranks settle about each window (`Together`); None on one process."""
     moves: bool = False
     clips: bool = False
-    clips_otherwise: bool = False
-    """Clipping changes the gradients without telling their norm, so it is captured before if somebody asks."""
+    measures_norm: bool = False
+    """The norm is captured before the update if somebody asks: clipping will change the gradients without telling it, or they
+    are sharded, and a norm that was measured only when it is read would make ranks wait for a reader that they do not have."""
     recomputes: bool = False
     """Whether an optimizer calls the closure to compute the loss anew."""
     # manual optimization
@@ -123,9 +135,25 @@ class Run:
     manual_backward: Callable[..., None] = lambda loss: None
     manual_optimizers: list[Any] = field(default_factory=list)
     # who takes part
+    errands: Errands = field(default_factory=Errands)
+    """What is to be done at the next batch boundary, asked for by one rank or by another thread."""
+    control: Any = None
+    """Listens to what is asked of a fit from outside (`Control`)."""
+    agreement: Any = None
+    """How the ranks of a fit agree (`Agreement`); None: there is only one."""
+    peers: Any = None
+    """Who hears of the other ranks' failures, and tells them of this one's (`Peers`); None: there are none."""
+    steers_batches: bool = False
+    """Whether a hook on some rank may end an epoch for all of them."""
+    steers_updates: bool = False
+    """Whether a hook on some rank may skip an update for all of them."""
     setup_began: bool = False
     leaving: list[Any] = field(default_factory=list)
     """Entries of hooks that were removed and get their teardown at the next batch boundary."""
+    skips: int = 0
+    """Updates that were not made."""
+    costs: list[Cost] = field(default_factory=list)
+    """What the hooks have cost, once the run is over."""
     brought: list[Any] = field(default_factory=list)
     """Entries of the hooks that the module brought, once the run is over."""
     # where it is
@@ -151,6 +179,8 @@ class Run:
     restored: dict[str, Any] = field(default_factory=dict)
     finished_before: str = ""
     """Why a run that is started again has nothing to train."""
+    heard: int = 0
+    """A signal that this process has heard; with several ranks it ends the run once all know of it."""
     signal: int = 0
     """The signal that ends the run."""
     # checkpoints
@@ -159,21 +189,27 @@ class Run:
     saver: Any = None
     """Writes in the background, if asked to."""
     news: list[Saved] = field(default_factory=list)
+    saved: Saved | None = None
+    """The newest checkpoint that is durable."""
     sealed: bool = False
     """The checkpoint of a signal is written: nothing of what follows may replace it."""
 
     def __post_init__(self) -> None:
         options, strategy = self.options, self.strategy
-        self.started = time.monotonic()
+        self.started = self.state.clock()
         self.accumulate = options.accumulate_grad_batches
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
         self.scaler = strategy.precision.begin() if self.stage == "fit" else strategy.precision.scaler
         self.on_cpu = strategy.device.type == "cpu"
         self.is_manual = not self.steps.automatic_optimization
-        self.watch = FiniteWatch(strategy.device)
+        others = None if strategy.ranks.alone or self.is_manual else strategy.ranks
+        self.watch = FiniteWatch(strategy.device, others)
         if options.count_tokens is not None:
             self.count_tokens = options.count_tokens
+        self.logs = strategy.ranks.from_zero(bool(self.state.logger))
+        if not strategy.ranks.alone:
+            self.rows = Rows(strategy.ranks, self.state.log)
 
     def run_dir(self) -> Path:
         """Where the run writes; it exists from now on."""
@@ -183,11 +219,14 @@ class Run:
     def out_of_time(self) -> bool:
         """Whether `max_time` is over."""
         limit = self.options.max_seconds
-        return limit is not None and time.monotonic() - self.started >= limit
+        return limit is not None and self.state.clock() - self.started >= limit
 
-    def write_row(self, values: dict[str, Any], train: bool = True) -> None:
-        """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it."""
-        s = self.state
+    def write_row(self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None) -> None:
+        """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it.
+
+        over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of now.
+        """
+        s, train = self.state, over != "evaluation"
         heard = train and self.plan.on_train_metrics is not nobody
         if not values or not (s.logger or heard):
             return
@@ -195,12 +234,29 @@ class Run:
         if train:
             self.plan.on_train_metrics(s)
         if s.logger:
-            s.logger.log_metrics(s.row.read(), s.step, s.epoch)
+            s.logger.log_row(s.row.read(), s.step if step is None else step, s.epoch if epoch is None else epoch, over)
         s.row = None
 
     def write_pending(self) -> None:
-        """Send out what was logged since the last row."""
-        pending = self.state.log.pending
+        """Send out what was logged since the last row; with several ranks when they next meet."""
+        pending, s = self.state.log.pending, self.state
         if pending:
-            self.state.log.pending = {}
-            self.write_row(pending)
+            s.log.pending = {}
+            if self.rows is None:
+                self.write_row(pending)
+            else:
+                self.rows.keep(pending, s.step, s.epoch, self.logs or "on_train_metrics" in self.plan.wanted_at)
+
+    def over_ranks(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
+        """A row's values over all ranks; rows that were waiting for this go out. On one process they are what they are."""
+        if self.rows is None:
+            return values
+        row, before = self.rows.settle(kind, values, self.state.step)
+        for step, epoch, kept in before:
+            self.write_row(kept, "step", step, epoch)
+        return row
+
+    def write_waiting(self) -> None:
+        """What no rank was there any more to be asked about: as this one knows it."""
+        for step, epoch, kept in self.rows.alone() if self.rows is not None else ():
+            self.write_row(kept, "step", step, epoch)

@@ -11,9 +11,14 @@ from torch import Tensor
 
 from hookline.checkpoint.background import BackgroundSaver
 from hookline.checkpoint.files import write
+from hookline.checkpoint.format import Packed
+from hookline.checkpoint.gradients import window_gradients
+from hookline.checkpoint.parts import OwnParts, buffers_of
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
-from hookline.errors import CheckpointError
+from hookline.checkpoint.together import write_together
+from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
+from hookline.loops.errands import carries_out
 from hookline.loops.record import note_training
 from hookline.loops.run import Run
 from hookline.metrics import Metrics
@@ -33,21 +38,32 @@ def save_due(run: Run) -> None:
 
 
 def save(run: Run, request: SaveRequest) -> None:
-    """Put a checkpoint together, and write it or have it written in the background."""
+    """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the same time."""
     plan, s = run.plan, run.state
+    if request.reason == "exception" and not run.strategy.ranks.alone:
+        log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
+                    "not have failed. The newest checkpoint before it is whole.", request.path)  # fmt: skip
+        return
     run.watch.settle()  # a loss that is not finite never replaces a good checkpoint
+    run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
     s.checkpoint, s.path, s.reason = collect(run), path, request.reason
     plan.on_save_checkpoint(s)
-    contents, s.checkpoint = s.checkpoint, None
+    whole, s.checkpoint = s.checkpoint, None
     about = describe(run, request)
     saved = Saved(path, request.reason, s.step)
-    if run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception"):
-        save_in_background(run, contents, about, saved)
-        return
-    finish_saving(run)  # one that is still being written is older, and may have the same name
+    in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
+    if not in_background or not run.strategy.ranks.alone:
+        finish_saving(run)  # one that is still being written is older, and may have the same name
     try:
-        write(contents, path, about, staging=run.run_dir)
+        contents = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
+        if in_background:
+            save_in_background(run, contents, about, saved)
+            return
+        if isinstance(contents, Packed):
+            write_together(contents, path, about, run.strategy.ranks, staging=run.run_dir)
+        else:
+            write(contents, path, about, staging=run.run_dir)
     except CheckpointError as error:
         saved = replace(saved, error=error)
     run.news.append(saved)
@@ -55,16 +71,44 @@ def save(run: Run, request: SaveRequest) -> None:
     announce(run)
 
 
-def save_in_background(run: Run, contents: dict[str, Any], about: dict[str, Any], saved: Saved) -> None:
+def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
+    """What this rank writes of a checkpoint: its share, and what differs from rank zero's. All ranks must be at the same one."""
+    ranks, parts, problem = run.strategy.ranks, None, ""
+    try:
+        parts = OwnParts(contents, buffers_of(run.module, contents["module"]))
+    except CheckpointError as error:
+        problem = str(error)
+    sums = parts.sums if parts is not None and ranks.rank == 0 else None
+    told = ranks.gather({"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums})
+    if any(each["asked"] != told[0]["asked"] for each in told):
+        asked = ", ".join(f"rank {rank} {path} ({reason}, step {step})"
+                          for rank, (path, reason, step) in enumerate(each["asked"] for each in told))  # fmt: skip
+        raise HooklineError(f"The ranks are about to write different checkpoints: {asked}. Do they all have the same hooks?")
+    problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(told) if each["problem"]]
+    if problems or parts is None:
+        raise CheckpointError(f"The checkpoint {saved.path} could not be put together: {'; '.join(problems)}")
+    return parts.for_rank(ranks.rank, told[0]["sums"])
+
+
+def save_in_background(run: Run, contents: dict[str, Any] | Packed, about: dict[str, Any], saved: Saved) -> None:
     """Training goes on as soon as everything is copied. At most one is being written at a time."""
     if run.saver is None:
-        run.saver = BackgroundSaver()
+        run.saver = BackgroundSaver(run.strategy.ranks)
 
     def tell(error: CheckpointError | None) -> None:
         run.news.append(saved if error is None else replace(saved, error=error))
-        run.save_requests.append(None)
+        if run.strategy.ranks.alone:
+            run.save_requests.append(None)
+        elif run.state.rank == 0:  # all ranks tell their hooks at one and the same boundary
+            run.errands.send("announce")
 
     run.saver.start(contents, saved.path, about, tell, staging=run.run_dir)
+
+
+@carries_out("announce")
+def announce_together(run: Run, sender: int) -> None:
+    """Rank zero has given a checkpoint its name; the others' threads are about to hear of it, if they have not."""
+    finish_saving(run)
 
 
 def finish_saving(run: Run) -> None:
@@ -81,6 +125,7 @@ def announce(run: Run) -> None:
         saved = run.news.pop(0)
         s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
         if saved.error is None:
+            run.saved = saved
             note_training(run, saved.path)
             run.plan.on_checkpoint_save(s)
         elif run.options.on_save_error == "raise":
@@ -108,6 +153,7 @@ def collect(run: Run) -> dict[str, Any]:
     entries = [*s.hooks.entries(), *run.brought]
     whole = {
         "run": run.run_id,
+        "world_size": s.world_size,
         "module": run.module.state_dict(),
         "hooks": {each.name: each.hook.state_dict() for each in entries if hasattr(each.hook, "state_dict")},
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
@@ -141,7 +187,8 @@ def collect(run: Run) -> dict[str, Any]:
 
 def kinds(s: State) -> list[str]:
     """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
-    return [type(each).__name__ for each in (*s.optimizers, *s.schedulers)]
+    bare = [getattr(each, "optimizer", each) for each in s.optimizers]  # Accelerate puts a coat around them
+    return [type(each).__name__ for each in (*bare, *s.schedulers)]
 
 
 def counts_of(listener: Any) -> list[dict[str, Any]]:
@@ -187,6 +234,6 @@ def open_window(run: Run) -> dict[str, Any]:
     window = run.window
     if not window.batches:
         return {}
-    grads = {name: p.grad for name, p in run.module.named_parameters() if p.grad is not None} if window.count else {}
+    grads = window_gradients(run.module, run.state.wrapped_model) if window.count else {}
     facts = {name: getattr(window, name) for name in window.__slots__}
     return {**facts, "gradients": grads}

@@ -29,6 +29,7 @@ class Signals:
         self.before: dict[int, Any] = {}
         self._pid = os.getpid()
         self._clock: threading.Thread | None = None
+        self._first = 0
         self._outer = False
         """Whether this run is inside another one, which then ends as well, and the process with it."""
         self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # a put cannot deadlock, not even in a signal handler
@@ -52,8 +53,9 @@ class Signals:
         if self._clock is not None and os.getpid() == self._pid:
             self._clock.join()
         # what has ended the run ends the process as well, unless that is caught
-        if self.run.signal and kind is None and not self._outer:
-            raise KeyboardInterrupt if self.run.signal == signal.SIGINT else Preempted(self.run.signal)
+        number = self.run.signal or self.run.heard
+        if number and kind is None and not self._outer:
+            raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
 
     def _heard(self, number: int, frame: Any) -> None:
         run = self.run
@@ -61,13 +63,16 @@ class Signals:
             signal.signal(number, self.before[number])
             os.kill(os.getpid(), number)
             return
-        if run.signal:
+        if run.peers is not None:
+            run.peers.raise_failure()  # the launcher ends what is left of a job that has failed: there is nobody to save with
+        if self._first:
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
-        run.signal = number
+        self._first = number
         name = signal.Signals(number).name
         _say(f"\n{name}: finishing this batch and saving, then the run ends; a second signal ends it at once.\n")
-        run.state.request_stop(name)
-        run.save_requests.append(SaveRequest(None, "signal"))
+        run.heard = number
+        if run.strategy.ranks.alone:
+            heed_signal(run, number)
         self._news.put(number)
         if self._outer:
             self.before[number](number, frame)
@@ -89,6 +94,13 @@ class Signals:
             return self._news.get(timeout=seconds) is None
         except queue.Empty:
             return False
+
+
+def heed_signal(run: Run, number: int) -> None:
+    """The run ends at the next boundary, with a checkpoint. With several ranks: once all of them know."""
+    run.signal = number
+    run.state.request_stop(signal.Signals(number).name)
+    run.save_requests.append(SaveRequest(None, "signal"))
 
 
 def _say(text: str) -> None:

@@ -7,15 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
+from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
-from hookline.optimizers import gradients, needs_closure, total_norm, used_rate
+from hookline.optimizers import gradients, total_norm, used_rate
 from hookline.plan import Plan, nobody
 from hookline.state import State, is_scalar
+from hookline.strategies.sharded import agree_on_overflow, scale
 
 
 def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Signal | None:
@@ -33,15 +36,21 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
 
     log.weight = weight = batch_size(s.batch)
     signal = plan.on_train_batch_start(s)
+    if run.steers_batches:
+        signal = run.agreement.on_batch(signal)
     if signal is END_EPOCH:
         return signal
+    tally = run.tally
+    if tally is not None:
+        log.weight = weight = tally.begin(s, weight if signal is None else 0)
     if window.batches == 0 and run.accumulate > 1:
         window.size = run.accumulate if batches_left is None else min(run.accumulate, batches_left)
     last = window.batches + 1 >= window.size
-    if signal is not None:  # SKIP_BATCH: no further events, but a window that ends here still steps on the others
-        window.batches += 1
-        if last:
-            close_window(run, plan, s)
+    together = run.together
+    if together is not None:
+        together.begin_batch(last)
+    if signal is not None:  # SKIP_BATCH
+        skip_batch(run, plan, s, last)
         return None
 
     before = run.step_before_batch = s.step
@@ -53,6 +62,8 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
         take_manual_loss(run, s, weight)
     else:
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
+        if together is not None:
+            loss = together.agree_on(loss, last)
         if loss is None:
             s.last_loss = None
             window.had_none = True
@@ -60,22 +71,42 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
             learn_from(run, plan, s, loss, weight)
         if last:
             update(run, plan, s)
-    updated = s.step > before
     if run.schedules:
-        advance_due(run, updated, batches_left)
+        advance_due(run, s.step > before, batches_left)
     run.position = s.batch_idx + 1
-    s.batches_seen += 1
-    s.samples_seen += weight
-    if "tokens_seen" in plan.wanted:
-        s.tokens_seen += run.count_tokens(s.batch)
+    end_of_batch(run, plan, s, weight, s.step > before)
+    return None
 
+
+def skip_batch(run: Run, plan: Plan, s: State, last: bool) -> None:
+    """No further events, but a window that ends here still steps on the others."""
+    run.window.batches += 1
+    if run.tally is not None:
+        run.tally.end(s)
+    if run.together is not None:
+        run.together.skip_batch()
+    if last:
+        close_window(run, plan, s)
+
+
+def end_of_batch(run: Run, plan: Plan, s: State, weight: int, updated: bool) -> None:
+    """Count it and tell everyone, of the update too if it made one."""
+    tally = run.tally
+    s.batches_seen += 1
+    if tally is not None:
+        tally.count(s)
+    else:
+        s.samples_seen += weight
+        if "tokens_seen" in plan.wanted:
+            s.tokens_seen += run.count_tokens(s.batch)
     s.nested_validate = True
     plan.on_train_batch_end(s)
     s.nested_validate = False
+    if tally is not None:
+        tally.end(s)
     if updated:
         end_of_step(run, plan, s)
     s.returned = None  # what the step returned may hold a graph
-    return None
 
 
 def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> None:
@@ -85,7 +116,10 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
         raise LossError(_cannot_train_on(s))
     s.live_loss = loss
     if window.count == 0:
-        zero_grad(plan, s)
+        if run.together is None:
+            zero_grad(plan, s)
+        else:
+            run.together.clear_gradients()
     noted = differentiate(run, plan, s)
     window.count += 1
     if run.accumulate > 1:
@@ -123,9 +157,10 @@ def take_manual_loss(run: Run, s: State, weight: int) -> None:
 def close_window(run: Run, plan: Plan, s: State) -> None:
     """A window that ends early, or on a batch that was skipped, updates on what it has."""
     before = s.step
-    if run.window.count or run.window.had_none:
+    window = run.window
+    if window.count or window.had_none or (run.together is not None and window.batches):  # other ranks may have more
         update(run, plan, s)
-    run.window.clear()
+    window.clear()
     if s.step > before:
         if run.schedules:
             advance_due(run, True, None)
@@ -165,6 +200,8 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
     plan.on_before_backward(s)
     loss = s.live_loss
     scaled = loss if run.window.size == 1 else loss / run.window.size
+    if run.tally is not None and run.tally.turn.factor != 1.0:
+        scaled = scaled * run.tally.turn.factor
     if run.loss_weights is not None:
         scaled = scaled * run.loss_weights.get(s.dataloader_name, 1.0)
     if run.feeds is not None:
@@ -191,14 +228,17 @@ def update(run: Run, plan: Plan, s: State) -> None:
     window, scaler = run.window, run.scaler
     if run.accumulate > 1:
         s.window_losses = window.losses
-    if (window.count == 0 or run.skips_nonfinite) and not is_worth_a_step(run, plan, s):
+    if run.tally is not None:
+        run.tally.ask_for_loss(s)
+    count = window.count if run.together is None else run.together.settle()
+    if (count == 0 or run.skips_nonfinite) and not is_worth_a_step(run, plan, s, count):
         window.clear()
         return
     feeds = run.feeds
     if feeds is not None:
         feeds.updated.clear()
-    elif window.count != window.size:
-        rescale(s.optimizers, window.size / window.count)
+    elif count != window.size:
+        rescale(s.optimizers, window.size / count)
     before = s.step
     s.norm_tensor = None
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
@@ -208,15 +248,15 @@ def update(run: Run, plan: Plan, s: State) -> None:
             if window.fed[s.optimizer_idx] != window.size:
                 rescale([s.optimizer], window.size / window.fed[s.optimizer_idx])
         if scaler is not None and overflowed(scaler, s.optimizer):
-            s.reason = "nonfinite"
-            plan.on_step_skipped(s)
+            skip_step(run, "nonfinite")
             continue
-        if run.clips_otherwise and "grad_norm" in plan.wanted:
+        if run.measures_norm and "grad_norm" in plan.wanted:
             s.add_norm(total_norm([s.optimizer]))
         signal = plan.on_before_optimizer_step(s)
+        if run.steers_updates:
+            signal = run.agreement.on_update(signal)
         if signal is SKIP_STEP:
-            s.reason = "hook"
-            plan.on_step_skipped(s)
+            skip_step(run, "hook")
             continue
         if signal is not STEP_DONE:
             if run.clips:
@@ -240,14 +280,14 @@ def update(run: Run, plan: Plan, s: State) -> None:
 def end_of_step(run: Run, plan: Plan, s: State) -> None:
     """After an update: its metrics go out, then on_step_end, under the same step number."""
     log = s.log
-    if s.step % run.log_every == 0 and (s.logger or plan.on_train_metrics is not nobody):
+    if s.step % run.log_every == 0 and (run.logs or "on_train_metrics" in plan.wanted_at):
         row, log.pending = log.pending, {}
         row.setdefault("train/loss", s.mean_of_window())
         if s.used_lr is not None:
             row.setdefault("lr", s.used_lr)
         if run.mixes:
             row.update(run.train.metrics())
-        run.write_row({key: value for key, value in row.items() if value is not None})
+        run.write_row(run.over_ranks({key: value for key, value in row.items() if value is not None}))
     if plan.on_step_end is not nobody:
         waiting, log.pending = log.pending, {}
         s.nested_validate = True
@@ -291,20 +331,20 @@ def _cannot_train_on(s: State) -> str:
 # ---- the update --------------------------------------------------------------------------------------------------
 
 
-def is_worth_a_step(run: Run, plan: Plan, s: State) -> bool:
+def is_worth_a_step(run: Run, plan: Plan, s: State, count: float) -> bool:
     """False, after on_step_skipped, if nothing in the window had a loss or the loss is not finite and told to be skipped."""
     window = run.window
-    if window.count == 0:
-        s.reason = "no_loss"
-    elif not _is_finite([loss for loss, _, _ in window.held]):
-        s.reason = "nonfinite"
-    else:
+    is_finite = not window.held or _is_finite([loss for loss, _, _ in window.held])
+    if run.together is not None and run.skips_nonfinite:
+        is_finite = run.together.everywhere(is_finite)
+    if count and is_finite:
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
             if loader:
                 s.log.add_of_loader("train", "loss", loss, weight, loader)
         return True
-    plan.on_step_skipped(s)
+    if window.count or window.had_none or run.together is None:  # not if this rank has only skipped batches
+        skip_step(run, "nonfinite" if count else "no_loss")
     return False
 
 
@@ -318,6 +358,9 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
     """Unscale; whether a gradient is infinite. It is the very number that scaler.step would read."""
     scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    first = optimizer.param_groups[0]["params"][0]
+    if type(first) is not Parameter and found:  # sharded: each rank has looked at its own part
+        return agree_on_overflow(found, [each for group in optimizer.param_groups for each in group["params"]])
     return any(bool(value.item()) for value in found.values())
 
 
@@ -325,32 +368,4 @@ def rescale(optimizers: list[Optimizer], factor: float) -> None:
     """Losses were divided by the planned length of the window; make it the real one."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
-            torch._foreach_mul_(grads, factor)  # pyright: ignore[reportPrivateImportUsage]
-
-
-class Closure:
-    """What optimizers call to get the loss: the one already there; the second time, for those that ask, computed anew."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.fresh = True
-        self._recompute = {id(each) for each in run.state.optimizers if needs_closure(each)}
-
-    def recomputes(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer's step needs the closure."""
-        return id(optimizer) in self._recompute
-
-    def __call__(self) -> Any:
-        """The loss."""
-        run, s = self.run, self.run.state
-        if self.fresh or not self.recomputes(s.optimizer):
-            self.fresh = False
-            return s.last_loss if s.last_loss is None else torch.as_tensor(s.last_loss)
-        with torch.enable_grad():
-            run.plan.optimizer_zero_grad(s)
-            s.returned = run.plan.training_step(s)
-            s.live_loss = loss_of(run, s.returned)
-            if s.live_loss is None:
-                raise LossError("training_step returned None while the optimizer was recomputing the loss.")
-            differentiate(run, run.plan, s)
-        return torch.as_tensor(s.last_loss)
+            scale(grads, factor)

@@ -1,7 +1,8 @@
 """Says where a run stands when it no longer moves: which hook at which event, since when, with its stack.
 
 The run itself does nothing for it. A thread of its own wakes now and then, looks at the stack of the thread that trains, and
-compares it with what it saw before. What holds the interpreter lock for ever cannot be seen from here.
+compares it with what it saw before. What holds the interpreter lock for ever cannot be seen from here; with several ranks and
+`abort` the process is then ended from outside the interpreter.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from hookline.data.loaders import Loader
 from hookline.errors import HangError, HookError
 from hookline.listener import Listener
 from hookline.loggers import Loggers
-from hookline.loops.evaluate import evaluate
+from hookline.loops.evaluate import go_through
 from hookline.loops.fit import train_epoch
 from hookline.loops.predict import predict
 from hookline.loops.run import Run
@@ -39,11 +42,16 @@ LONGEST_SLEEP = 5.0
 """Seconds between two looks, at most."""
 PATIENCE = 1.0
 """Seconds that a report may take: what the run hangs in may be the very log or disk that the report goes to."""
+IN_A_HOOK, ELSEWHERE = 1.75, 2.5
+"""How many times longer something may take that waits for other ranks: a hook's own waiting, and everything else's."""
 log = logging.getLogger("hookline")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _BINDING = "<hookline binding>"
-_LOOPS = {each.__code__ for each in (train_epoch, evaluate, predict)}
+_RANKS = _PACKAGE + "ranks.py"
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_WAITING = tuple(_TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel")))
+_LOOPS = {each.__code__ for each in (train_epoch, go_through, predict)}
 _MARK = "<seen by the watchdog>"
 _NEXT = dis.opmap["FOR_ITER"]
 _on_duty: dict[int, list[Watchdog]] = {}
@@ -159,6 +167,17 @@ def _line(frame: FrameType) -> tuple[str, int, str]:
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
 
 
+def _waits_for_others(stack: list[FrameType]) -> bool:
+    """Whether a thread is inside what torch, or Hookline, does with other ranks; a backward averages gradients on its way."""
+    for frame in stack:
+        file = frame.f_code.co_filename
+        if file == _RANKS or file.startswith(_WAITING):
+            return True
+        if not file.startswith((_TORCH, "<frozen")):
+            return False
+    return False
+
+
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
@@ -220,6 +239,7 @@ class Watchdog:
             if self._signal is not None:
                 signal.signal(self._signal, self._on_signal)
         _on_duty.setdefault(self._thread, []).append(self)
+        self._wind_up()
         self._watcher = threading.Thread(target=self._watch, name="hookline-watchdog", daemon=True)
         self._watcher.start()
 
@@ -230,6 +250,8 @@ class Watchdog:
             return
         self._over.set()
         watcher.join(2 * PATIENCE)
+        if self._abort and self._run.peers is not None:
+            faulthandler.cancel_dump_traceback_later()
         watching = _on_duty[self._thread]
         watching.remove(self)
         if not watching:
@@ -250,6 +272,7 @@ class Watchdog:
         if _on_duty[self._thread][-1] is not self:
             self._stay = None
             return
+        self._wind_up()
         stack = self._stack(sys._current_frames().get(self._thread))
         place, now = find_place(stack, self._run), time.monotonic()
         overslept, self._looked = now - self._looked - self._interval, now
@@ -261,19 +284,33 @@ class Watchdog:
             assert self._timeout is not None
             self._stay = Stay(place, now, self._timeout)
             return
-        seconds = now - stay.since
-        if seconds >= stay.due:
+        seconds, patience = now - stay.since, self._patience(stack, place)
+        if seconds >= stay.due * patience:
             stay.reported = True
-            while stay.due <= seconds:
+            while stay.due * patience <= seconds:
                 stay.due *= 2
-            self._report(self._describe(place, seconds), [_line(each) for each in reversed(stack)])
+            told = self._describe(place, seconds, waits=patience > 1)
+            self._report(f"{told} It may be slow or stuck; this is where it stands:", [_line(each) for each in reversed(stack)])
+            if self._run.peers is not None:
+                self._run.peers.post(told, failed=False)
         if self._abort and stay.reported:
             self._end(stay, now)
+
+    def _wind_up(self) -> None:
+        """What holds the interpreter's lock stops the watcher too, but not this clock, which every look sets anew."""
+        if self._abort and self._run.peers is not None and self._timeout is not None:
+            faulthandler.dump_traceback_later(self._timeout + min(self._grace, self._timeout / 2), exit=True, file=2)
 
     def _stack(self, frame: FrameType | None) -> list[FrameType]:
         """The run's part of the stack, innermost first."""
         frames = list(_outward(frame))
         return frames[: -self._depth]
+
+    def _patience(self, stack: list[FrameType], place: Place) -> float:
+        """How much longer a rank may take that waits for others: the one that keeps them waiting is to be named, and first."""
+        if self._run.peers is None or not _waits_for_others(stack):
+            return 1.0
+        return IN_A_HOOK if place.text.startswith("hook ") else ELSEWHERE
 
     def _moved(self, stay: Stay | None, now: float) -> None:
         """The run went on from a place that was reported, by itself or because it was interrupted."""
@@ -286,12 +323,13 @@ class Watchdog:
 
     # ---- what is said -----------------------------------------------------------------------------------------------
 
-    def _describe(self, place: Place, seconds: float) -> str:
+    def _describe(self, place: Place, seconds: float, waits: bool) -> str:
         s = self._run.state
         rank = f", rank {s.rank}" if s.world_size > 1 else ""
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-        return (f"The run has not moved for at least {seconds:.1f} s, since {began} or before: {place.text}, "
-                f"at {s.position}{rank}. It may be slow or stuck; this is where it stands:")  # fmt: skip
+        others = ", waiting for other ranks" if waits else ""
+        return (f"The run has not moved for at least {seconds:.1f} s, since {began} or before: {place.text}{others}, "
+                f"at {s.position}{rank}.")  # fmt: skip
 
     def _report(self, text: str, lines: list[tuple[str, int, str]]) -> None:
         """Say it from a thread that may hang: where the text goes, or where the source is read, may be what the run waits for."""
@@ -317,6 +355,8 @@ class Watchdog:
         """Interrupt it, once more after half of the grace period, and end the process when that is over."""
         if stay.interrupted is None:
             stay.interrupted = now
+            if self._run.peers is not None:
+                self._run.peers.post(self._error(stay))  # it may not come back to say so itself
         if now - stay.interrupted >= self._grace:
             self._report(f"{self._error(stay)} It could not be interrupted for {self._grace:g} s, so the process ends "
                          f"with exit code {EXIT_HUNG}.", [])  # fmt: skip

@@ -13,6 +13,7 @@ from hookline._version import __version__
 from hookline.report.curves import heat_maps, sections, summary
 from hookline.report.happenings import all_events, duration, level, score, status, timestamp, whole
 from hookline.report.reading import RunData
+from hookline.report.timeline import timelines
 
 PICTURE_BYTES = 900_000
 """Of all pictures together, before they are written as text."""
@@ -41,7 +42,7 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
         "made": now, "version": __version__,
         "runs": [_about(run, name, now) for run, name in zip(runs, names(runs), strict=True)],
         "sections": charts, "summary": summary(runs), "heat": heat_maps(runs), "events": _events(runs, notes),
-        "checkpoints": _checkpoints(runs), "config": _config(runs), "versions": _versions(runs),
+        "timeline": timelines(runs), "checkpoints": _checkpoints(runs), "config": _config(runs), "versions": _versions(runs),
         "cost": [{"run": number, "rows": [_cost_row(row) for row in run.cost]} for number, run in enumerate(runs) if run.cost],
         "texts": _texts(runs), "pictures": pictures, "notes": notes,
     }  # fmt: skip
@@ -66,10 +67,11 @@ def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
     took = duration(run.ended - run.began) if run.began is not None and run.ended is not None else ""
     step = max(run.last_step, whole(run.record.get("step")) or 0)
+    is_over = run.record.get("status", "training") != "training"  # until then run.json is as old as its first checkpoint
     return {
         "name": name, "path": str(run.path), "status": said, "mood": mood, "step": step,
         "reason": cut(str(run.record.get("reason") or ""), LONGEST_VALUE),
-        "epochs": run.record.get("epochs", run.epoch), "took": took, "began": run.began, "ended": run.ended,
+        "epochs": run.record.get("epochs") if is_over else run.epoch, "took": took, "began": run.began, "ended": run.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip
 

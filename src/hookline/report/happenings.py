@@ -116,9 +116,10 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
                 continue
             at, step = record.get("time"), whole(record.get("step"))
             at = at if isinstance(at, float) else None
-            if record["type"] == "exception":
-                yield Event("exception", f"{record.get('exception', '')}: {record.get('message', '')}", at, step)
-            elif record.get("reason"):
+            text = f"{record.get('exception', '')}: {record.get('message', '')}"
+            if record["type"] == "exception" and (step, text) not in run.failures:
+                yield Event("exception", text, at, step)
+            elif record["type"] == "train_end" and record.get("reason"):
                 yield Event("stop", str(record["reason"]), at, step)
 
 
@@ -140,4 +141,7 @@ def _ending(run: RunData) -> Iterator[Event]:
     if said and said != "training":
         text = f"{said}: {reason}" if reason else said
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
-        yield Event(kind, text, timestamp(run.record.get("noted_at")), whole(run.record.get("step")))
+        at = timestamp(run.record.get("noted_at"))
+        if at is not None and run.ended is not None and 0 <= run.ended - at < 1:  # noted in whole seconds
+            at = run.ended
+        yield Event(kind, text, at, whole(run.record.get("step")))

@@ -21,6 +21,8 @@ PARTS = Path(__file__).parent / "parts"
 STYLES = ("uplot.min.css", "page.css")
 SCRIPTS = ("uplot.min.js", "building.js", "charts.js", "heat.js", "tables.js", "page.js")
 """In this order, as one script; uPlot is third-party code, see uplot.LICENSE."""
+LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
+"""Of a page that is served, and goes on asking the server that it came from."""
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> tuple[Path, list[RunData]]:
@@ -39,11 +41,17 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
 
 
 def render(runs: list[RunData]) -> str:
-    """The text of the page."""
-    style, script = _joined(STYLES), _joined(SCRIPTS)
-    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    title = " · ".join(names(runs)[:3]) + (" …" if len(runs) > 3 else "")
-    filled = {"policy": policy, "title": html.escape(title), "style": style, "script": script, "data": embed(page_data(runs))}
+    """The text of a page that stands for itself."""
+    return fill(embed(page_data(runs)), names(runs), SCRIPTS)
+
+
+def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: str = "") -> str:
+    """A page that shows this data, which `embed` has made."""
+    style, script = _joined(STYLES), _joined(scripts)
+    policy = (f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+              f"base-uri 'none'; form-action 'none'{more_policy}")  # fmt: skip
+    title = " · ".join(titles[:3]) + (" …" if len(titles) > 3 else "")
+    filled = {"policy": policy, "title": html.escape(title), "style": style, "script": script, "data": data}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
     pieces = text.split("%%")  # at odd places the names of what comes in; filled once, so data cannot name anything
     return "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))

@@ -15,6 +15,7 @@ from hookline.errors import OptionError, closest
 from hookline.loggers.reading import read_log
 from hookline.loops.record import RECORD, read_record
 from hookline.report.downsampling import Floats
+from hookline.report.traced import TraceData, read_trace
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -56,9 +57,14 @@ class RunData:
     record: dict[str, Any] = field(default_factory=dict)
     """run.json; empty if the run has none."""
     series: dict[str, Series] = field(default_factory=dict)
+    """Every curve by its name, once `settle` was called."""
+    own: dict[str, Series] = field(default_factory=dict)
+    """Values of the rows of steps."""
     between: dict[str, Series] = field(default_factory=dict)
-    """Values of rows that are no step's own, while the log is read."""
+    """Values of rows that are no step's own."""
     events: list[Event] = field(default_factory=list)
+    failures: set[tuple[int | None, str]] = field(default_factory=set)
+    """Step and words of what the log says about failures: other files may say it again."""
     not_finite: dict[str, Event] = field(default_factory=dict)
     """The first NaN or infinity of every metric that has one."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -77,32 +83,45 @@ class RunData:
     epoch: int | None = None
     unshown: dict[str, int] = field(default_factory=dict)
     """What the log has and a page does not show, with how often."""
+    trace: TraceData | None = None
+    """When its hooks were called, if the run was traced."""
+
+    def settle(self) -> None:
+        """Name the curves, now that all values read so far are in.
+
+        The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they would be a spike.
+        """
+        named = {f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()}
+        self.series = {**self.own, **named}
 
 
 def read_run(path: Path) -> RunData:
     """A run from its directory, whether it still runs, has ended or was killed."""
-    check_run_dir(path)
-    run = RunData(path, record=read_record(path))
-    log = path / LOG
-    if log.is_file():
-        foreign = 0
-        for record in read_log(log):
-            foreign += not _take(run, record)
-        if foreign and not run.records:
-            raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
-    _tell_epochs_apart(run)
-    run.checkpoints, run.broken = find(path)
+    run = read_logged(path)
+    read_beside(run)
+    run.trace = read_trace(path)
     return run
 
 
-def _tell_epochs_apart(run: RunData) -> None:
-    """The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they would be a spike.
+def read_logged(path: Path, until: int | None = None) -> RunData:
+    """What the log tells, or its first bytes."""
+    check_run_dir(path)
+    run = RunData(path)
+    log = path / LOG
+    if log.is_file():
+        foreign = 0
+        for record in read_log(log, until=until):
+            foreign += not take(run, record)
+        if foreign and not run.records:
+            raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
+    run.settle()
+    return run
 
-    The row of a step has its learning rate, other rows do not.
-    """
-    for name, series in run.between.items():
-        run.series[f"{name}{EPOCH}" if name in run.series else name] = series
-    run.between = {}
+
+def read_beside(run: RunData) -> None:
+    """What lies beside the log: how the run ended, and its checkpoints."""
+    run.record = read_record(run.path)
+    run.checkpoints, run.broken = find(run.path)
 
 
 def check_run_dir(path: Path) -> None:
@@ -121,7 +140,7 @@ def check_run_dir(path: Path) -> None:
 # ---- one record ---------------------------------------------------------------------------------------------------
 
 
-def _take(run: RunData, record: dict[str, Any]) -> bool:
+def take(run: RunData, record: dict[str, Any]) -> bool:
     """Add a record of the log; False if it is none of Hookline's."""
     kind = record.get("type")
     if not isinstance(kind, str):
@@ -151,7 +170,8 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         run.epoch = record["epoch"]
     if not isinstance(metrics, dict):
         return
-    kept = run.series if "lr" in metrics else run.between
+    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
+    kept = run.own if over == "step" else run.between
     for name, value in metrics.items():
         try:
             number = float(value)  # NaN and infinity are text in the log
@@ -205,7 +225,28 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
         run.cost = [row for row in rows if isinstance(row, dict)]
 
 
-_TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost}
+def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    asked = [str(record[key]) for key in ("command", "hook", "interval", "file", "name") if record.get(key) is not None]
+    failed = f": {record['error']}" if record.get("error") else ""
+    add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.ended, step))
+
+
+def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    where = f" in {record['event']}" if record.get("event") else ""
+    who = f" (by {record['who']}{where})" if record.get("who") else ""
+    rank = f", on rank {record['rank']}" if record.get("rank") else ""
+    text = f"{record.get('exception', '')}: {record.get('message', '')}"
+    run.failures.add((step, text))
+    add_event(run, Event("failure", f"{text}{who}{rank}", run.ended, step))
+
+
+def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    batch = f", batch {record['batch']}" if "batch" in record else ""
+    add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.ended, step))
+
+
+_TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost,
+           "control": _take_control, "failure": _take_failure, "skip": _take_skip}  # fmt: skip
 
 
 def add_event(run: RunData, event: Event) -> None:

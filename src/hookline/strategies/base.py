@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from hookline._methods import StrategyMethods
+from hookline.options import parse_precision
 from hookline.ranks import Ranks
 from hookline.strategies.precision import Precision
 
@@ -27,9 +29,19 @@ class Strategy(StrategyMethods):
     local_rank: int = 0
     world_size: int = 1
 
-    def __init__(self, device: torch.device, precision: str = "32") -> None:
+    shards: bool = False
+    """Whether a process holds only a part of the parameters and gradients."""
+    shards_data: bool = True
+    """Whether loaders are dealt out to ranks; False: what a rank's loader yields is meant for that rank already."""
+    forward_communicates: bool = False
+    """Whether a forward alone makes ranks wait for each other, so that all must run the same number of batches."""
+
+    differentiate: Callable[..., None] | None = None
+    """What computes the gradients of a loss, if it is not the loss itself."""
+
+    def __init__(self, device: torch.device, precision: str | int = 32) -> None:
         self.device = device
-        self.precision = Precision(precision, device)
+        self.precision = Precision(parse_precision(precision), device)
         self.ranks = Ranks()
         """What the processes say to each other; complete once `connect` was called."""
 
@@ -39,6 +51,22 @@ class Strategy(StrategyMethods):
     def place(self, module: nn.Module) -> nn.Module:
         """Move the module to where it runs; what is returned is what is run."""
         raise NotImplementedError
+
+    def prepare_optimizers(self, optimizers: list[Any]) -> list[Any]:
+        """The optimizers as they are run."""
+        return optimizers
+
+    def sync_gradients(self, now: bool) -> None:
+        """Whether the next backward brings the ranks' gradients together, or keeps them for the window's last batch."""
+
+    def skip_batch(self) -> None:
+        """This rank leaves a batch out in the middle of a window, and others may not."""
+
+    def reopen_window(self) -> None:
+        """A resumed run begins in the middle of an accumulation window."""
+
+    def sync_without_batch(self, after_forward: bool) -> None:
+        """Take part in bringing gradients together although this rank's step gave no loss, or was not even run."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""

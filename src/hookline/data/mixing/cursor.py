@@ -34,6 +34,7 @@ class MixtureCursor:
         self._given = (mixture, dict(lengths))
         self._now = self._given
         self._pending: tuple[Mixture, Lengths] | None = None
+        self._later: Lengths | None = None  # lengths from the next epoch on, if those of this one are special
         self._names = list(lengths)
         self._passes = [0] * len(lengths)  # passes of each loader that were finished or broken off, over all epochs
         self._pass_began = [0] * len(lengths)  # at which of its batches of this epoch the pass under way began
@@ -97,6 +98,9 @@ class MixtureCursor:
         if self._pending is not None:
             self._now, self._pending = self._pending, None
             self._learn_names()
+        if self._later is not None:
+            mixture, lengths = self._now
+            self._now, self._later = (mixture, {name: self._later.get(name, length) for name, length in lengths.items()}), None
         mixture, lengths = self._now
         zeros = (0,) * len(self._names)
         self._enter(Stretch(mixture, tuple(self._names), lengths, 0, zeros, asked_batches(mixture, lengths)))
@@ -112,6 +116,11 @@ class MixtureCursor:
     def latest(self) -> tuple[Mixture, Lengths]:
         """The newest settings and lengths, which may still wait for their window: what a further change starts from."""
         return self._pending or self._now
+
+    @property
+    def lengths(self) -> Lengths:
+        """Batches in a pass of each loader, as they count in this epoch."""
+        return self._now[1]
 
     @property
     def drawn_from(self) -> list[str]:
@@ -189,6 +198,7 @@ class MixtureCursor:
             "now": _plain(self._now),
             "pending": None if self._pending is None else _plain(self._pending),
             "given": _plain(self._given),
+            "later": self._later,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any], awaited: Collection[str] = ()) -> None:
@@ -205,13 +215,37 @@ class MixtureCursor:
                                   f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded.")  # fmt: skip
         self.epoch, self._names = state["epoch"], names
         self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
-        self._now = _made(state["now"])
+        self._now, self._later = _made(state["now"]), state["later"]
         self._pending = None if state["pending"] is None else _made(state["pending"])
         if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
             self._pending = self._given
         mixture, lengths = _made(saved)
         stretch = Stretch(mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"])
         self._enter(stretch, state["counts"])
+
+    def cut_anew(self, left: Mapping[str, int | None]) -> None:
+        """After a state was loaded: go on with loaders that make other batches of their data now, and have these left.
+
+        That is so on another number of ranks, or with batches of another size. Nothing is lost or drawn twice in this epoch.
+        """
+        mixture, now = self._given[0], self._now[1]
+        lengths: Lengths = {}
+        for index, name in enumerate(self._names):
+            passes, read = self.reading(index)
+            count, whole, rest = self._counts[index], self._given[1].get(name), left.get(name)
+            if name not in now:
+                continue
+            self._passes[index], self._pass_began[index], lengths[name] = passes, count - read, whole
+            if self.mixture.cycles and whole is not None and rest is not None:
+                self._pass_began[index] = count - (whole - rest)
+            elif rest is not None:
+                is_done = count > 0 and read == 0
+                lengths[name] = count + (0 if is_done else rest)
+        asked = asked_batches(mixture, lengths)
+        if self.mixture.cycles and isinstance(mixture.epoch_length, str) and self._stretch.asked:  # as much of it as was left
+            asked = self._start + round(asked * max(0, self._stretch.asked - self._start) / self._stretch.asked)
+        self._pending, self._later, self._now = None, dict(self._given[1]), (mixture, lengths)
+        self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked))
 
     # ---- inside -------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from hookline.metrics import Metrics
 from hookline.module import Module
 from hookline.options import Options
 from hookline.state import State
+from hookline.strategies.accelerated import Accelerated
 from hookline.trainer import Trainer
 
 RENAMED = {
@@ -128,12 +129,11 @@ class SimpleTrainer(BaseTrainer):
 
 
 class AccelerateTrainer(BaseTrainer):
-    """On Accelerate, once there is a strategy for it."""
+    """On Accelerate: one process, or as many as torchrun has started. `state["wrapped_model"]` is what it has prepared."""
 
     def make_trainer(self, device: Any, settings: dict[str, Any]) -> Trainer:
-        """Refused in words until then."""
-        raise OptionError("get_trainer('accelerate', ...) runs on Accelerate, for which Hookline has no strategy yet; "
-                          "get_trainer('simple', ...) trains on one device.")  # fmt: skip
+        """With the strategy for it."""
+        return Trainer(strategy=Accelerated(device=device, precision=settings.pop("precision", 32)), **settings)
 
 
 class _Ledger(Hook):

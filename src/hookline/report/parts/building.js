@@ -34,6 +34,10 @@ function seconds(value) {
   return value === 0 ? "0" : `${(value * 1e9).toFixed(0)} ns`;
 }
 
+function percent(value) {
+  return typeof value === "number" ? `${Number((value * 100).toPrecision(3))} %` : "–";
+}
+
 function bytes(value) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
   return `${value} B`;

@@ -1,6 +1,6 @@
 // Curves, drawn by uPlot. A chart is made when it comes into view, so a page with hundreds opens at once.
 
-const view = { smoothing: 0, log: false, events: true, charts: [] };
+const view = { smoothing: 0, log: false, events: true, charts: [], chosen: {} };
 const DASHES = { train: [], val: [7, 4], test: [2, 3] };
 
 function smooth(values, weight) {
@@ -100,6 +100,18 @@ class Chart {
       hooks: { setCursor: [() => this.read()], draw: [(plot) => this.mark(plot)], setScale: [(plot, key) => { if (key === "x") this.zoomed = { min: plot.scales.x.min, max: plot.scales.x.max }; }] },
     }, this.joined(), this.holder);
     if (zoom) this.plot.setScale("x", zoom);
+  }
+
+  update(about) {
+    // the same curves with more values; what somebody has zoomed into stays in view
+    this.series = about.series;
+    if (this.plot) {
+      const steps = this.plot.data[0], shown = this.plot.scales.x;
+      const whole = !steps.length || shown.min === null || (shown.min <= steps[0] && shown.max >= steps[steps.length - 1]);
+      this.plot.setData(this.joined(), whole);
+      if (!whole) this.plot.redraw();
+      this.read();
+    } else this.series.forEach((each, index) => { this.values[index].textContent = number(each.y[each.y.length - 1]); });
   }
 
   refresh() {
@@ -243,5 +255,12 @@ function addChart(data, about, wide) {
   view.charts.push(chart);
   inView.observe(chart.holder);
   resized.observe(chart.holder);
-  return chart.element;
+  return chart;
+}
+
+function dropChart(chart) {
+  view.charts.splice(view.charts.indexOf(chart), 1);
+  inView.unobserve(chart.holder);
+  resized.unobserve(chart.holder);
+  if (chart.plot) chart.plot.destroy();
 }

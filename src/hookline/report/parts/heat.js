@@ -1,4 +1,4 @@
-// A layer per row, steps from left to right, brightness for the number.
+// A layer, or a hook, per row; steps, or time, from left to right; brightness for the number.
 
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const NOT_FINITE = [255, 45, 85];
@@ -19,11 +19,8 @@ function heatScale(values) {
   return { log, low, high, part, none: !used.length };
 }
 
-function heatMap(map) {
-  const rows = map.rows.length, count = map.steps.length, scale = heatScale(map.values);
-  const high = Math.min(18, Math.max(4, Math.floor(460 / rows)));
-  const canvas = el("canvas", { width: count, height: rows, tabindex: "0", role: "img",
-    "aria-label": `${map.meaning} of ${rows} layers over ${count} columns of steps. Arrow keys read values.` });
+function drawn(map, scale, rows, count, high) {
+  const canvas = el("canvas", { width: count, height: rows, tabindex: "0", role: "img", "aria-label": map.label });
   canvas.style.height = `${rows * high}px`;
   const pixels = canvas.getContext("2d"), image = pixels.createImageData(count, rows);
   map.values.forEach((row, y) => row.forEach((value, x) => {
@@ -31,6 +28,14 @@ function heatMap(map) {
     image.data.set([...(value === "x" ? NOT_FINITE : shade(scale.part(value))), 255], 4 * (y * count + x));
   }));
   pixels.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function heatMap(map) {
+  // map: rows (names), values (per row, null where there is nothing), label, ends (texts), say(y, x), format
+  const rows = map.rows.length, count = map.values[0].length, scale = heatScale(map.values);
+  const high = Math.min(18, Math.max(4, Math.floor(460 / rows)));
+  const canvas = drawn(map, scale, rows, count, high);
   const names = el("div", { class: "names", "aria-hidden": "true" });
   const skip = Math.ceil(12 / high);
   map.rows.forEach((name, index) => { if (index % skip === 0) names.append(el("span", { title: name }, name)); });
@@ -38,11 +43,7 @@ function heatMap(map) {
   [...names.children].forEach((each, index) => { each.style.gridRow = `${index * skip + 1}`; });
   const said = el("p", { class: "at", "aria-live": "polite" }, "Point at a cell, or use the arrow keys, to read it.");
   let x = 0, y = 0;
-  const read = () => {
-    const value = map.values[y][x], until = map.steps[x + 1];
-    const steps = until === undefined || until - map.steps[x] <= 1 ? `step ${number(map.steps[x])}` : `from step ${number(map.steps[x])}`;
-    said.textContent = `${map.rows[y]}, ${steps}: ${value === null ? "no value" : value === "x" ? "not finite" : number(value)}`;
-  };
+  const read = () => { said.textContent = map.say(y, x); };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     x = Math.min(count - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * count)));
@@ -57,9 +58,9 @@ function heatMap(map) {
     read();
     event.preventDefault();
   });
-  const steps = el("div", { class: "steps" }, el("span", {}, `step ${number(map.steps[0])}`), count > 1 ? el("span", {}, `step ${number(map.steps[count - 1])}`) : null);
-  return el("div", {}, said, el("div", { class: "heat" }, names, canvas, steps), ramp(scale, map),
-    map.left_out ? el("p", { class: "soft small" }, `${map.left_out} further layers are not drawn.`) : null);
+  const ends = el("div", { class: "steps" }, map.ends.map((each) => el("span", {}, each)));
+  return el("div", {}, said, el("div", { class: "heat" }, names, canvas, ends), ramp(scale, map),
+    map.note ? el("p", { class: "soft small" }, map.note) : null);
 }
 
 function ramp(scale, map) {
@@ -69,20 +70,61 @@ function ramp(scale, map) {
     pixels.fillRect(place, 0, 1, 1);
   }
   const broken = map.values.some((row) => row.includes("x"));
-  return el("div", { class: "ramp" }, scale.none ? null : [number(scale.low), strip, `${number(scale.high)}${scale.log ? " (logarithmic)" : ""}`],
+  return el("div", { class: "ramp" }, scale.none ? null : [map.format(scale.low), strip, `${map.format(scale.high)}${scale.log ? " (logarithmic)" : ""}`],
     broken ? [el("i", { "aria-hidden": "true" }), "not finite"] : null);
+}
+
+function layerMap(map) {
+  const last = map.steps.length - 1;
+  const say = (y, x) => {
+    const value = map.values[y][x], until = map.steps[x + 1];
+    const steps = until === undefined || until - map.steps[x] <= 1 ? `step ${number(map.steps[x])}` : `from step ${number(map.steps[x])}`;
+    return `${map.rows[y]}, ${steps}: ${value === null ? "no value" : value === "x" ? "not finite" : number(value)}`;
+  };
+  return heatMap({ rows: map.rows, values: map.values, say, format: number,
+    label: `${map.meaning} of ${map.rows.length} layers over ${map.steps.length} columns of steps. Arrow keys read values.`,
+    ends: [`step ${number(map.steps[0])}`, ...(last > 0 ? [`step ${number(map.steps[last])}`] : [])],
+    note: map.left_out ? `${map.left_out} further layers are not drawn.` : "" });
+}
+
+function callMap(about) {
+  // the share of each column's time that a hook took
+  const values = about.lanes.map(() => Array(about.columns).fill(null)), found = new Map();
+  for (const cell of about.cells) {
+    values[cell[0]][cell[1]] = Math.min(1, cell[2] / about.width);
+    found.set(`${cell[0]} ${cell[1]}`, cell);
+  }
+  const say = (y, x) => {
+    const cell = found.get(`${y} ${x}`), when = `${about.lanes[y].name}, ${seconds(x * about.width)} to ${seconds((x + 1) * about.width)}`;
+    if (!cell) return `${when}: not called`;
+    const longest = cell[5] < 0 ? "" : `, the longest ${seconds(cell[4])} in ${about.events[cell[5]]} at step ${number(cell[6])}`;
+    return `${when}: ${number(cell[3])} calls, ${seconds(cell[2])}, ${percent(cell[2] / about.width)} of the time${longest}`;
+  };
+  return heatMap({ rows: about.lanes.map((each) => each.name), values, say, format: percent,
+    label: `Time in ${about.lanes.length} hooks over ${about.columns} columns of time. Arrow keys read them.`,
+    ends: ["0", seconds(about.columns * about.width)], note: about.left_out ? `${about.left_out} further hooks are not drawn.` : "" });
+}
+
+function choicePanel(label, maps, name, title, draw) {
+  // one of several maps at a time; which one is remembered while the page is open
+  const holder = el("div", {}), head = el("h3", {}, "");
+  const show = (index) => {
+    view.chosen[label] = index;
+    head.textContent = title(maps[index]);
+    holder.replaceChildren(draw(maps[index]));
+  };
+  const choice = el("select", { "aria-label": label, onchange: () => show(Number(choice.value)) }, maps.map((map, index) => el("option", { value: index }, name(map))));
+  choice.value = Math.min(view.chosen[label] || 0, maps.length - 1);
+  show(Number(choice.value));
+  return el("div", { class: "card" }, el("div", { class: "controls" }, head, maps.length > 1 ? choice : null), holder);
 }
 
 function heatPanel(data) {
   const name = (map) => (data.runs.length > 1 ? `${data.runs[map.run].name} · ${map.family}` : map.family);
-  const holder = el("div", {});
-  const title = el("h3", {}, "");
-  const show = (map) => {
-    title.textContent = `${map.meaning} per layer`;
-    holder.replaceChildren(heatMap(map));
-  };
-  const choice = el("select", { "aria-label": "Heat map", onchange: () => show(data.heat[Number(choice.value)]) },
-    data.heat.map((map, index) => el("option", { value: index }, name(map))));
-  show(data.heat[0]);
-  return el("div", { class: "card" }, el("div", { class: "controls" }, title, data.heat.length > 1 ? choice : null), holder);
+  return choicePanel("Heat map", data.heat, name, (map) => `${map.meaning} per layer`, layerMap);
+}
+
+function hookPanel(data) {
+  const name = (about) => (data.runs.length > 1 ? `${data.runs[about.run].name} · rank ${about.rank}` : `rank ${about.rank}`);
+  return choicePanel("Timeline", data.timeline, name, (about) => `Share of the time in each hook${data.timeline.length > 1 ? `, ${name(about)}` : ""}`, callMap);
 }

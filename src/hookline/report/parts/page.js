@@ -44,58 +44,138 @@ function chartControls() {
 }
 
 function section(id, title, ...content) {
-  const made = el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...content);
-  document.getElementById("content").append(made);
-  document.querySelector("#tools nav").append(el("a", { href: `#${id}` }, title));
+  return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...content);
 }
 
 function slug(title) {
   return title.toLowerCase().replaceAll(" ", "-");
 }
 
-function fillCharts(data) {
-  let controls = chartControls();
-  const titles = data.sections.map((each) => each.title);
-  if (data.heat.length && !titles.includes("Gradients")) data.sections.push({ title: "Gradients", charts: [] });
-  for (const { title, charts } of data.sections) {
-    const wide = title === "Loss and metrics" || charts.length === 1 ? charts.slice(0, 1) : [];
-    const drawn = charts.map((each) => addChart(data, each, wide.includes(each)));
-    const heat = title === "Gradients" && data.heat.length ? heatPanel(data) : null;
-    if (heat) heat.style.marginBottom = "12px";
-    section(slug(title), title, charts.length ? controls : null, heat, drawn.slice(0, wide.length),
-      el("div", { class: "charts" }, drawn.slice(wide.length)));
-    if (charts.length) controls = null;
-  }
-  if (data.summary.length) section("values", "Values", summaryTable(data));
+// ---- charts: made once, and given new values as long as they show the same curves
+
+const made = new Map();
+let controls = null;
+
+function planned(data) {
+  // every chart in its section, with what tells whether it is the same one as before
+  return data.sections.map(({ title, charts }) => [title, charts.map((about, index) => {
+    const wide = index === 0 && (title === "Loss and metrics" || charts.length === 1);
+    return { about, wide, key: JSON.stringify([title, about.title, wide, about.series.map((each) => [each.run, each.name])]) };
+  })]);
 }
 
-function fillRest(data) {
-  if (data.events.length) {
-    const drawn = timeline(data);
-    if (drawn) drawn.style.marginBottom = "12px";
-    section("events", "Events", drawn, eventTable(data));
-  }
-  if (data.checkpoints.length) section("checkpoints", "Checkpoints", checkpointTable(data));
-  section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each))
-    : el("p", { class: "soft small" }, "The log has no cost record. In the program that trains, trainer.hooks.cost() tells calls and time of every hook and event at any moment."));
-  if (data.pictures.length) section("pictures", "Pictures", picturePanel(data));
-  if (data.texts.some((each) => each.items.length)) section("text", "Text", textPanel(data));
+function chartPart(data) {
+  const plan = planned(data), wanted = new Set(plan.flatMap(([, charts]) => charts.map((each) => each.key)));
+  for (const [key, chart] of made) if (!wanted.has(key)) { dropChart(chart); made.delete(key); }
+  if (data.heat.length && !plan.some(([title]) => title === "Gradients")) plan.push(["Gradients", []]);
+  controls = controls || chartControls();
+  const first = plan.find(([, charts]) => charts.length);
+  return plan.map((part) => {
+    const [title, charts] = part;
+    const elements = charts.map(({ about, wide, key }) => {
+      if (made.has(key)) made.get(key).update(about);
+      else made.set(key, addChart(data, about, wide));
+      return made.get(key).element;
+    });
+    const heat = title === "Gradients" && data.heat.length ? heatPanel(data) : null, wide = charts.filter((each) => each.wide).length;
+    if (heat) heat.classList.add("above");
+    return section(slug(title), title, part === first ? controls : null, heat, elements.slice(0, wide), el("div", { class: "charts" }, elements.slice(wide)));
+  });
+}
+
+function updateCharts(data, changed) {
+  // new values for the same curves leave everything where it is
+  const charts = planned(data).flatMap(([, each]) => each);
+  if ("heat" in changed || charts.length !== made.size || !charts.every((each) => made.has(each.key))) return false;
+  for (const { about, key } of charts) made.get(key).update(about);
+  return true;
+}
+
+// ---- the parts of the page, each with what it shows
+
+function eventPart(data) {
+  const drawn = timeline(data);
+  if (drawn) drawn.classList.add("above");
+  return data.events.length ? section("events", "Events", drawn, eventTable(data)) : null;
+}
+
+function costPart(data) {
+  return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each))
+    : el("p", { class: "soft small" }, "The log has no cost record yet; it is written when a run ends. In the program that trains, trainer.hooks.cost() tells calls and time of every hook and event at any moment."));
+}
+
+function configPart(data) {
   const versions = data.versions.length ? configTable(data, data.versions, "Versions") : null;
-  if (versions) versions.style.marginBottom = "12px";
-  if (data.config.length || versions) section("configuration", "Configuration", versions, data.config.length ? configPanel(data) : null);
-  document.getElementById("foot").append(...data.notes.map((each) => el("p", {}, each)), el("p", {}, `Made ${clock(data.made)} by Hookline ${data.version}, from ${data.runs.map((run) => run.path).join(", ")}.`));
+  if (versions) versions.classList.add("above");
+  return data.config.length || versions ? section("configuration", "Configuration", versions, data.config.length ? configPanel(data) : null) : null;
+}
+
+function headPart(data) {
+  return [el("h1", {}, data.runs.length > 1 ? `${data.runs.length} runs` : data.runs[0].name), runCards(data)];
+}
+
+function emptyPart(data) {
+  return data.summary.length || data.heat.length ? null : el("p", {}, "No metrics have been logged yet. Make the report again when the run has.");
+}
+
+function footPart(data) {
+  return [...data.notes.map((each) => el("p", {}, each)), el("p", {}, `Made ${clock(data.made)} by Hookline ${data.version}, from ${data.runs.map((run) => run.path).join(", ")}.`)];
+}
+
+const PARTS = [
+  { id: "head", where: "top", shows: ["runs", "summary", "job"], draw: headPart },
+  { id: "empty", shows: ["summary", "heat"], draw: emptyPart },
+  { id: "job", shows: ["job"], draw: (data) => (data.job ? jobPart(data) : null), update: (data) => updateJob(data) },
+  { id: "charts", shows: ["sections", "heat"], draw: chartPart, update: updateCharts },
+  { id: "values", shows: ["summary"], draw: (data) => (data.summary.length ? section("values", "Values", summaryTable(data)) : null) },
+  { id: "timeline", shows: ["timeline"], draw: (data) => (data.timeline.length ? section("timeline", "Timeline of hooks", hookPanel(data)) : null) },
+  { id: "events", shows: ["events"], draw: eventPart },
+  { id: "checkpoints", shows: ["checkpoints"], draw: (data) => (data.checkpoints.length ? section("checkpoints", "Checkpoints", checkpointTable(data)) : null) },
+  { id: "cost", shows: ["cost"], draw: costPart },
+  { id: "pictures", shows: ["pictures"], draw: (data) => (data.pictures.length ? section("pictures", "Pictures", picturePanel(data)) : null) },
+  { id: "text", shows: ["texts"], draw: (data) => (data.texts.some((each) => each.items.length) ? section("text", "Text", textPanel(data)) : null) },
+  { id: "configuration", shows: ["config", "versions"], draw: configPart },
+  { id: "foot", where: "foot", shows: ["notes", "made"], draw: footPart },
+];
+
+function redraw(part, data) {
+  // who was reading a table goes on reading where they were
+  const place = part.holder, inside = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+  const scrolled = [...place.querySelectorAll(".scroll")].map((each) => each.scrollTop);
+  place.replaceChildren(...[part.draw(data)].flat(Infinity).filter((each) => each !== null && each !== undefined));
+  place.querySelectorAll(".scroll").forEach((each, index) => { each.scrollTop = scrolled[index] || 0; });
+  if (inside) [...place.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === inside)?.focus({ preventScroll: true });
+}
+
+function fillNav() {
+  const titles = [...document.querySelectorAll("main section[id]")].map((each) => [each.id, each.querySelector("h2").textContent]);
+  const nav = document.querySelector("#tools nav"), known = JSON.stringify(titles);
+  if (nav.known === known) return;
+  nav.known = known;
+  nav.replaceChildren(...titles.map(([id, title]) => el("a", { href: `#${id}` }, title)));
+}
+
+function update(data, changed) {
+  Object.assign(data, changed);
+  for (const part of PARTS) {
+    if (part.shows.some((key) => key in changed) && !(part.update && part.update(data, changed))) redraw(part, data);
+  }
+  // not the paths: that would keep the scale which new values are about to change
+  if ("events" in changed) for (const chart of view.charts) if (chart.plot) chart.plot.redraw(false);
+  fillNav();
 }
 
 function fill() {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const several = data.runs.length > 1;
   document.getElementById("tools").append(el("nav", { "aria-label": "Parts of the report" }), themeButton());
-  document.getElementById("top").append(el("h1", {}, several ? `${data.runs.length} runs` : data.runs[0].name), runCards(data));
-  fillCharts(data);
-  fillRest(data);
-  if (!data.summary.length && !data.heat.length) {
-    document.getElementById("content").prepend(el("p", {}, "No metrics have been logged yet. Make the report again when the run has."));
+  for (const part of PARTS) {
+    part.holder = el("div", {});
+    document.getElementById(part.where || "content").append(part.holder);
+    redraw(part, data);
   }
+  fillNav();
+  return data;
 }
 
-fill();
+const shown = fill();
+if (shown.live) follow(shown);

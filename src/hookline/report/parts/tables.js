@@ -12,7 +12,9 @@ function runCards(data) {
     }
     if (run.checkpoints) rows.push(["checkpoints", number(run.checkpoints)]);
     rows.push(["records", `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
-    const title = el("div", { class: "title" }, data.runs.length > 1 ? [chip(index), el("h3", {}, run.name)] : null, el("span", { class: `badge ${run.mood}` }, run.status));
+    // what the job itself says is surer than what its files let one guess
+    const [mood, status] = data.job && data.job.running ? ["good", data.job.status] : [run.mood, run.status];
+    const title = el("div", { class: "title" }, data.runs.length > 1 ? [chip(index), el("h3", {}, run.name)] : null, el("span", { class: `badge ${mood}` }, status));
     return el("section", { class: "card", "aria-label": `Run ${run.name}` }, title, el("dl", {}, rows.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))));
   }));
 }
@@ -81,11 +83,10 @@ function checkpointTable(data) {
 }
 
 function costTable(data, cost) {
-  const share = (value) => (typeof value === "number" ? `${Number((value * 100).toPrecision(3))} %` : "–");
   const caption = data.runs.length > 1 ? `Time in hooks: ${data.runs[cost.run].name}` : "Time in hooks, the dearest first";
   const rows = [...cost.rows].sort((one, other) => (other.total || 0) - (one.total || 0));
   return table(caption, ["hook", "event", ["calls", "number"], ["total", "number"], ["mean", "number"], ["worst", "number"], ["share of training", "number"]],
-    rows.map((each) => [each.hook, each.event, [number(each.calls), "number"], [seconds(each.total), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"], [share(each.share), "number"]]), true);
+    rows.map((each) => [each.hook, each.event, [number(each.calls), "number"], [seconds(each.total), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"], [percent(each.share), "number"]]), true);
 }
 
 function configTable(data, rows, caption) {

@@ -1,0 +1,162 @@
+"""What a hook may cost, and what happens beyond it: it is warned about, called less often, or switched off.
+
+A listener with a budget pays one comparison per call. It is made with a sum at which to look again, and what is still allowed
+grows with the run, so a hook within its budget is looked at less and less often.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hookline.accounting import Account, duration
+from hookline.binding import Caller
+from hookline.errors import HookError, closest
+from hookline.events import Event
+
+OVER_BUDGET = ("warn", "throttle", "disable")
+OFTEN = ("batch", "window", "update", "validation batch", "test batch", "predict batch")
+"""Branches of the lifecycle whose events come with every batch: only these can be left out."""
+COUNTED = (*OFTEN, "epoch", "validation", "test", "predict", "save", "own")
+"""Branches whose events count: what is done once, when a run begins and ends, is no running cost."""
+WARM_UP = 1_000_000_000
+"""Nanoseconds of training before a share of it is judged."""
+FIRST_CALLS = 3
+"""Calls before their mean is judged: the first ones load and compile."""
+_UNITS = {"s": 1e9, "ms": 1e6, "us": 1e3, "µs": 1e3, "μs": 1e3}
+log = logging.getLogger("hookline")
+
+
+class Budget:
+    """Of one hook, shared by its listeners: `1%` of the training time, or `5 ms` for a call on average."""
+
+    def __init__(
+        self, text: str, over: str, name: str, dismiss: Callable[[], None], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.text, self.over, self.name, self.dismiss = text, over, name, dismiss
+        self.share, self.each = parse_budget(text, name)
+        self.clock = clock
+        self.began = 0
+        self.told = False
+        self.allowances: list[Allowance] = []
+
+    def allow(self, event: Event, account: Account) -> Allowance | None:
+        """What a listener of this event gets of it; None for events that do not count."""
+        if event.inside not in COUNTED:
+            return None
+        made = Allowance(self, event, account)
+        self.allowances.append(made)
+        return made
+
+    def begin(self) -> None:
+        """A run begins, or the hook joins one."""
+        self.began, self.told = self.clock(), False
+
+    def room(self, allowance: Allowance) -> float:
+        """Nanoseconds that are left before the budget is used up; negative beyond it."""
+        if self.share is not None:
+            spent = sum(each.account.total for each in self.allowances)
+            return self.share * (self.clock() - self.began) - spent
+        return self.each * (allowance.account.calls + allowance.left_out) - allowance.account.total
+
+    def is_early(self, allowance: Allowance) -> bool:
+        """Whether it is too soon to judge."""
+        return self.clock() - self.began < WARM_UP if self.share is not None else allowance.account.calls < FIRST_CALLS
+
+    def tell(self, allowance: Allowance) -> None:
+        """Say once what it costs, what it may cost, and what is done about it."""
+        if self.told:
+            return
+        self.told = True
+        spent, account = sum(each.account.total for each in self.allowances), allowance.account
+        done = {"warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
+                "throttle": "some of its calls are left out from now on", "disable": "it is switched off"}[self.over]  # fmt: skip
+        log.warning("hook %r is over its budget of %s: %.2g%% of the training time; in %s %s calls, %s each; %s.",
+                    self.name, self.text, 100 * spent / max(1, self.clock() - self.began), allowance.event.name,
+                    account.calls, duration(account.total / 1e9 / max(1, account.calls)), done)  # fmt: skip
+
+
+class Allowance:
+    """The budget as one listener sees it."""
+
+    __slots__ = ("account", "budget", "event", "left_out", "limit", "resting")
+
+    def __init__(self, budget: Budget, event: Event, account: Account) -> None:
+        self.budget, self.event, self.account = budget, event, account
+        self.limit = 0.0
+        """The account's total at which to look again."""
+        self.resting = False
+        self.left_out = 0
+        """Calls that were not made, to stay within the budget."""
+
+    def begin(self) -> None:
+        """A run begins."""
+        self.limit, self.resting, self.left_out = 0.0, False, 0
+        self.budget.begin()
+
+    def around(self, call: Caller) -> Caller:
+        """The counted call, looked at when it may have become too dear."""
+        account = self.account
+
+        def watched(s: Any) -> Any:
+            value = call(s)
+            if account.total >= self.limit:
+                self.look()
+            return value
+
+        if self.budget.over != "throttle" or self.event.inside not in OFTEN:
+            return watched
+
+        def throttled(s: Any) -> Any:
+            if self.resting and self.must_rest():
+                return None
+            return watched(s)
+
+        return throttled
+
+    def look(self) -> None:
+        """Compare with the budget, and act if it is used up."""
+        room = self.budget.room(self)
+        if room >= 0 or self.budget.is_early(self):
+            shared = len(self.budget.allowances) if self.budget.share is not None else 1
+            self.limit = self.account.total + max(room / shared, 1.0)
+            return
+        self.budget.tell(self)
+        if self.budget.over == "throttle":
+            self.resting = True
+            return
+        self.limit = math.inf
+        if self.budget.over == "disable":
+            self.budget.dismiss()
+
+    def must_rest(self) -> bool:
+        """Whether this call is left out; by that, or with time, the budget recovers."""
+        self.left_out += 1
+        if self.budget.room(self) < 0:
+            return True
+        self.resting = False
+        self.left_out -= 1
+        return False
+
+
+def budget_of(hook: Any, name: str, dismiss: Callable[[], None]) -> Budget | None:
+    """The budget that a hook asks for, if any; a wrong one is an error. `dismiss` switches the hook off."""
+    text, over = getattr(hook, "budget", None), getattr(hook, "over_budget", "warn")
+    if over not in OVER_BUDGET:
+        raise HookError(f"hook {name!r} ({type(hook).__name__}): over_budget={over!r}, allowed: "
+                        f"{', '.join(map(repr, OVER_BUDGET))}.{closest(str(over), OVER_BUDGET)}")  # fmt: skip
+    return None if text is None else Budget(text, over, name, dismiss)
+
+
+def parse_budget(text: Any, name: str) -> tuple[float | None, float]:
+    """`"1%"` -> (0.01, 0), a share of the training time; `"5 ms"` -> (None, 5e6), nanoseconds for a call."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|s|ms|us|µs|μs)\s*", text) if isinstance(text, str) else None
+    number = float(match[1]) if match is not None else 0.0
+    if match is None or number <= 0 or (match[2] == "%" and number > 100):
+        raise HookError(f"hook {name!r}: budget={text!r}, allowed: a share of the training time such as '1%', or a time for one "
+                        "call such as '5 ms', '200 us' or '0.1 s', above 0.")  # fmt: skip
+    return (number / 100, 0.0) if match[2] == "%" else (None, number * _UNITS[match[2]])

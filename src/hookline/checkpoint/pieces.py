@@ -1,0 +1,124 @@
+"""Tensors that lie in the files of several ranks: read as a whole, or only the block that a rank needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from hookline.checkpoint.sharding import block_of, is_sharded, placed_like
+from hookline.errors import CheckpointError
+
+
+class Opened:
+    """A file of tensors that is opened when it is first needed, and once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+
+    def part(self, name: str) -> Any:
+        """A tensor whose numbers are read when it is sliced."""
+        if self._file is None:
+            self._file = safe_open(self.path, framework="pt")
+        return self._file.get_slice(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a piece is: its file and its name there, and where it begins in the whole."""
+
+    file: Opened
+    name: str
+    begins_at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor of a checkpoint that several ranks have written, not read yet."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    places: Callable[[], Iterator[Place]]
+    """Where the pieces are, those first that this rank is most likely to need: the others may never be looked for."""
+
+    def whole(self) -> Tensor:
+        """All of it, in memory of its own."""
+        return self.read((0,) * len(self.shape), self.shape)
+
+    def read(self, begins_at: Sequence[int], size: Sequence[int]) -> Tensor:
+        """A block of it, in memory of its own; only the bytes that belong to the block are read."""
+        made = torch.empty(tuple(size), dtype=self.dtype)
+        missing = made.numel()
+        places = self.places()
+        while missing and (place := next(places, None)) is not None:
+            stored = place.file.part(place.name)
+            there, here = [], []
+            for start, length, at, wide in zip(begins_at, size, place.begins_at, stored.get_shape(), strict=True):
+                low, high = max(start, at), min(start + length, at + wide)
+                there.append(slice(low - at, high - at))
+                here.append(slice(low - start, high - start))
+            if all(each.stop > each.start for each in here):
+                made[tuple(here)] = stored[tuple(there)] if there else stored[...]
+                missing -= math.prod(each.stop - each.start for each in here)
+        if missing:
+            raise CheckpointError(f"{self.name}: {missing} of its {made.numel()} numbers are in no file of the checkpoint.")
+        return made
+
+
+def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
+    """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like it.
+
+    Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed in place.
+    """
+    if isinstance(value, Pieces | Tensor):
+        return lay_out_tensor(value, like.get(name))
+    if isinstance(value, dict):
+        for key, each in value.items():
+            value[key] = lay_out(each, like, key if isinstance(key, str) else "")
+    elif isinstance(value, list):
+        value[:] = [lay_out(each, like) for each in value]
+    elif type(value) is tuple:
+        return tuple(lay_out(each, like) for each in value)
+    return value
+
+
+def lay_out_tensor(value: Any, like: Any) -> Any:
+    """One tensor: spread like another of its shape if that is spread, else whole."""
+    if is_sharded(value):
+        return value
+    if is_sharded(like) and like.shape == value.shape:
+        read = value.read if isinstance(value, Pieces) else lambda begins_at, size: block_of(value, begins_at, size)
+        return placed_like(like, read)
+    return value.whole() if isinstance(value, Pieces) else value.clone()
+
+
+def lay_out_optimizer(state: dict[str, Any], optimizer: Any) -> None:
+    """The state of an optimizer: what is shaped like its parameter is spread like it."""
+    names = [name for group in state["param_groups"] for name in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for name, parameter in zip(names, parameters, strict=False):  # torch says what does not fit
+        for key, value in state["state"].get(name, {}).items():
+            if isinstance(value, Pieces | Tensor):
+                state["state"][name][key] = lay_out_tensor(value, parameter)
+    lay_out(state, {})
+
+
+def lay_out_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
+    """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and stay whole."""
+    for name, value in window.get("gradients", {}).items():
+        window["gradients"][name] = lay_out_tensor(value, like.get(name) if isinstance(value, Pieces) else None)
+    lay_out({name: value for name, value in window.items() if name != "gradients"}, {})
+
+
+def spread_tensors(module: torch.nn.Module) -> dict[str, Any]:
+    """The parameters and buffers of a module that are spread over ranks, by their names in it and in its state_dict."""
+    own = {name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_sharded(each)}
+    return own and {**own, **{name: each for name, each in module.state_dict().items() if is_sharded(each)}}

@@ -1,0 +1,147 @@
+"""What ranks have written for themselves, read again: by as many ranks, or by another number of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.checkpoint.format import Stored, unpack
+from hookline.checkpoint.parts import BUFFERS, HOOK
+from hookline.checkpoint.pieces import Opened, Pieces, Place
+from hookline.checkpoint.tensors import read_tensors
+from hookline.errors import CheckpointError
+
+Find = Callable[[dict[str, Any]], Any]
+
+
+class RankFiles:
+    """The `rank-N` files of a checkpoint; there are none if one process has written it all."""
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        """`rank`: whose own is looked at first; with as many ranks as before it needs nobody else's."""
+        self.path = path
+        found = sorted(int(each.stem.removeprefix("rank-")) for each in path.glob("rank-*.json"))
+        self.ranks = sorted(found, key=lambda each: each != rank)
+        self.files = {rank: Opened(path / f"rank-{rank}.safetensors") for rank in found}
+        self._structures: dict[int, dict[str, Any]] = {}
+
+    def structure(self, rank: int) -> dict[str, Any]:
+        """What a rank says of its files: what is its own, and where its pieces belong."""
+        if rank not in self._structures:
+            self._structures[rank] = json.loads((self.path / f"rank-{rank}.json").read_bytes())
+        return self._structures[rank]
+
+    def pieces(self, entry: dict[str, Any]) -> Pieces:
+        """A tensor that was spread over ranks, not read yet."""
+        name: str = entry["key"]
+        return Pieces(name, torch.Size(entry["shape"]), getattr(torch, entry["dtype"]), lambda: self._places(name))
+
+    def _places(self, name: str) -> Iterator[Place]:
+        for rank in self.ranks:
+            structure = self.structure(rank)
+            stored = structure["shared"].get(name, name)  # tied ones are stored once
+            if stored in structure["shards"]:
+                yield Place(self.files[rank], stored, tuple(structure["shards"][stored]))
+
+    def adapt(self, contents: dict[str, Any], rank: int, world_size: int, find: Find) -> None:
+        """Rank zero's contents become those of this rank: its own if there are as many ranks as before, else fair shares."""
+        before = contents.get("world_size", 1)
+        if before == world_size:
+            for name, value in self.own(rank, find).items():
+                _put(contents, name, value)
+        else:
+            self._share_out(contents, rank, before)
+
+    def _share_out(self, contents: dict[str, Any], rank: int, before: int) -> None:
+        own = {each: self.own(each, self.pieces) for each in range(before)}
+        logs = [own[each].get("log", contents["log"]) for each in range(before)] if "log" in contents else []
+        if logs:
+            contents["log"] = add_logs(logs) if rank == 0 else nothing_logged(contents["log"])
+        windows = [own[each].get("window", contents["window"]) for each in range(before)] if "window" in contents else []
+        if windows:
+            contents["window"] = mean_window(windows)
+        if rank and "rng" in contents:
+            contents["rng"] = own[rank].get("rng", contents["rng"]) if rank < before else None
+
+    def own(self, rank: int, find: Find) -> dict[str, Any]:
+        """What a rank had otherwise than rank zero."""
+        structures = self.structure(rank)["own"] if rank in self.ranks else {}
+        if not structures:
+            return {}
+        tensors = Stored(read_tensors(self.path / f"rank-{rank}.safetensors"), find)
+        return {name: unpack(structure, tensors) for name, structure in structures.items()}
+
+
+def _put(contents: dict[str, Any], name: str, value: Any) -> None:
+    if name.startswith(HOOK):
+        contents["hooks"][name.removeprefix(HOOK)] = value
+    elif name == BUFFERS:
+        contents["module"].update(value)
+    else:
+        contents[name] = value
+
+
+# ---- another number of ranks -------------------------------------------------------------------------------------
+
+
+def add_logs(logs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the ranks had logged in the epoch so far, as if one had logged it all."""
+    whole = logs[0]
+    for each in logs[1:]:
+        whole["train_loss"] = _add(whole["train_loss"], each["train_loss"])
+        for kind in ("means", "by_loader"):
+            for name, state in each[kind].items():
+                whole[kind][name] = _add(whole[kind].get(name), state)
+        for name, (on_step, prog_bar, epoch) in each["keys"].items():
+            known = whole["keys"].get(name, [on_step, prog_bar, None])
+            whole["keys"][name] = [known[0], known[1], _add(known[2], epoch)]
+    return whole
+
+
+def nothing_logged(log: dict[str, Any]) -> dict[str, Any]:
+    """The same keys with nothing in them: rank zero has it all."""
+    return {
+        **log, "train_loss": _nothing(log["train_loss"]),
+        **{kind: {name: _nothing(state) for name, state in log[kind].items()} for kind in ("means", "by_loader")},
+        "keys": {name: [on_step, bar, _nothing(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()}, "pending": {},
+    }  # fmt: skip
+
+
+def _nothing(state: dict[str, Any] | None) -> dict[str, Any] | None:
+    return state and {"reduce": state["reduce"], "total": None, "count": type(state["count"])(0)}
+
+
+def _add(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+    if one is None or other is None or one["total"] is None or other["total"] is None:
+        return other if one is None or one["total"] is None else one
+    reduce, mine, theirs = one["reduce"], one["total"], other["total"]
+    if reduce == "last":
+        total = mine
+    elif reduce in ("max", "min"):
+        total = (max if reduce == "max" else min)(mine, theirs)
+    else:
+        total = mine + theirs
+    return {"reduce": reduce, "total": total, "count": one["count"] + other["count"]}
+
+
+def mean_window(windows: list[dict[str, Any]]) -> dict[str, Any]:
+    """An accumulation window that was open: the mean of the ranks' gradients, which is what an update would have used."""
+    if not any(each.get("gradients") for each in windows):
+        return windows[0]
+    if len({(each.get("batches"), each.get("count")) for each in windows}) > 1:
+        raise CheckpointError("its ranks were at different places of an accumulation window, which another number of ranks "
+                              "cannot go on with. Resume with as many ranks as before.")  # fmt: skip
+    grads = [each["gradients"] for each in windows]
+    names = dict.fromkeys(name for each in grads for name in each)
+    return {**windows[0], "gradients": {name: _mean([each.get(name) for each in grads]) for name in names}}
+
+
+def _mean(values: list[Any]) -> Any:
+    known = [each for each in values if each is not None]
+    if isinstance(known[0], Pieces):  # spread over ranks: what is stored is the mean of all already
+        return known[0].whole()
+    return torch.stack(known).sum(0) / len(values)

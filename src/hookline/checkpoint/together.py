@@ -1,0 +1,117 @@
+"""A checkpoint that all ranks write together: each its own files at the same time, then rank zero gives it its name."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint import remote
+from hookline.checkpoint.format import Packed
+from hookline.checkpoint.tidying import tidy
+from hookline.checkpoint.writing import commit, flush, left_alone, opened_aside, owner, telling_why, write_parts
+from hookline.errors import CheckpointError
+from hookline.ranks import Ranks
+
+PATIENCE = 10.0
+"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it late."""
+
+
+def write_together(
+    packed: Packed, path: Path | str, about: Mapping[str, Any], ranks: Ranks, staging: Callable[[], Path] | None = None
+) -> None:
+    """Write a checkpoint with all ranks. Whatever fails on one of them is an error on all, and leaves nothing under its name.
+
+    staging: the folder, shared by the ranks, where files are put together before they are copied to a URL.
+    """
+    url = remote.as_url(path)
+    if url is None:
+        _write_folder(packed, Path(path), about, ranks)
+        return
+    near = staging() if staging else Path(tempfile.gettempdir())
+    with contextlib.ExitStack() as until_done:
+        # rank zero's name for the folder counts; it removes it too
+        folder = Path(_tell(ranks, path, lambda: until_done.enter_context(_staged(near))))
+        _write_folder(packed, folder / "checkpoint", about, ranks, remote.shown(url))
+        _tell(ranks, path, lambda: remote.copy_to_url(folder / "checkpoint", url))
+
+
+@contextlib.contextmanager
+def _staged(near: Path) -> Any:
+    near.mkdir(parents=True, exist_ok=True)
+    tidy(near)  # a process that was killed leaves all it had put together
+    with tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as folder:
+        absolute = str(Path(folder).absolute())
+        with left_alone(Path(absolute)):
+            yield absolute
+
+
+def _write_folder(packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = "") -> None:
+    with contextlib.ExitStack() as until_done:
+        place: Any = None
+
+        def begin() -> str:
+            nonlocal place
+            with telling_why(packed, path):
+                aside, place = until_done.enter_context(opened_aside(path))
+            return str(aside)
+
+        aside = Path(_tell(ranks, shown or path, begin))
+        files = _all_written(ranks, packed, aside, shown or path)
+
+        def end() -> None:
+            with telling_why(packed, path):
+                commit(aside, place, packed, about, files)
+
+        _tell(ranks, shown or path, end)
+
+
+def _all_written(ranks: Ranks, packed: Packed, aside: Path, path: Path | str) -> dict[str, Any]:
+    """This rank's files are on the disk, and everyone else's."""
+    problem, files = "", {}
+    try:
+        _wait_for(aside)
+        with telling_why(packed, Path(path)):
+            files = write_parts(aside, packed, ranks.rank)
+            flush(aside)
+    except CheckpointError as error:
+        problem = str(error)
+    part = packed.part
+    told = ranks.gather({"problem": problem, "files": files, "here": part.numbers_here, "wanted": part.numbers_wanted})
+    _refuse(path, {rank: each["problem"] for rank, each in enumerate(told) if each["problem"]})
+    here, wanted = sum(each["here"] for each in told), told[0]["wanted"]
+    if here != wanted:
+        raise CheckpointError(f"The checkpoint {path} was not written: its tensors that are spread over ranks have {wanted} "
+                              f"numbers, but the ranks' pieces {here}. Have all ranks the same module and mesh?")  # fmt: skip
+    return {name: facts for each in told for name, facts in each["files"].items()}
+
+
+def _wait_for(aside: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while not aside.is_dir():
+        if time.monotonic() > until:
+            raise CheckpointError(f"this rank does not see {aside.parent} as rank zero does: all ranks write into one directory, "
+                                  "so it must be on a disk that they share.")  # fmt: skip
+        time.sleep(0.05)
+
+
+def _tell(ranks: Ranks, path: Path | str, act: Callable[[], Any]) -> Any:
+    """Rank zero does something, and everyone hears what came of it."""
+    problem, result = "", None
+    if ranks.rank == 0:
+        try:
+            result = act()
+        except (CheckpointError, OSError) as error:
+            problem = str(error)
+    told = ranks.from_zero([problem, result])
+    _refuse(path, {0: told[0]} if told[0] else {})
+    return told[1]
+
+
+def _refuse(path: Path | str, problems: dict[int, str]) -> None:
+    if problems:
+        said = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
+        raise CheckpointError(said if str(path) in said else f"The checkpoint {path} could not be written: {said}")

@@ -1,0 +1,63 @@
+"""`hookline control`: ask a running job for something."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from hookline.cli.codes import OK
+from hookline.control.client import ask
+from hookline.errors import OptionError, closest
+
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "status": (), "enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
+    "attach": ("file",),
+}  # fmt: skip
+"""What can be asked for, and what each needs to know."""
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Ask, and say what came of it."""
+    answer = ask(chosen.run_dir, chosen.action, patience=chosen.wait, **_given(chosen))
+    if chosen.json:
+        print(json.dumps(answer))
+    elif chosen.action == "status":
+        print("\n".join(_table(answer)))
+    elif answer.get("waiting"):
+        print(f"{chosen.action}: asked for; it has not been done within {chosen.wait:g} s, and will be at the next step.")
+    else:
+        what = " ".join(str(answer[key]) for key in ("hook", "interval") if answer.get(key) is not None)
+        print(f"{chosen.action}{f' {what}' if what else ''}: done at step {answer['step']}")
+    return OK
+
+
+def _given(chosen: argparse.Namespace) -> dict[str, Any]:
+    action, words = chosen.action, list(chosen.words)
+    if action not in ACTIONS:
+        raise OptionError(f"A job cannot be asked for {action!r}.{closest(action, ACTIONS)} It can: {', '.join(ACTIONS)}.")
+    names = ACTIONS[action]
+    if "interval" in names:  # `every NAME 200 steps` needs no quotes
+        words = [*words[:1], *([" ".join(words[1:])] if words[1:] else [])]
+    if len(words) != len(names):
+        needed = " ".join(each.upper() for each in names) or "nothing more"
+        raise OptionError(f"{action} takes {needed}; got {' '.join(chosen.words) or 'nothing'}.")
+    if chosen.name is not None and action != "attach":
+        raise OptionError(f"--name names a hook that is attached; {action} has no use for it.")
+    given: dict[str, Any] = dict(zip(names, words, strict=True))
+    if action == "attach":
+        given |= {"file": os.path.abspath(given["file"]), "name": chosen.name}  # the job may be in another directory
+    return given
+
+
+def _table(answer: dict[str, Any]) -> list[str]:
+    rows = [("hook", "", "how often", "calls", "total", "share")]
+    for each in answer["hooks"]:
+        rows.append((each["name"], "on" if each["enabled"] else "off", each["every"], f"{each['calls']:,}",
+                     f"{each['total']:.3f} s", f"{each['share']:.2%}"))  # fmt: skip
+    wide = [max(len(row[place]) for row in rows) for place in range(6)]
+    lines = ["  ".join(cell.rjust(width) if place > 2 else cell.ljust(width)
+                       for place, (cell, width) in enumerate(zip(row, wide, strict=True))).rstrip() for row in rows]  # fmt: skip
+    stopping = ", stopping" if answer["stopping"] else ""
+    return [f"{answer['status']}{stopping}: {answer['position']} (process {answer['pid']})", *lines]

@@ -1,0 +1,71 @@
+"""`explain`: the lifecycle of a run before it runs, beside what a trace tells of it, or two of them compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hookline.cli.codes import OK
+from hookline.config.problems import ConfigError
+from hookline.explain import Explanation
+
+
+def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
+    """Show what was asked for."""
+    if chosen.diff:
+        if chosen.config or chosen.trace:
+            raise ConfigError("explain --diff takes two configurations and nothing else.")
+        return _diff(chosen, overrides)
+    if chosen.trace:
+        return _happened(chosen, overrides)
+    if not chosen.config:
+        raise ConfigError("explain needs a configuration, --from TRACE, or --diff CONFIG CONFIG.")
+    explanation = _planned(chosen.config, chosen, overrides)
+    print(json.dumps(explanation.data()) if chosen.json else explanation.text(everything=chosen.all))
+    return OK
+
+
+def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb: str = "") -> Explanation:
+    from hookline.config import load_config
+    from hookline.trainer import Trainer
+
+    parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
+    trainer = parts.make_trainer(Trainer)
+    explanation: Explanation = trainer.explain(parts.module, datamodule=parts.datamodule, verb=verb or chosen.verb)
+    return explanation
+
+
+def _happened(chosen: argparse.Namespace, overrides: list[str]) -> int:
+    from hookline.tracing.comparing import beside
+    from hookline.tracing.happened import count
+    from hookline.tracing.reading import read_trace
+
+    told = count(read_trace(chosen.trace))
+    planned: list[dict[str, Any]] | None = None
+    if chosen.config:
+        rows = _planned(chosen.config, chosen, overrides, told.verb).data()
+        planned = [row for row in rows if row["listeners"]]
+    explanation, different = beside(told, planned)
+    if chosen.json:
+        print(json.dumps({"events": told.events, "listeners": explanation.data(), "differences": different}))
+        return OK
+    print(explanation.text(everything=chosen.all))
+    _list("Everything was as planned.", "Not as planned:", different)
+    return OK
+
+
+def _diff(chosen: argparse.Namespace, overrides: list[str]) -> int:
+    from hookline.tracing.comparing import compare
+
+    first, second = (_planned(config, chosen, overrides) for config in chosen.diff)
+    different = compare(first, second, (chosen.diff[0], chosen.diff[1]))
+    if chosen.json:
+        print(json.dumps({"configurations": chosen.diff, "differences": different}))
+        return OK
+    _list("The same events reach the same listeners in the same order.", "Different:", different)
+    return OK
+
+
+def _list(none: str, title: str, lines: list[str]) -> None:
+    print("\n".join([title, *(f"  {line}" for line in lines)]) if lines else none)

@@ -1,0 +1,79 @@
+"""`trace` and `replay`: what a recorded run holds, several ranks in one file, and a run played to a hook."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hookline.accounting import duration
+from hookline.cli.codes import OK
+from hookline.config.files import Source
+from hookline.config.making import make_hooks
+from hookline.config.parts import Part
+from hookline.config.permissions import Permissions
+from hookline.config.problems import ConfigError, Override
+from hookline.tracing.happened import count
+from hookline.tracing.reading import merge, read_trace
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Carry out one command."""
+    return _replay(chosen) if chosen.command == "replay" else _trace(chosen)
+
+
+def _trace(chosen: argparse.Namespace) -> int:
+    paths = [Path(each) for each in chosen.traces]
+    if chosen.out:
+        written = merge(paths, Path(chosen.out))
+        print(json.dumps({"out": chosen.out, "records": written}) if chosen.json
+              else f"wrote {chosen.out}: {written} records of {len(paths)} traces, for https://ui.perfetto.dev")  # fmt: skip
+        return OK
+    about = [_about(path) for path in paths]
+    if chosen.json:
+        print(json.dumps(about))
+        return OK
+    for each in about:
+        print(f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step {each['step']}: "
+              f"{each['events']} events, {each['calls']} calls")  # fmt: skip
+    return OK
+
+
+def _about(path: Path) -> dict[str, Any]:
+    header = next(read_trace(path))["args"]
+    told = count(read_trace(path))
+    return {"trace": str(path), "stage": header["stage"], "rank": header["rank"], "world_size": header["world_size"],
+            "step": max(told.last_step.values(), default=0), "events": sum(told.events.values()),
+            "calls": sum(each.calls for each in told.heard.values())}  # fmt: skip
+
+
+def _replay(chosen: argparse.Namespace) -> int:
+    from hookline.replay import replay
+
+    done = replay(chosen.trace, _hook(chosen), rank=chosen.rank)
+    if chosen.json:
+        rows = [row.data() for row in done.cost]
+        print(json.dumps({"hook": done.hook, "events": done.events, "steps": done.steps, "asked": done.asked, "cost": rows}))
+        return OK
+    print(f"hook {done.hook!r} has heard a run of {done.steps} steps, {done.events} events:")
+    for row in done.cost:
+        print(f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}")
+    if done.asked:
+        print("\n".join(["In a run it would have asked for:", *(f"  {each}" for each in done.asked[:20])]))
+        if len(done.asked) > 20:
+            print(f"  and {len(done.asked) - 20} more")
+    return OK
+
+
+def _hook(chosen: argparse.Namespace) -> Any:
+    """The hook by name or class path, with its arguments; modules in the current folder can be named."""
+    source = Source({}, name="the command line")
+    arguments: dict[str, Any] = {}
+    for each in chosen.set:
+        key, equals, text = each.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--set {each!r}: write it as NAME=VALUE, an argument of the hook.")
+        arguments[key] = Override(text)
+    part = Part("hook", chosen.hook, arguments, {key: f"--set {key}" for key in arguments})
+    return next(iter(make_hooks(source, [("hook", part)], Permissions(Path.cwd(), trusted=True)).values()))

@@ -1,0 +1,23 @@
+"""`hookline watch`: the page about a run, live."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+
+from hookline.cli.codes import OK
+from hookline.watch import Watch
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    watch = Watch(Path(chosen.run_dir), chosen.port)
+    if chosen.json:
+        print(json.dumps({"url": watch.url, "run_dir": str(chosen.run_dir)}), flush=True)
+    else:
+        print(f"{chosen.run_dir} is at\n\n  {watch.url}\n\nThe address works once, for one browser. Ctrl-C ends it.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        watch.serve()
+    return OK

@@ -1,0 +1,66 @@
+"""A hook from a file, for a job that is running: read once, the same text on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import HookError, closest
+from hookline.hook import Hook, snake_case
+
+LARGEST_FILE = 1_000_000
+_serial = itertools.count(1)
+
+
+def read_file(asked: str) -> dict[str, Any]:
+    """`FILE.py:Class` as plain data that every rank can make the hook of; nothing of the file is run yet."""
+    path, _, name = asked.rpartition(":") if ":" in asked else (asked, "", "")
+    file = Path(path)
+    if file.suffix != ".py" or (name and not name.isidentifier()):
+        raise HookError(f"attach {asked!r}: give a file and a class in it, such as probe.py:Probe.")
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            raise HookError(f"attach {asked!r}: a file of {file.stat().st_size:,} bytes is no hook.")
+        source = file.read_text(encoding="utf-8")
+        compile(source, str(file), "exec")
+    except FileNotFoundError:
+        near = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise HookError(f"attach {asked!r}: there is no file {file}.{closest(file.name, near)}") from None
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
+    return {"file": str(file), "class": name, "source": source, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+
+
+def make_hook(about: dict[str, Any]) -> Hook:
+    """Run the file's text in a module of its own, and make the hook."""
+    file = Path(about["file"])
+    module = types.ModuleType(f"hookline_attached_{next(_serial)}_{snake_case(file.stem)}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look there for their own module
+    exec(compile(about["source"], str(file), "exec"), vars(module))
+    cls = _choose(module, file.name, str(about["class"]))
+    try:
+        return cls()
+    except TypeError as error:
+        raise HookError(f"{cls.__name__} cannot be made without arguments ({error}); give them defaults.") from error
+
+
+def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
+    """The class that was asked for; without a name the only hook there is."""
+    own = {name: each for name, each in vars(module).items()
+           if inspect.isclass(each) and each.__module__ == module.__name__}  # fmt: skip
+    hooks = {name: each for name, each in own.items() if issubclass(each, Hook)}
+    if not hooks:
+        raise HookError(f"{file} has no class that derives from hookline.Hook.")
+    if not wanted and len(hooks) > 1:
+        raise HookError(f"{file} has several hooks, say which: {', '.join(f'{file}:{name}' for name in hooks)}.")
+    if wanted in own and wanted not in hooks:
+        raise HookError(f"{wanted} in {file} does not derive from hookline.Hook. Hooks there: {', '.join(hooks)}.")
+    if wanted and wanted not in hooks:
+        raise HookError(f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks there: {', '.join(hooks)}.")
+    return hooks[wanted or next(iter(hooks))]

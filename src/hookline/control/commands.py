@@ -1,0 +1,180 @@
+"""What a running job can be asked for. Checked in the thread that listens, carried out on every rank's main thread."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.control.attaching import make_hook, read_file
+from hookline.control.intervals import change_interval, check_interval, interval_of
+from hookline.errors import HookError, closest
+from hookline.loops.run import Run
+
+Plain = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Something that can be asked for."""
+
+    check: Callable[[Run, Plain], Plain]
+    """In the thread that listens: what all ranks need to know to do it. Refuses what cannot be done."""
+    do: Callable[[Run, Plain], Plain]
+    """On the main thread of every rank, at the same step: what is answered and logged."""
+
+
+# ---- switching hooks on and off ---------------------------------------------------------------------------------------
+
+
+def _named(run: Run, asked: Plain) -> Plain:
+    name = _text(asked, "hook")
+    run.state.hooks.entry(name)
+    return {"hook": name}
+
+
+def _enable(run: Run, asked: Plain) -> Plain:
+    run.state.hooks.enable(asked["hook"])
+    return {"hook": asked["hook"]}
+
+
+def _disable(run: Run, asked: Plain) -> Plain:
+    run.state.hooks.disable(asked["hook"])
+    return {"hook": asked["hook"]}
+
+
+def _check_every(run: Run, asked: Plain) -> Plain:
+    interval = asked.get("interval")
+    if isinstance(interval, str) and interval.strip().isdigit():
+        interval = int(interval)
+    entry = run.state.hooks.entry(_text(asked, "hook"))
+    check_interval(entry, interval)  # type: ignore[arg-type]  # it refuses whatever is no interval
+    return {"hook": entry.name, "interval": interval}
+
+
+def _every(run: Run, asked: Plain) -> Plain:
+    entry = run.state.hooks.entry(asked["hook"])
+    change_interval(run.plan, entry, asked["interval"], run.state)
+    return {"hook": asked["hook"], "interval": asked["interval"]}
+
+
+# ---- checkpoints, stopping, a hook from a file ------------------------------------------------------------------------
+
+
+def _nothing(run: Run, asked: Plain) -> Plain:
+    return {}
+
+
+def _checkpoint(run: Run, asked: Plain) -> Plain:
+    run.trainer.save_checkpoint()  # written at the next save point: at this step, or at the first of a new epoch
+    return {}
+
+
+def _stop(run: Run, asked: Plain) -> Plain:
+    run.state.request_stop("asked for by hookline control")
+    return {}
+
+
+def _check_file(run: Run, asked: Plain) -> Plain:
+    name = asked.get("name")
+    if name is not None and (not isinstance(name, str) or name in run.state.hooks):
+        raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet. "
+                        f"Hooks: {', '.join(each.name for each in run.state.hooks.entries())}.")  # fmt: skip
+    return {**read_file(_text(asked, "file")), "name": name}
+
+
+def _attach(run: Run, asked: Plain) -> Plain:
+    """Everybody has the hook, or nobody: a rank that cannot make it must not leave the others with another plan."""
+    ranks = run.strategy.ranks
+    hook: Any = None
+    problem = ""
+    try:
+        hook = make_hook(asked)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}" if not isinstance(error, HookError) else str(error)
+    _agree(ranks.gather(problem))
+    handle = None
+    try:
+        handle = run.trainer.add_hook(hook, asked["name"])
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}" if not isinstance(error, HookError) else str(error)
+    problems = ranks.gather(problem)
+    if any(problems) and handle is not None:
+        handle.remove()
+    _agree(problems)
+    assert handle is not None
+    return {"hook": handle.name, "file": asked["file"], "class": type(hook).__name__, "sha256": asked["sha256"]}
+
+
+def _agree(problems: list[str]) -> None:
+    """The first problem that a rank has."""
+    for rank, problem in enumerate(problems):
+        if problem:
+            raise HookError(f"on rank {rank}: {problem}" if len(problems) > 1 else problem)
+
+
+COMMANDS: dict[str, Command] = {
+    "enable": Command(_named, _enable),
+    "disable": Command(_named, _disable),
+    "every": Command(_check_every, _every),
+    "checkpoint": Command(_nothing, _checkpoint),
+    "stop": Command(_nothing, _stop),
+    "attach": Command(_check_file, _attach),
+}
+
+
+def check(run: Run, asked: Plain) -> Plain:
+    """What every rank needs to know; an error that teaches if it cannot be done."""
+    name = _text(asked, "command")
+    if name not in COMMANDS:
+        known = ["status", *COMMANDS]
+        raise HookError(f"A job cannot be asked for {name!r}.{closest(name, known)} It can: {', '.join(known)}.")
+    return {"command": name, **COMMANDS[name].check(run, asked)}
+
+
+def carry_out(run: Run, asked: Plain) -> Plain:
+    """Do it, here and at the same step on all ranks; what is answered. Whatever goes wrong is told, never raised."""
+    s = run.state
+    done: Plain = {"command": asked["command"], "step": s.step, "epoch": s.epoch}
+    try:
+        done |= COMMANDS[asked["command"]].do(run, asked)
+    except Exception as error:
+        done["error"] = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
+    if s.rank == 0:
+        s.logger.log_event("control", done)
+    return done
+
+
+# ---- looking ----------------------------------------------------------------------------------------------------------
+
+
+def status(run: Run) -> Plain:
+    """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call apart."""
+    s = run.state
+    elapsed = max(1e-9, time.monotonic() - run.started)
+    return {
+        "pid": os.getpid(), "status": s.status, "step": s.step, "epoch": s.epoch, "batch_idx": s.batch_idx,
+        "position": s.position, "max_steps": run.options.max_steps, "max_epochs": run.options.max_epochs,
+        "world_size": s.world_size, "elapsed": elapsed, "stopping": s.should_stop,
+        "hooks": [_about(entry, elapsed) for entry in s.hooks.entries()],
+    }  # fmt: skip
+
+
+def _about(entry: Any, elapsed: float) -> Plain:
+    accounts = [each.account for each in entry.listeners]
+    spent = sum(each.total for each in accounts) / 1e9
+    original = getattr(entry.hook, "original", entry.hook)
+    return {
+        "name": entry.name, "class": type(original).__name__, "enabled": entry.enabled, "every": interval_of(entry),
+        "events": [each.event.name for each in entry.listeners], "calls": sum(each.calls for each in accounts),
+        "total": spent, "worst": max((each.worst for each in accounts), default=0) / 1e9, "share": spent / elapsed,
+    }  # fmt: skip
+
+
+def _text(asked: Plain, key: str) -> str:
+    value = asked.get(key)
+    if not isinstance(value, str) or not value:
+        raise HookError(f"{asked.get('command', 'a request')} needs {key!r}, a text; got {value!r}.")
+    return value

@@ -1,0 +1,156 @@
+"""The thread of a running fit that listens on the socket in its directory. Until somebody asks, it sleeps."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import queue
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from hookline.control.address import SOCKET, is_same_user, listen
+from hookline.control.commands import carry_out, check, status
+from hookline.errors import HookError
+from hookline.loops.errands import carries_out
+from hookline.loops.run import Run
+
+log = logging.getLogger("hookline")
+LONGEST_REQUEST = 100_000
+IDLE = 30.0
+"""Seconds after which somebody who says nothing is hung up on."""
+LONGEST_PATIENCE = 3600.0
+TOO_LATE = {"error": "The run ended before it came to that."}
+
+_answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+"""Who waits in this process for what the main thread does at the next boundary."""
+_serial = itertools.count()
+
+
+@carries_out("control")
+def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> None:
+    """On the main thread of every rank: do what was asked, and tell whoever waits here."""
+    done = carry_out(run, asked)
+    waiting = _answers.get(number) if run.state.rank == sender else None
+    if waiting is not None:
+        waiting.put(done)
+
+
+class Control:
+    """Listens for the length of a fit, on rank zero. Where a socket cannot be made there is none, and the run goes on."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._listener: socket.socket | None = None
+        self._waiting: set[str] = set()
+        self._open: dict[threading.Thread, socket.socket] = {}
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Control:
+        self.run.control = self
+        return self
+
+    def open(self) -> None:
+        """Listen from now on, if the run has a directory by now: none is made for this."""
+        folder = self.run.directory.existing()
+        if self.run.state.rank != 0 or folder is None:
+            return
+        try:
+            self._folder = folder
+            self._listener = listen(folder)
+            self._file = os.lstat(folder / SOCKET).st_ino
+        except (OSError, AttributeError) as error:  # no AF_UNIX on this system
+            log.debug("This run cannot be controlled from outside: %s", error)
+            return
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._listen, name="hookline control", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._listener is None or os.getpid() != self._pid:
+            return
+        self._remove(self._folder / SOCKET)
+        self._wake.close()
+        self._thread.join()
+        self._listener.close()
+        self._woken.close()
+        for number in list(self._waiting):
+            if (answer := _answers.get(number)) is not None:
+                answer.put(TOO_LATE)
+        for thread, connection in list(self._open.items()):
+            _hang_up(connection)
+            thread.join(1.0)  # it has an answer to send
+
+    def _remove(self, path: Path) -> None:
+        """The socket, unless another one has taken its place."""
+        with contextlib.suppress(OSError):  # the directory may be gone
+            if os.lstat(path).st_ino == self._file:
+                path.unlink()
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        while True:
+            ready, _, _ = select.select([self._listener, self._woken], [], [])
+            if self._woken in ready:
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                continue  # whoever called has gone
+            thread = threading.Thread(target=self._serve, args=(connection,), name="hookline control answer", daemon=True)
+            self._open[thread] = connection
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """One line of JSON for each that comes."""
+        try:
+            with connection:
+                connection.settimeout(IDLE)
+                if not is_same_user(connection):
+                    return
+                lines = connection.makefile("rb")
+                while line := lines.readline(LONGEST_REQUEST):
+                    connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+        except OSError:
+            pass  # whoever asked has gone
+        finally:
+            self._open.pop(threading.current_thread(), None)
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked = json.loads(line)
+            if not isinstance(asked, dict):
+                raise HookError("A request is one JSON object in a line.")
+            if asked.get("command") == "status":
+                return status(self.run)
+            return self._wait_for(check(self.run, asked), asked.get("patience"))
+        except HookError as error:
+            return {"error": str(error)}
+        except Exception as error:  # a thread that dies here would leave its caller without a word
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _wait_for(self, asked: dict[str, Any], patience: Any) -> dict[str, Any]:
+        """Have it done at the next boundary, and wait for that as long as the caller wants to."""
+        seconds = min(float(patience), LONGEST_PATIENCE) if isinstance(patience, int | float) else IDLE
+        number = f"{self._pid}-{next(_serial)}"
+        answer = _answers[number] = queue.SimpleQueue()
+        self._waiting.add(number)
+        try:
+            self.run.errands.send("control", number=number, asked=asked)
+            return answer.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return {"command": asked["command"], "waiting": True}
+        finally:
+            self._waiting.discard(number)
+            del _answers[number]
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Nothing more is taken; what is being sent still goes out."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)

@@ -1,0 +1,174 @@
+"""Keras callbacks among Hookline's hooks, unchanged: EarlyStopping, CSVLogger, LearningRateScheduler, and people's own."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from hookline.binding import Binding, Caller
+from hookline.dialects.adopted.keras_view import ModelView, epoch_logs, test_logs
+from hookline.errors import HookError
+from hookline.events import EventTable
+from hookline.listener import Listener
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of Keras: our events, what comes before `logs`, and where the logs come from."""
+
+    events: tuple[str, ...]
+    first: str = ""
+    """'epoch', 'batch_idx' or nothing."""
+    logs: str = ""
+    """'epoch', 'test', 'end', 'batch' or nothing: an empty dictionary."""
+    older: str = ""
+    """The name it had before, which the method calls by itself."""
+
+
+METHODS: Mapping[str, Method] = {
+    "on_train_begin": Method(("on_train_start",)),
+    "on_train_end": Method(("on_train_end",), logs="end"),
+    "on_epoch_begin": Method(("on_train_epoch_start",), "epoch"),
+    "on_epoch_end": Method(("on_train_epoch_end",), "epoch", "epoch"),
+    "on_train_batch_begin": Method(("on_train_batch_start",), "batch_idx", older="on_batch_begin"),
+    "on_train_batch_end": Method(("on_train_batch_end",), "batch_idx", "batch", older="on_batch_end"),
+    "on_test_begin": Method(("on_validation_start", "on_test_start")),
+    "on_test_end": Method(("on_validation_end", "on_test_end"), logs="test"),
+    "on_test_batch_begin": Method(("on_validation_batch_start", "on_test_batch_start"), "batch_idx"),
+    "on_test_batch_end": Method(("on_validation_batch_end", "on_test_batch_end"), "batch_idx", "batch"),
+    "on_predict_begin": Method(("on_predict_start",)),
+    "on_predict_end": Method(("on_predict_end",)),
+    "on_predict_batch_begin": Method(("on_predict_batch_start",), "batch_idx"),
+    "on_predict_batch_end": Method(("on_predict_batch_end",), "batch_idx"),
+}
+"""Their method -> our events. Keras tests are validations in the course of a fit."""
+
+
+class KerasCallback:
+    """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning rate."""
+
+    kind = "Keras callback"
+    name = ""
+    order = after_module = None
+    ranks = "all"
+    on_error = "raise"
+    tier = "user"
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.base = next(cls for cls in type(original).__mro__
+                         if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] == "keras")  # fmt: skip
+        self.view = ModelView()
+        who = type(original).__name__
+        for attribute, where in _asked_of_model(original, self.base):
+            raise HookError(f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model has. "
+                            f"{INSTEAD.get(who, '')}".rstrip())  # fmt: skip
+        metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
+        if getattr(original, "mode", None) == "auto" and metric != "loss":
+            raise HookError(f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
+                            "and only a Keras model could say. Pass mode='min' or mode='max'.")  # fmt: skip
+
+    def _overrides(self, method: str) -> bool:
+        if method in vars(self.original):  # a LambdaCallback keeps functions on itself
+            return True
+        return getattr(type(self.original), method, None) is not getattr(self.base, method, None)
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One for each event of an overridden method."""
+        found = []
+        for method, row in METHODS.items():
+            if self._overrides(method) or (row.older and self._overrides(row.older)):
+                function = getattr(self.original, method)
+                for event in row.events:
+                    facts = ("metrics",) if row.logs and "metrics" in table[event].facts else ()
+                    found.append(Listener("H", name, self, table[event], function, Binding(_caller(function, row), facts), []))
+        return found
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins: the callback gets its model and its parameters, as Keras does it."""
+        self.view._attach(state)
+        options = state.trainer.options
+        self.original.set_params({"verbose": 0, "epochs": options.max_epochs, "steps": state.trainer.num_training_batches})
+        self.original.set_model(self.view)
+
+
+def _caller(function: Callable[..., Any], row: Method) -> Caller:
+    """What a callback returns has no meaning in Keras."""
+    logs = _LOGS[row.logs]
+
+    def call(s: Any) -> None:
+        function(logs(s))
+
+    def call_for_epoch(s: Any) -> None:
+        function(s.epoch, logs(s))
+
+    def call_for_batch(s: Any) -> None:
+        function(s.batch_idx, logs(s))
+
+    return {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
+
+
+def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """One dictionary for all Keras callbacks at one moment: some write into it for those after them."""
+    key = f"keras {name}"
+
+    def logs(s: Any) -> dict[str, Any]:
+        now = (s.stage, s.epoch, s.batches_seen)
+        known = s.cache.get(key)
+        if known is None or known[0] != now:
+            known = s.cache[key] = (now, make(s))
+        found: dict[str, Any] = known[1]
+        return found
+
+    return logs
+
+
+_LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "": lambda s: {},
+    "batch": lambda s: dict(s.batch_metrics),
+    "epoch": _shared("epoch", lambda s: epoch_logs(s.metrics)),
+    "end": _shared("end", lambda s: epoch_logs(s.metrics)),
+    "test": _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/")),
+}
+
+INSTEAD = {
+    "ModelCheckpoint": "Use hookline.hooks.ModelCheckpoint.",
+    "BackupAndRestore": "Use Trainer.fit(resume='auto') with hookline.hooks.ModelCheckpoint.",
+    "TensorBoard": "Use hookline.loggers.TensorBoard.",
+    "SwapEMAWeights": "Use hookline.hooks.WeightAveraging.",
+}
+
+
+def _asked_of_model(callback: Any, base: type) -> Iterator[tuple[str, str]]:
+    """What a callback takes from `self.model` that belongs to Keras models alone, with the method that takes it."""
+    keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
+    for cls in type(callback).__mro__:
+        if cls is base or cls is object:
+            return
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        except (OSError, TypeError, SyntaxError):
+            continue  # written at run time: then the view says so when it comes to it
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "hasattr"]
+        asked_first = {each.args[1].value for each in calls if isinstance(each.args[1], ast.Constant)}
+        for method in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            for attribute in _read_from_model(method):
+                if attribute in keras_only - asked_first:
+                    yield attribute, f"{cls.__name__}.{method.name}"
+
+
+def _read_from_model(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _name(node.value) == "self.model":
+            yield node.attr
+
+
+def _name(node: ast.expr) -> str:
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""

@@ -1,0 +1,89 @@
+"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint, and people's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline.binding import Binding
+from hookline.dialects.adopted.lightning_binding import bind
+from hookline.dialects.adopted.lightning_face import is_lightning_module, shown_to_callbacks
+from hookline.dialects.adopted.lightning_parts import missing
+from hookline.dialects.adopted.lightning_reading import mentions, out_of_reach
+from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
+from hookline.dialects.lightning.table import CALLBACK_ROWS
+from hookline.errors import HookError
+from hookline.events import EventTable
+from hookline.listener import Listener
+
+MONITORS = ("EarlyStopping", "Checkpoint")
+"""Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
+
+
+class LightningCallback:
+    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as Lightning does."""
+
+    kind = "Lightning callback"
+    name = ""
+    order = after_module = None
+    ranks = "all"
+    on_error = "raise"
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.base = next(cls for cls in type(original).__mro__ if is_lightnings(cls, "Callback"))
+        kinds = {cls.__name__ for cls in type(original).__mro__ if is_lightnings(cls)}
+        self.tier = "monitor" if kinds & set(MONITORS) else "user"
+        self.replaces = mentions(original, self.base, "remove_checkpoint")
+        self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
+        self._check()
+
+    def _check(self) -> None:
+        who = type(self.original).__name__
+        if asked := out_of_reach(self.original, self.base):
+            paths = ", ".join(f"{path} (in {where})" for path, where in asked)
+            raise HookError(f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
+                            f"{missing(asked[0][0], TrainerView)}")  # fmt: skip
+        for method in vars(self.base):
+            if method.startswith("on_") and method not in CALLBACK_ROWS and self._overrides(method):
+                raise HookError(f"{who} listens to {method}, an event of Lightning that Hookline does not have. "
+                                f"There are: {', '.join(CALLBACK_ROWS)}.")  # fmt: skip
+
+    def _overrides(self, method: str) -> bool:
+        """Whether the callback's class, or the instance itself (a LambdaCallback), has its own."""
+        written = next(vars(cls)[method] for cls in type(self.original).__mro__ if method in vars(cls))
+        return method in vars(self.original) or written is not vars(self.base)[method]
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
+        found = []
+        for method, row in CALLBACK_ROWS.items():
+            if method in vars(self.base) and self._overrides(method):
+                function = getattr(self.original, method)
+                binding = bind(function, method, row, table, self.view, answers=False)
+                found.append(Listener("H", name, self, table[row.event], function, binding, []))
+        if self.replaces:
+            tidy = self.view.remove_replaced
+            written = Binding(lambda s: tidy(s.path), ("path",))
+            found.append(Listener("H", name, self, table["on_checkpoint_save"], tidy, written, []))
+        return found
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins: the view shows its trainer and module."""
+        module = state.module
+        names = module.__dict__ if is_lightning_module(module) else {}
+        self.view.attach(state.trainer, shown_to_callbacks(module, self.view), names)
+
+    # ---- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The callback's own state, with the key under which Lightning would look for it."""
+        return {"state_key": self.original.state_key, "state": self.original.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever order they are."""
+        key = self.original.state_key
+        saved = (self.view._own.state.checkpoint or {}).get("hooks", {})
+        for each in (state, *saved.values()):
+            if isinstance(each, dict) and each.get("state_key") == key:
+                self.original.load_state_dict(each["state"])
+                return

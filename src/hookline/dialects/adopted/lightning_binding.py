@@ -1,0 +1,130 @@
+"""Methods of Lightning's classes made callable with the live state: by position, trimmed to what they accept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from hookline.binding import Binding, Caller
+from hookline.dialects._shared import Reader, Row
+from hookline.errors import HookError
+from hookline.events import EventTable
+
+NAME_OF_HOOK = "_current_fx_name"
+"""Where a Lightning module keeps which hook is being called; its `log` looks there."""
+RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start"}
+"""Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
+
+
+def bind(function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool) -> Binding:
+    """The caller of one hook. `trainer` is the view, `module` the module as the view shows it."""
+    event = table[row.event]
+    by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
+    names = row.arguments[: accepted(function, row.arguments, method)]
+    reads: dict[str, Reader] = {**row.reads, "checkpoint": CheckpointView}
+    expressions: list[str] = []
+    facts: list[str] = []
+    for name in names:
+        fact = table.fact(name, event)
+        assert fact is not None, (method, name)
+        if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
+            expressions.append("v" if name == "trainer" else "m.face")
+            continue
+        source = table.expression(fact, event)
+        source = f"{name}_as_lightning_has_it({source})" if name in reads else source
+        expressions.append(f"stage={source}" if name == "stage" and by_name else source)
+        facts.append(fact.name)
+    given = {f"{name}_as_lightning_has_it": read for name, read in reads.items()}
+    call = _factory(method, tuple(expressions), answers, tuple(given))(function, view, view.moment, **given)
+    return Binding(call, tuple(facts))
+
+
+SOURCE = """
+def make(f, v, m, {readers}):
+    def call(s):
+        m.names[{where!r}] = {method!r}
+        {answer}f({arguments})
+    return call
+"""
+
+
+@functools.cache
+def _factory(method: str, arguments: tuple[str, ...], answers: bool, readers: tuple[str, ...]) -> Callable[..., Caller]:
+    """One flat function: it writes down which hook is called, calls it, and hands on or forgets what it returns."""
+    source = SOURCE.format(readers=", ".join(readers), where=NAME_OF_HOOK, method=method, arguments=", ".join(arguments),
+                           answer="return " if answers else "")  # fmt: skip
+    space: dict[str, Any] = {}
+    exec(compile(source, "<hookline adopted>", "exec"), space)
+    return space["make"]  # type: ignore[no-any-return]
+
+
+def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """A step or action that writes down that it is the one that is called."""
+    source = f"lambda f, n: lambda *given: (n.__setitem__({NAME_OF_HOOK!r}, {method!r}), f(*given))[1]"
+    made: Any = functools.wraps(function)(eval(compile(source, "<hookline adopted>", "eval"))(function, names))
+    made.__signature__ = inspect.signature(function)
+    return made  # type: ignore[no-any-return]
+
+
+def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(
+        each.kind is each.VAR_KEYWORD or (each.name == name and each.kind is not each.POSITIONAL_ONLY) for each in parameters
+    )
+
+
+def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
+    """How many of the offered arguments it takes."""
+    takes, offered = 0, len(arguments)
+    for parameter in inspect.signature(function).parameters.values():
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL or (parameter.name == "stage" and arguments[-1:] == ("stage",)):
+            return offered
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            takes += 1
+            if takes > offered and required:
+                raise HookError(f"{_shown(function)} takes {parameter.name!r}, but {method} is called with {offered} arguments.")
+        elif parameter.kind is parameter.KEYWORD_ONLY and required:
+            raise HookError(f"{_shown(function)} needs {parameter.name!r} by keyword, but {method} is called by position.")
+    return min(takes, offered)
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+class CheckpointView(MutableMapping[str, Any]):
+    """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
+
+    NAMES: Mapping[str, str] = {
+        "state_dict": "module", "optimizer_states": "optimizers", "lr_schedulers": "schedulers", "callbacks": "hooks",
+    }  # fmt: skip
+    COUNTS: Mapping[str, str] = {"epoch": "epoch", "global_step": "step"}
+    OWN = "lightning"
+
+    def __init__(self, contents: dict[str, Any]) -> None:
+        self.contents = contents
+
+    def _own(self) -> dict[str, Any]:
+        return self.contents.setdefault(self.OWN, {})  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.COUNTS:
+            return self.contents["counters"][self.COUNTS[key]]
+        return self.contents[self.NAMES[key]] if key in self.NAMES else self._own()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self.COUNTS:
+            raise HookError(f"checkpoint[{key!r}] is how far the run is, and cannot be replaced.")
+        (self.contents if key in self.NAMES else self._own())[self.NAMES.get(key, key)] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._own()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.COUNTS, *(key for key, name in self.NAMES.items() if name in self.contents), *self._own()])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

@@ -1,0 +1,205 @@
+"""Hookline's trainer as Lightning's callbacks and modules see it: live, and with a list of what there is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hookline.dialects.adopted.lightning_parts import (
+    Connector,
+    Distributed,
+    FitLoop,
+    LoggerView,
+    Part,
+    PrecisionView,
+    Results,
+    RunState,
+    StrategyView,
+    missing,
+)
+from hookline.dialects.lightning.names import LightningNames
+from hookline.errors import HookError
+
+
+def is_lightnings(what: Any, name: str = "") -> bool:
+    """Whether a class or function is one of Lightning's, of this name if one is given."""
+    return what.__module__.partition(".")[0] in ("lightning", "pytorch_lightning") and name in ("", what.__name__)
+
+
+class Moment:
+    """What every call of a hook needs, where it is found at once: the view itself looks further for what it has not."""
+
+    __slots__ = ("face", "names")
+
+    def __init__(self) -> None:
+        self.face: Any = None
+        """The module as a callback sees it."""
+        self.names: dict[str, Any] = {}
+        """Where it is written down which hook is being called."""
+
+
+class TrainerView(LightningNames):
+    """What is here works as in Lightning; anything else is an error that names it and lists what is here."""
+
+    PARTS: ClassVar[dict[str, type[Part]]] = {
+        "state": RunState, "strategy": StrategyView, "fit_loop": FitLoop, "_logger_connector": Connector,
+        "_results": Results, "precision_plugin": PrecisionView, "_accelerator_connector": Distributed,
+    }  # fmt: skip
+    """Attributes that have attributes of their own."""
+
+    barebones: ClassVar[bool] = False
+
+    def __init__(self, package: str, caller: Any = None) -> None:
+        own = self.__dict__
+        own["_package"], own["_caller"] = package, caller
+        own["_trainer"], own["moment"] = None, Moment()
+        own["asked"], own["removals"] = None, []
+        own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
+
+    def attach(self, trainer: Any, face: Any, names: dict[str, Any]) -> None:
+        """A run begins."""
+        self.__dict__["_trainer"] = trainer
+        self.moment.face, self.moment.names = face, names
+
+    @property
+    def _own(self) -> Any:
+        if self._trainer is None:
+            raise HookError("This view of the trainer is not in a run yet.")
+        return self._trainer
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is not here."""
+        if name in self.PARTS:
+            return self.__dict__["_parts"][name]
+        raise missing(f"trainer.{name}", type(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setter = getattr(getattr(type(self), name, None), "fset", None)
+        if setter is None:
+            raise missing(f"trainer.{name} = ...", type(self))
+        setter(self, value)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None  # copies of a module do not take the run along
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def of_lightning(self, module: str, name: str) -> Any:
+        """Something of the package itself, which is imported already: its enumerations, its wrappers."""
+        return getattr(sys.modules[f"{self._package}.{module}"], name)
+
+    # ---- where the run is ---------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True to end the run at the next batch boundary."""
+        return bool(self._own.should_stop)
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            who = self._own.state.module if self._caller is None else self._caller
+            self._own.stop(f"{type(who).__name__} has set trainer.should_stop")
+
+    @property
+    def global_step(self) -> int:
+        """Updates so far: one per window, however many optimizers took part."""
+        return int(self._own.global_step)
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return int(self._own.current_epoch)
+
+    @property
+    def num_training_batches(self) -> int | float:
+        """Batches per training epoch; infinite if the loader cannot tell."""
+        length = self._own.num_training_batches
+        return float("inf") if length is None else int(length)
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Updates that the run will make."""
+        return self._own.estimated_stepping_batches  # type: ignore[no-any-return]
+
+    @property
+    def received_sigterm(self) -> bool:
+        """Whether a signal has asked the run to end."""
+        run = self._own._run
+        return bool(run is not None and run.signal)
+
+    # ---- who takes part -----------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """What the strategy runs: the module, or its compiled or distributed wrapper."""
+        return self._own.state.wrapped_model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self._own.optimizers  # type: ignore[no-any-return]
+
+    @property
+    def loggers(self) -> list[LoggerView]:
+        """All loggers of Hookline as one; none: an empty list."""
+        return [LoggerView(self)] if self._own.loggers else []
+
+    @property
+    def logger(self) -> LoggerView | None:
+        """The same, or None."""
+        return next(iter(self.loggers), None)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's directory."""
+        return str(self._own.run_dir)
+
+    @property
+    def accelerator(self) -> Any:
+        """Lightning's own accelerator for the device, which knows how to measure it."""
+        kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(self._own.device.type, "CPUAccelerator")
+        return self.of_lightning("accelerators", kind)()
+
+    # ---- saving -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Ask for a checkpoint of Hookline's, a directory of this name; it is written at the next save point of the run.
+
+        weights_only: the weights are in it either way, and `hookline.load_weights` takes them out of a whole one.
+        """
+        if "://" not in str(filepath):
+            Path(filepath).absolute().parent.mkdir(parents=True, exist_ok=True)  # a link may be put beside it at once
+        monitor, caller = None, self._caller
+        if getattr(caller, "monitor", None) is not None and getattr(caller, "current_score", None) is not None:
+            monitor = {"name": caller.monitor, "mode": getattr(caller, "mode", "min"), "score": float(caller.current_score)}
+        self.__dict__["asked"] = str(filepath) if "://" in str(filepath) else str(Path(filepath))
+        is_last = str(filepath) == getattr(caller, "last_model_path", None)
+        failed = self._own.state.exception is not None
+        reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
+        self._own.save_checkpoint(str(filepath), reason if caller is not None else "manual", None if is_last else monitor)
+
+    def remove_later(self, filepath: str | Path) -> None:
+        """Delete a checkpoint once what replaces it is written: killed in between, a run has one too many, never one too few."""
+        if self._own._run is None or self.asked is None:
+            self._remove(filepath)
+        else:
+            self.removals.append((filepath, self.asked))
+
+    def remove_replaced(self, path: Any) -> None:
+        """This checkpoint is complete: those that it replaces go."""
+        for old, new in [each for each in self.removals if each[1] == str(path)]:
+            self.removals.remove((old, new))
+            self._remove(old)
+
+    def _remove(self, path: str | Path) -> None:
+        if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
+            self._own.remove_checkpoint(path)
+
+    # ---- going on by hand ---------------------------------------------------------------------------------------
+
+    def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
+        """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""
+        return [dict(self._own.validate(*args, **kwargs).read())]

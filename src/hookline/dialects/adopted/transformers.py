@@ -1,0 +1,254 @@
+"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and people's own."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hookline.binding import Binding, Caller
+from hookline.dialects.adopted.transformers_view import ArgsView, eval_name, eval_names, logged_names
+from hookline.errors import END_EPOCH, HookError
+from hookline.events import EventTable
+from hookline.listener import Listener
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "on_init_end": ("setup",),
+    "on_train_begin": ("on_train_start",),
+    "on_train_end": ("on_train_end",),
+    "on_epoch_begin": ("on_train_epoch_start",),
+    "on_epoch_end": ("on_train_epoch_end",),
+    "on_step_begin": ("on_train_batch_start",),
+    "on_substep_end": ("on_train_batch_end",),
+    "on_pre_optimizer_step": ("on_before_optimizer_step",),
+    "on_optimizer_step": ("on_after_optimizer_step",),
+    "on_step_end": ("on_step_end",),
+    "on_prediction_step": ("on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end"),
+    "on_log": ("on_train_metrics", "on_validation_end"),
+    "on_evaluate": ("on_validation_end",),
+    "on_predict": ("on_test_end", "on_predict_end"),
+    "on_save": ("on_checkpoint_save",),
+}
+"""Their method -> our events. At one event they are called in this order."""
+NOT_HERE = {"on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints anywhere"}
+REFRESHES = ("on_train_start", "on_train_epoch_start", "on_train_metrics", "on_step_end", "on_train_epoch_end")
+"""Where `state.global_step` and `state.epoch` move on: in transformers they stand still until an update is complete."""
+SETTLES = ("on_step_end", "on_train_epoch_end")
+"""Where what a callback has asked for by `control` is done: a validation may run here."""
+
+
+class TransformersCallback:
+    """Stands for one callback, with `args`, `state` and `control` of its own; what it sets in `control` is done."""
+
+    kind = "transformers callback"
+    name = ""
+    tier = "user"
+    order = after_module = None
+    ranks = "all"
+    on_error = "raise"
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.base = next(cls for cls in type(original).__mro__
+                         if cls.__name__ == "TrainerCallback" and cls.__module__.partition(".")[0] == "transformers")  # fmt: skip
+        theirs = sys.modules[self.base.__module__]
+        self.args: Any = None
+        self.state: Any = theirs.TrainerState()
+        self.control: Any = theirs.TrainerControl()
+        self.given: dict[str, Any] = {}
+        self._batches: int | None = None
+        self._accumulate = 1
+        for method, reason in NOT_HERE.items():
+            if self._overrides(method):
+                raise HookError(f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}.")
+
+    def _overrides(self, method: str) -> bool:
+        return method in vars(self.original) or getattr(type(self.original), method) is not getattr(self.base, method)
+
+    # ---- listening --------------------------------------------------------------------------------------------------
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One per event: the methods that the callback overrides, and then what it asks for by `control`."""
+        heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES}
+        heard["on_fit_start"] = [self._take_in]
+        heard["on_train_start"], heard["on_train_epoch_start"] = [self._measure, self._refresh], [self._new_epoch, self._refresh]
+        if not self._overrides("on_log"):
+            del heard["on_train_metrics"]  # a row would be made for nobody
+        facts: dict[str, tuple[str, ...]] = {}
+        for method, events in METHODS.items():
+            if self._overrides(method):
+                for event in events:
+                    heard.setdefault(event, []).append(self._caller(method, event))
+                    facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
+        heard.setdefault("on_train_batch_start", []).append(self._end_epoch)
+        if self._overrides("on_evaluate"):
+            heard["on_validation_end"].append(self._note_best)
+        for event in SETTLES:
+            heard.setdefault(event, []).append(self._settle)
+        return [
+            Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
+            for event, calls in heard.items()
+        ]
+
+    def _origin(self, event: str) -> Callable[..., Any]:
+        """The method that `explain` shows for an event."""
+        names = [method for method, events in METHODS.items() if event in events and self._overrides(method)]
+        function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._settle
+        return function
+
+    def _caller(self, method: str, event: str) -> Caller:
+        function = getattr(self.original, method)
+        parameters = inspect.signature(function).parameters.values()
+        named = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else {p.name for p in parameters}
+        extra, applies = EXTRAS.get((method, event)), APPLIES.get(method)
+
+        def call(s: Any) -> None:
+            if applies is not None and not applies(self, s):
+                return
+            given = self.given if extra is None else {**self.given, **extra(self, s)}
+            if named is not None:
+                given = {key: value for key, value in given.items() if key in named}
+            answer = function(self.args, self.state, self.control, **given)
+            if answer is not None:
+                self.control = answer
+            if self.control.should_training_stop:
+                s.request_stop(f"{type(self.original).__name__} set control.should_training_stop")
+
+        return call
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins: what the callback is shown is of this run."""
+        self.args = state.config if hasattr(state.config, "metric_for_best_model") else ArgsView(state)
+        self.control.should_training_stop = False
+        self.state.is_world_process_zero, self.state.is_local_process_zero = state.rank == 0, state.local_rank == 0
+        self._accumulate = getattr(state.trainer.options, "accumulate_grad_batches", 1)
+        self._take_in(state)
+
+    def _take_in(self, s: Any) -> None:
+        """The loaders and the optimizers exist from on_fit_start on."""
+        trainer, options = s.trainer, s.trainer.options
+        loaders = getattr(getattr(trainer, "_run", None), "given_loaders", {})
+        self.given = {
+            "model": s.module, "processing_class": None, "optimizer": s.optimizers[0] if s.optimizers else None,
+            "lr_scheduler": s.schedulers[0] if s.schedulers else None,
+            "train_dataloader": loaders.get("train"), "eval_dataloader": loaders.get("val"),
+        }  # fmt: skip
+        self.state.logging_steps = options.log_every_n_steps
+        self.state.num_train_epochs = max(0, options.max_epochs or 0)
+        if isinstance(self.args, ArgsView):
+            self.args.settle(s, bool(trainer.num_batches("val")) or loaders.get("val") is not None)
+
+    def _new_epoch(self, s: Any) -> None:
+        self.control.should_epoch_stop = False
+        self._measure(s)  # a loop of one's own has its loader only now
+
+    def _measure(self, s: Any) -> None:
+        """How long an epoch is, and the run, as far as anybody can tell."""
+        trainer = s.trainer
+        self._batches = trainer.num_training_batches
+        if trainer.options.max_steps >= 0:
+            self.state.max_steps = trainer.options.max_steps
+        elif self._batches is not None and self.state.num_train_epochs:
+            self.state.max_steps = -(-self._batches // self._accumulate) * self.state.num_train_epochs
+
+    def _refresh(self, s: Any) -> None:
+        self.state.global_step = s.step
+        self.state.epoch = s.batches_seen / self._batches if self._batches else float(s.epochs_seen)
+
+    def _end_epoch(self, s: Any) -> Any:
+        return END_EPOCH if self.control.should_epoch_stop else None
+
+    def _settle(self, s: Any) -> None:
+        """What the callback has asked for since the last time."""
+        control, trainer = self.control, s.trainer
+        if control.should_log:
+            control.should_log = False
+            row, s.log.pending = s.log.pending, {}
+            values = {"train/loss": s.mean_of_window(), "lr": s.used_lr, **row}
+            writer = trainer if hasattr(type(trainer), "write_row") else trainer._run
+            writer.write_row({key: value for key, value in values.items() if value is not None})
+        if control.should_evaluate:
+            control.should_evaluate = False
+            trainer.validate()
+        if control.should_save:
+            control.should_save = False
+            trainer.save_checkpoint()
+
+    def _note_best(self, s: Any) -> None:
+        """After the callback has judged an evaluation by the best one before it, as transformers does it."""
+        name, best = self.args.metric_for_best_model, self.state.best_metric
+        value = eval_names(s.metrics).get(eval_name(name)) if name and not s.sanity_checking else None
+        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+            self.state.best_metric, self.state.best_global_step = value, s.step
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback exports, and the best metric that it goes by."""
+        exported = self.original.state()["attributes"] if hasattr(self.original, "state") else {}
+        return {"attributes": exported, "best_metric": self.state.best_metric, "log_history": self.state.log_history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        for name, value in state.get("attributes", {}).items():
+            setattr(self.original, name, value)
+        self.state.best_metric, self.state.log_history = state.get("best_metric"), list(state.get("log_history", []))
+
+
+# ---- what some methods are given, and when they are not called -------------------------------------------------------
+
+
+def _row(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return _noted(callback, logged_names(s.row.read(), callback.state.epoch))
+
+
+def _evaluated_row(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return _noted(callback, {**eval_names(s.metrics), "epoch": callback.state.epoch})
+
+
+def _noted(callback: TransformersCallback, logs: dict[str, Any]) -> dict[str, Any]:
+    callback.state.log_history.append({**logs, "step": callback.state.global_step})
+    return {"logs": logs}
+
+
+def _evaluated(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return {"metrics": eval_names(s.metrics)}
+
+
+def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return {"metrics": {key.replace("test/", "test_", 1): value for key, value in s.metrics.items() if key.startswith("test/")}}
+
+
+EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
+    ("on_log", "on_train_metrics"): _row,
+    ("on_log", "on_validation_end"): _evaluated_row,
+    ("on_evaluate", "on_validation_end"): _evaluated,
+    ("on_predict", "on_test_end"): _tested,
+    ("on_predict", "on_predict_end"): lambda callback, s: {"metrics": {}},
+}
+APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
+    # a step of theirs is a window of ours
+    "on_step_begin": lambda callback, s: s.batch_idx % callback._accumulate == 0,
+    "on_substep_end": lambda callback, s: (s.batch_idx + 1) % callback._accumulate != 0
+    and s.batch_idx + 1 != callback._batches,
+    "on_evaluate": lambda callback, s: not s.sanity_checking,
+    "on_log": lambda callback, s: not s.sanity_checking,
+    "on_prediction_step": lambda callback, s: not s.sanity_checking,
+}
+
+
+def _one(calls: list[Caller]) -> Caller:
+    """Several calls as one; the last one's answer counts."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def all_of_them(s: Any) -> Any:
+        answer = None
+        for call in calls:
+            answer = call(s)
+        return answer
+
+    return all_of_them

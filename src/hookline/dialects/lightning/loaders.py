@@ -1,0 +1,60 @@
+"""Several training loaders as Lightning draws from them: all at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from hookline.data.sources import length_of
+
+
+class SideBySide:
+    """One batch from each loader, in the shape in which they were given; shorter ones begin again until the longest is over."""
+
+    def __init__(self, loaders: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> None:
+        self.names = list(loaders) if isinstance(loaders, Mapping) else None
+        self.loaders = list(loaders.values() if isinstance(loaders, Mapping) else loaders)
+
+    def __iter__(self) -> Iterator[Any]:
+        drawn = [iter(each) for each in self.loaders]
+        over: set[int] = set()
+        while True:
+            batches = []
+            for index, loader in enumerate(self.loaders):
+                batch = next(drawn[index], self)
+                if batch is self:
+                    over.add(index)
+                    if len(over) == len(self.loaders):
+                        return
+                    drawn[index] = iter(loader)
+                    batch = next(drawn[index])
+                batches.append(batch)
+            yield batches if self.names is None else dict(zip(self.names, batches, strict=True))
+
+    def __len__(self) -> int:
+        lengths = [length_of(each) for each in self.loaders]
+        if None in lengths:
+            raise TypeError("one of the loaders has no length")
+        return max(each for each in lengths if each is not None)
+
+
+def side_by_side(given: Any) -> Any:
+    """Several loaders as one; one, or a list of batches, as it is."""
+    if isinstance(given, Mapping):
+        return SideBySide(given)
+    is_several = isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
+    return SideBySide(given) if is_several else given
+
+
+def drawn_side_by_side(cls: type) -> None:
+    """A class whose `train_dataloader` returns several: they are drawn from at once."""
+    ask: Callable[[Any], Any] | None = vars(cls).get("train_dataloader")
+    if ask is None:
+        return
+
+    @functools.wraps(ask)
+    def train_dataloader(self: Any) -> Any:
+        return side_by_side(ask(self))
+
+    cls.train_dataloader = train_dataloader  # type: ignore[attr-defined]

@@ -1,0 +1,45 @@
+"""`self.log(...)` with Lightning's arguments, as Hookline's log takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hookline.accumulator import REDUCTIONS
+from hookline.errors import OptionError
+
+Reduction = str | Callable[..., Any]
+
+
+def log_value(
+    run: Any, name: str, value: Any, *, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
+    on_epoch: bool | None = None, reduce_fx: Reduction = "mean", add_dataloader_idx: bool = True, batch_size: int | None = None,
+) -> None:  # fmt: skip
+    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told otherwise."""
+    log, state = run.state.log, run.state
+    if log.mode == "eval" and add_dataloader_idx and len(run.loaders.get("test" if state.stage == "test" else "val", ())) > 1:
+        name = f"{name}/dataloader_idx_{state.dataloader_idx}"
+    reduce = reduction(name, reduce_fx)
+    is_metric = hasattr(value, "compute") and hasattr(value, "reset")
+    if is_metric and on_step and log.mode != "now":
+        both = bool(on_epoch)
+        log.log(f"{name}_step" if both else name, value._forward_cache, True, False, prog_bar, reduce, batch_size)
+        if both:
+            log.log(f"{name}_epoch", value, False, True, prog_bar, reduce, batch_size)
+    else:
+        log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+        if on_step and on_epoch and log.mode != "now":
+            log.newest.raw()[f"{name}_step"] = log.batch_values[name]
+    if logger is False:  # known to callbacks and the progress bar, but not in this step's row
+        log.pending.pop(name, None)
+        log.pending.pop(f"{name}_step", None)
+
+
+def reduction(name: str, asked: Reduction) -> str:
+    """'mean', 'sum', 'min' or 'max', from its name or from torch's function."""
+    word = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
+    word = {"amin": "min", "amax": "max", "avg": "mean"}.get(word, word)
+    if word not in REDUCTIONS:
+        raise OptionError(f"log({name!r}, reduce_fx={asked!r}): allowed are {', '.join(REDUCTIONS)} and torch's functions of "
+                          "these names. A torchmetrics.Metric can be logged as it is.")  # fmt: skip
+    return word

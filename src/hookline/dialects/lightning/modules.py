@@ -1,0 +1,88 @@
+"""`LightningModule`, `LightningDataModule` and `Callback`: Hookline's own under Lightning's names and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hookline.dialects._shared import DialectHook, Row, adapt_methods
+from hookline.dialects.lightning.loaders import drawn_side_by_side
+from hookline.dialects.lightning.logged import Reduction, log_value
+from hookline.dialects.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS
+from hookline.module import DataModule, Module
+
+OF_2019: Mapping[str, Row] = {
+    "on_batch_start": Row("on_train_batch_start", ("batch",)),
+    "on_tng_metrics": Row("on_train_metrics", ("metrics",)),
+}
+"""Hooks of the first Lightning that take an argument; all of them are other spellings of events."""
+
+
+class LightningModule(Module):
+    """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their names."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
+        drawn_side_by_side(cls)
+
+    def log(  # type: ignore[override]
+        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
+        on_epoch: bool | None = None, reduce_fx: Reduction = "mean", enable_graph: bool = False, sync_dist: bool = False,
+        sync_dist_group: Any = None, add_dataloader_idx: bool = True, batch_size: int | None = None,
+        metric_attribute: str | None = None, rank_zero_only: bool = False,
+    ) -> None:  # fmt: skip
+        """Log a number. Hookline reduces over ranks by itself where decisions need it, so `sync_dist` changes nothing."""
+        log_value(self._run, name, value, prog_bar=prog_bar, logger=logger, on_step=on_step, on_epoch=on_epoch,
+                  reduce_fx=reduce_fx, add_dataloader_idx=add_dataloader_idx, batch_size=batch_size)  # fmt: skip
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print, on rank zero only."""
+        if self._run.state.rank == 0:
+            print(*args, **kwargs)
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return int(self._run.state.rank)
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank on its machine."""
+        return int(self._run.state.local_rank)
+
+
+class LightningDataModule(DataModule):
+    """The data of a run, as Lightning has it."""
+
+    __hookline_base__: ClassVar[bool] = True
+    trainer: Any = None
+    """The trainer that runs it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adapt_methods(cls, DATA_ROWS)
+        drawn_side_by_side(cls)
+
+
+class Callback(DialectHook):
+    """A hook whose methods begin with `trainer, pl_module`. What they return steers as the lifecycle says.
+
+    Ask for further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module, outputs, grad_norm)`.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__ = CALLBACK_ROWS
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+
+    @property
+    def state_key(self) -> str:
+        """Under which Lightning keeps its state; Hookline uses its `name`."""
+        return type(self).__qualname__
+
+
+__all__ = ["Callback", "LightningDataModule", "LightningModule"]

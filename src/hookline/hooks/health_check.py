@@ -1,0 +1,124 @@
+"""Every so many steps: do all ranks still answer, and is one of them slower than the others?"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import statistics
+import time
+from datetime import timedelta
+from typing import Any
+
+from hookline.errors import OptionError, PeerError, closest
+from hookline.hook import Hook
+from hookline.options import parse_time
+
+ACTIONS = ("warn", "raise")
+PAUSE = 0.005
+"""Seconds between two looks at whether everybody has answered."""
+NOISE = 0.002
+"""Seconds by which any rank's time may differ."""
+log = logging.getLogger("hookline")
+
+
+class HealthCheck(Hook):
+    """Pings all ranks every so many steps over the control group, and names those that are silent or slow.
+
+    A rank is slow if its own part of a step (waiting for data, and the forward up to the loss) takes much longer than that of
+    the rank in the middle: what it then spends in waiting for others does not count. `seconds` has every rank's newest time.
+    On one process it does nothing.
+    """
+
+    tier = "builtin"
+    on_error = "raise"
+
+    def __init__(
+        self, every_n_steps: int = 100, patience: str | float | timedelta = "1 minute", slower: float = 1.5, action: str = "warn"
+    ) -> None:
+        """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or end the run
+        ('raise'). `slower`: how many times the middle rank's time is slow.
+        """
+        if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int) or every_n_steps < 1:
+            raise OptionError(f"HealthCheck: every_n_steps={every_n_steps!r} must be a whole number, at least 1.")
+        if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
+            raise OptionError(f"HealthCheck: slower={slower!r} must be a number above 1.")
+        if action not in ACTIONS:
+            raise OptionError(f"HealthCheck: action={action!r}, allowed: 'warn', 'raise'.{closest(str(action), ACTIONS)}")
+        seconds = parse_time(patience, "HealthCheck: patience")
+        if seconds is None:
+            raise OptionError("HealthCheck: patience=None: a time is needed, such as '1 minute'.")
+        self.every_n_steps = every_n_steps
+        self.patience = seconds
+        self.slower = float(slower)
+        self.action = action
+        self.seconds: list[float] = []
+        self.slow: list[int] = []
+        """The ranks that were slow at the newest check."""
+        self._since: float | None = None
+        self._own, self._batches, self._check = 0.0, 0, 0
+        self._ranks: Any = None
+        self._board: Any = None
+
+    def setup(self, trainer: Any) -> None:
+        ranks = trainer.strategy.ranks
+        if self.ranks != "all":
+            raise OptionError(f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.")
+        self.seconds, self.slow, self._ranks = [], [], None
+        if not ranks.alone:
+            self._ranks, self._board = ranks, ranks.board("health")
+            self._run, self._hosts = ranks.from_zero(time.time_ns()), ranks.gather(socket.gethostname())
+
+    def teardown(self) -> None:
+        self._ranks = self._board = None
+
+    # ---- this rank's own part of a step --------------------------------------------------------------------------
+
+    def on_train_batch_end(self, clock: Any = time.monotonic) -> None:
+        self._since = clock()
+
+    on_train_epoch_start = on_validation_end = on_checkpoint_save = on_train_batch_end
+
+    def on_before_backward(self, clock: Any = time.monotonic) -> None:
+        if self._since is not None:
+            self._own += clock() - self._since
+            self._batches += 1
+            self._since = None
+
+    # ---- the check ----------------------------------------------------------------------------------------------
+
+    def on_step_end(self, step: int) -> None:
+        if step % self.every_n_steps or self._ranks is None:
+            return
+        self._check += 1
+        self._board.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
+        self._wait(self._ranks.largest((0,)), step)
+        self.seconds = [own / batches if batches else 0.0
+                        for own, batches in self._ranks.gather_numbers([self._own, self._batches])]  # fmt: skip
+        self._own, self._batches = 0.0, 0
+        middle = statistics.median_low(self.seconds)
+        self.slow = [rank for rank, each in enumerate(self.seconds) if each > max(self.slower * middle, middle + NOISE)]
+        if self.slow and self._ranks.rank == 0:
+            named = ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in self.slow)
+            log.warning("HealthCheck: slow at step %d: %s of its own a step; the middle of all ranks is %.1f ms", step, named,
+                        1000 * middle)  # fmt: skip
+
+    def _wait(self, answer: Any, step: int) -> None:
+        """Until all have answered; those that do not are named each time the patience is at its end."""
+        began, due = time.monotonic(), self.patience
+        while not answer.has_come:
+            waited = time.monotonic() - began
+            if waited >= due:
+                due += self.patience
+                keys = {rank: f"{self._run}/{self._check}/{rank}" for rank in range(self._ranks.world_size)}
+                missing = [rank for rank, key in keys.items() if not self._board.check([key])]
+                text = (f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
+                        f"{', '.join(map(self._name, missing)) or 'ranks that have come, but do not go on'}")  # fmt: skip
+                if self.action == "raise":
+                    raise PeerError(f"{text}.")
+                log.warning("%s", text)
+            time.sleep(PAUSE)
+        answer.read()
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._hosts[rank]})"

@@ -1,0 +1,81 @@
+"""What a host of hooks can tell them, as a table, and the list of hooks that holds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.errors import HookError, closest
+from hookline.events import EVENTS, Event
+from hookline.hook import Hook
+from hookline.hooklist import Entry, HookList
+from hookline.hosts.reading import asked_of_trainer
+from hookline.listener import Listener
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A training loop that is not Hookline's own, seen by hooks.
+
+    Every event that hooks can hear is offered, or never comes about here (listening to it is no mistake), or is lacking: then a
+    hook that listens to it is refused when it is added.
+    """
+
+    name: str
+    """How messages call it: `Lightning's Trainer`."""
+    offers: Mapping[str, str]
+    """Event -> what tells of it: a method of the host's own callbacks, or a call of `Line`."""
+    lacks: Mapping[str, str]
+    """Event -> why this host cannot tell of it."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Fact -> why this host cannot give it."""
+
+    def is_lacking(self, event: Event) -> str:
+        """Why a hook cannot listen to this event here; an empty string if it can."""
+        if event.inside == "own":
+            return "events of your own are fired by `Trainer.emit`, which is not there"
+        return self.lacks.get(event.name, "")
+
+    def standing(self, event: str) -> str:
+        """'native', 'lacking', or 'never' for what does not come about in this host at all."""
+        return "native" if event in self.offers else "lacking" if event in self.lacks else "never"
+
+
+class HostedHooks(HookList):
+    """The hooks of a host: what it cannot tell or give is refused when a hook is added that needs it."""
+
+    def __init__(self, plan: Any, host: Host, rank: int, offered: frozenset[str]) -> None:
+        """offered: the attributes of what hooks see as `trainer`."""
+        self.host = host
+        self._offered = offered
+        super().__init__(plan, EVENTS, rank)
+
+    def move_to(self, rank: int) -> None:
+        """This process turns out to be another rank than the launcher has said: other hooks are heard here."""
+        if rank == self._rank:
+            return
+        self._rank = rank
+        for entry in self.entries():
+            self._plan.remove(entry.listeners)
+            if entry.enabled:
+                self._plan.add(self._here(entry))
+
+    def _listeners(self, entry: Entry) -> list[Listener]:
+        listeners = super()._listeners(entry)
+        who = f"hook {entry.name!r} ({type(getattr(entry.hook, 'original', entry.hook)).__name__})"
+        for listener in listeners:
+            self._refuse(who, listener)
+        for attribute, where in asked_of_trainer(entry.hook) if isinstance(entry.hook, Hook) else ():
+            if attribute not in self._offered:
+                raise HookError(f"{who} needs trainer.{attribute} in {where}, which {self.host.name} has not got for hooks."
+                                f"{closest(attribute, self._offered)}")  # fmt: skip
+        return listeners
+
+    def _refuse(self, who: str, listener: Listener) -> None:
+        if reason := self.host.is_lacking(listener.event):
+            raise HookError(f"{who} listens to {listener.event.name}, which {self.host.name} cannot tell: {reason}.")
+        for fact in EVENTS.with_needs(listener.facts):
+            if fact in self.host.facts:
+                raise HookError(f"{who} asks for {fact!r} in {listener.event.name}, which {self.host.name} cannot give: "
+                                f"{self.host.facts[fact]}.")  # fmt: skip

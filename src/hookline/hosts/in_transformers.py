@@ -1,0 +1,353 @@
+"""Hooks inside transformers' Trainer: a TrainerCallback, and two ears on the model for what no callback is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.errors import HookError
+from hookline.hosts.course import Course
+from hookline.hosts.guests import note
+from hookline.hosts.tables import TRANSFORMERS
+from hookline.metrics import Metrics
+from hookline.optimizers import total_norm
+from hookline.plan import nobody
+
+log = logging.getLogger("hookline")
+NAME = "HooklineCallback"
+
+
+def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
+    """The callback; hooks that transformers cannot serve are refused now."""
+    from transformers.trainer_callback import (  # type: ignore[import-not-found,unused-ignore]
+        ExportableState,
+        TrainerCallback,
+    )
+
+    made: list[Any] = []
+
+    def the_one(cls: type) -> Any:  # transformers makes its callbacks anew to restore them: here that gives the same one
+        return made[0] if made else object.__new__(cls)
+
+    kind = type(NAME, (Listening, TrainerCallback, ExportableState), {"__new__": the_one, "__doc__": Listening.__doc__})
+    made.append(kind())
+    made[0].open(Course(TRANSFORMERS, hooks=hooks, announces_steps=False, holds_rows=True, **options))
+    return made[0]
+
+
+class Listening:
+    """Hookline's hooks as one TrainerCallback. `line` is what they see as `trainer`.
+
+    `with callback: trainer.train()` also tells them of an exception, which transformers tells no callback.
+    """
+
+    line: Course
+
+    def open(self, line: Course) -> None:
+        """Take up the hooks."""
+        self.line = line
+        self._ears: list[Any] = []
+        self._control: Any = None
+        self._scaler: Any = None
+        self._outputs: Any = None
+        self._is_heard = self._epoch_waits = self._inside_with = False
+
+    # ---- what a checkpoint of transformers keeps --------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The hooks' state, as far as JSON can hold it."""
+        return {"args": {}, "attributes": {"kept": as_json(self.line.state_dict())}}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is kept of the hooks."""
+        return as_json(self.line.state_dict())
+
+    @kept.setter
+    def kept(self, kept: dict[str, Any]) -> None:
+        self.line.load_state_dict(kept)
+
+    # ---- from set-up to teardown ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Listening:
+        self._inside_with = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._inside_with = False
+        if error is not None and self.line.is_running:
+            self.line.fail(error)
+            self._let_go()
+            note(error, self.line.tear_down())
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Everything is in place."""
+        line = self.line
+        if line.is_running:  # the run before has failed, and nobody said so
+            self._let_go()
+            line.tear_down()
+        self._warn_of_silence()
+        self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
+        line.attach(given["model"], given["optimizer"], given["lr_scheduler"])
+        line.take_place(args.process_index, args.local_process_index, args.world_size)
+        line.options.max_steps = state.max_steps
+        line.options.max_epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -1
+        line.options.log_every_n_steps = max(1, int(state.logging_steps or 1))
+        self._resume(state)
+        line.begin()
+        ears = Ears(self)
+        self._ears = [line.module.register_forward_pre_hook(ears.called, with_kwargs=True),
+                      line.module.register_forward_hook(ears.returned, with_kwargs=True)]  # fmt: skip
+        line.start_fit()
+        line.start_training()
+        self._steer(control)
+
+    def _resume(self, state: Any) -> None:
+        s = self.line.state
+        self.line.start_afresh()
+        s.resumed, s.step, s.epochs_seen = state.global_step > 0, state.global_step, int((state.epoch or 0) + 1e-6)
+        found = state.stateful_callbacks.get(NAME) if s.resumed else None
+        if found is not None:
+            self.line.load_state_dict((found[0] if isinstance(found, list) else found)["attributes"]["kept"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The run ended as meant."""
+        line = self.line
+        if state.global_step < state.max_steps and not line.should_stop:
+            line.stop("transformers' control.should_training_stop was set")
+        line.end_training()
+        line.end_fit()
+        self._let_go()
+        if failures := line.tear_down():
+            note(failures[0], failures[1:])
+            raise failures[0]
+
+    def _let_go(self) -> None:
+        ears, self._ears = self._ears, []
+        for each in ears:
+            each.remove()
+        self._outputs = None
+
+    def _warn_of_silence(self) -> None:
+        deaf = sorted({each.name for each in self.line.plan.listeners("on_exception")})
+        if deaf and not self._inside_with:
+            log.warning("Nobody is told of an exception by transformers, but %s would like to be: write `with callback: "
+                        "trainer.train()`. It also tears every hook down after a failure.", ", ".join(deaf))  # fmt: skip
+
+    # ---- training ---------------------------------------------------------------------------------------------------
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """An epoch under transformers' number."""
+        self.line.end_epoch()
+        self.line.state.epochs_seen = int((state.epoch or 0) + 1e-6)
+        try:
+            batches = len(given["train_dataloader"])
+        except TypeError:
+            batches = None
+        self.line.start_epoch(batches)
+
+    def forward_begins(self, batch: Any) -> None:
+        """The model is called in training mode: a batch begins, unless it is a second call in the same one."""
+        if not self._is_heard:
+            self._is_heard = True
+            if (signal := self.line.start_batch(batch)) is not None:
+                raise HookError(f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot leave a "
+                                "batch out; trainer.stop() ends the run after it.")  # fmt: skip
+
+    def forward_ends(self, outputs: Any) -> Any:
+        """The model has returned: its loss is what backward begins with. A replaced loss goes back to the model's caller."""
+        line = self.line
+        if line.state.last_loss is not None:
+            return None  # a second call in the same batch
+        loss = loss_in(outputs)
+        if loss is None or not loss.requires_grad:
+            if line.plan.on_before_backward is not nobody or line.plan.wanted & {"loss", "grad_norm"}:
+                raise HookError(f"A hook asks for the loss, but {type(line.module).__name__} returned none in its outputs "
+                                "(a compute_loss_func of the Trainer's own keeps it from callbacks).")  # fmt: skip
+            return None
+        if "outputs" in line.plan.wanted:
+            self._outputs = outputs
+        new = line.before_backward(loss)
+        if "grad_norm" in line.plan.wanted:
+            new.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        return None if new is loss else with_loss(outputs, new)
+
+    def _backward_begins(self, gradient: Tensor) -> None:
+        """Measure the gradients when this backward is over, because the clipping comes before any callback."""
+        engine = torch.autograd.Variable._execution_engine
+        # twice, so that it comes after what DistributedDataParallel does at the end
+        engine.queue_callback(lambda: engine.queue_callback(self._backward_is_over))
+
+    def _backward_is_over(self) -> None:
+        s = self.line.state
+        s.norm_tensor = total_norm(s.optimizers)
+        if self._scaler is not None and s.norm_tensor is not None:
+            s.norm_tensor = s.norm_tensor / self._scaler.get_scale()
+        self.line.updates.norm_is_known = True
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """After the window's last backward, and after the clipping."""
+        self.line.after_backward()
+        self.line.updates.before(0)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Right before the gradients are cleared."""
+        s = self.line.state
+        s.optimizer_idx, s.optimizer = 0, s.optimizers[0]
+        if self.line.updates.missed():
+            s.reason = "nonfinite"
+            self.line.plan.on_step_skipped(s)
+        self.line.plan.on_before_zero_grad(s)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """A batch that is not the last of its window."""
+        self.line.after_backward()
+        self._end_batch(control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The last batch of a window."""
+        self._end_batch(control)
+
+    def _end_batch(self, control: Any) -> None:
+        outputs, self._outputs = self._outputs, None
+        self._is_heard = False
+        self.line.end_batch(outputs)
+        self._steer(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Transformers evaluates after it; for hooks an evaluation that is due belongs to the epoch."""
+        self._epoch_waits = control.should_evaluate
+        if not self._epoch_waits:
+            self.line.end_epoch()
+        self._steer(control)
+
+    # ---- evaluation, logging, saving --------------------------------------------------------------------------------
+
+    def evaluation_begins(self, batch: Any) -> None:
+        """The model is called in eval mode. Only if an evaluation is due: others may look at the model too."""
+        if self._control.should_evaluate:
+            (self.line.current_pass or self.line.start_validation()).start_batch(batch)
+
+    def evaluation_ends(self, outputs: Any) -> None:
+        """The model has returned, in eval mode."""
+        if self.line.current_pass is not None:
+            self._outputs = outputs if "outputs" in self.line.plan.wanted else loss_in(outputs)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """An evaluation batch is done."""
+        outputs, self._outputs = self._outputs, None
+        if self.line.current_pass is not None:
+            self.line.current_pass.end_batch(outputs)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **given: Any) -> None:
+        """`eval_loss` is also there as `val/loss`, which is what it is called everywhere else."""
+        line = self.line
+        if not line.is_running:
+            return
+        found = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+        numbers = {key: value for key, value in found.items() if key != "epoch"}
+        numbers |= {"val/" + key.removeprefix("eval_"): value for key, value in numbers.items() if key.startswith("eval_")}
+        (line.current_pass or line.start_validation()).end_data(numbers)
+        line.end_validation()
+        for key in ("val/loss", *numbers):  # transformers has logged them itself
+            line.state.log.pending.pop(key, None)
+        if self._epoch_waits:
+            self._epoch_waits = False
+            line.end_epoch()
+        self._steer(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        """What hooks have logged goes out with it; what they change, later callbacks see."""
+        line, s = self.line, self.line.state
+        if not line.is_running or logs is None:
+            return
+        pending, s.log.pending = s.log.pending, {}
+        s.row = Metrics({**{key: value for key, value in logs.items() if isinstance(value, int | float)}, **pending})
+        if not any(key.startswith("eval_") for key in logs):
+            line.plan.on_train_metrics(s)
+        row = s.row.read()
+        logs.update(row)
+        if line.loggers:
+            line.loggers.log_metrics(row, s.step, s.epoch)
+        s.row = None
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """A checkpoint of transformers' own is on disk."""
+        s = self.line.state
+        if not self.line.is_running:
+            return
+        s.path, s.reason, s.saved_step = Path(args.output_dir) / f"checkpoint-{state.global_step}", "interval", state.global_step
+        self.line.plan.on_checkpoint_save(s)
+
+    def _steer(self, control: Any) -> None:
+        self._control = control
+        if self.line.should_stop:
+            control.should_training_stop = True
+
+
+class Ears:
+    """Hear the model being called. A copy of the model is deaf: it is not what is trained."""
+
+    def __init__(self, callback: Listening | None) -> None:
+        self.callback = callback
+
+    def __deepcopy__(self, memo: Any) -> Ears:
+        return Ears(None)
+
+    def __reduce__(self) -> Any:
+        return Ears, (None,)
+
+    def called(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Before the forward."""
+        if self.callback is not None:
+            begins = self.callback.forward_begins if module.training else self.callback.evaluation_begins
+            begins(kwargs or args)
+
+    def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+        """After it."""
+        if self.callback is None:
+            return None
+        return self.callback.forward_ends(outputs) if module.training else self.callback.evaluation_ends(outputs)
+
+
+def loss_in(outputs: Any) -> Tensor | None:
+    """The loss among a model's outputs."""
+    if isinstance(outputs, dict):
+        found = outputs.get("loss")
+    else:
+        found = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+def with_loss(outputs: Any, loss: Tensor) -> Any:
+    """The same outputs with another loss."""
+    if isinstance(outputs, dict):
+        outputs["loss"] = loss
+        return outputs
+    return type(outputs)([loss, *outputs[1:]]) if isinstance(outputs, tuple | list) else loss
+
+
+def as_json(kept: dict[str, Any]) -> dict[str, Any]:
+    """As transformers keeps it. A hook whose state JSON cannot hold is left out, with a warning."""
+    hooks = {}
+    for name, state in kept["hooks"].items():
+        try:
+            hooks[name] = json.loads(json.dumps(state, default=_number))
+        except TypeError:
+            log.warning("The state of hook %r cannot be kept in transformers' checkpoints: it is no JSON.", name)
+    whole: dict[str, Any] = json.loads(json.dumps({**kept, "hooks": hooks}, default=_number))
+    return whole
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

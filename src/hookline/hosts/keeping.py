@@ -1,0 +1,117 @@
+"""What is kept of a line, for a checkpoint of the host's or one of its own, and how it comes back."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from hookline.checkpoint import files
+from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
+from hookline.errors import CheckpointError
+from hookline.hosts.view import HostView
+from hookline.loops.restoring import load_optimizer, restore_hook
+from hookline.loops.saving import counts_of
+
+log = logging.getLogger("hookline")
+
+
+def keep(view: HostView) -> dict[str, Any]:
+    """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
+    s, entries = view.state, view.hooks.entries()
+    return {
+        "counters": {name: getattr(s, name) for name in COUNTERS},
+        "hooks": {each.name: each.hook.state_dict() for each in entries if hasattr(each.hook, "state_dict")},
+        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
+        "metrics": dict(s.metrics.read()),
+        "log": s.log.state_dict(),
+    }
+
+
+def put_back(view: HostView, kept: dict[str, Any]) -> None:
+    """The counters, the metrics, and everything of the hooks, by their names."""
+    s = view.state
+    for name in COUNTERS:
+        setattr(s, name, kept["counters"][name])
+    s.resumed = True
+    s.log.newest.raw().update(kept["metrics"])
+    if "log" in kept:
+        s.log.load_state_dict(kept["log"])
+    for entry in view.hooks.entries():
+        restore_hook(entry, kept, s)
+
+
+def save_due(view: HostView) -> None:
+    """Write what hooks have asked for."""
+    requests, view.save_requests = view.save_requests, []
+    for request in requests:
+        save(view, request)
+
+
+def save(view: HostView, request: SaveRequest) -> None:
+    """One checkpoint: the first rank writes, and all hear of it once it is durable."""
+    s, plan = view.state, view.plan
+    path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
+    s.checkpoint, s.path, s.reason = contents_of(view), path, request.reason
+    plan.on_save_checkpoint(s)
+    contents, s.checkpoint = s.checkpoint, None
+    saved = Saved(path, request.reason, s.step)
+    if s.rank == 0:
+        try:
+            files.write(contents, path, about(view, request), staging=lambda: view.run_dir)
+        except CheckpointError as error:
+            saved = replace(saved, error=error)
+    if s.world_size > 1 and distributed.is_initialized():
+        distributed.barrier()
+    s.path, s.reason, s.saved_step = path, request.reason, s.step
+    if saved.error is None:
+        plan.on_checkpoint_save(s)
+    elif view.options.on_save_error == "raise":
+        raise saved.error
+    else:
+        log.warning("%s The run goes on without it.", saved.error)
+        s.exception = saved.error
+        plan.on_checkpoint_failed(s)
+        s.exception = None
+
+
+def contents_of(view: HostView) -> dict[str, Any]:
+    """Module, optimizers, schedulers, and what `keep` keeps."""
+    s = view.state
+    return {
+        "module": s.module.state_dict(),
+        "optimizers": [each.state_dict() for each in s.optimizers],
+        "schedulers": [each.state_dict() for each in s.schedulers],
+        **keep(view),
+    }
+
+
+def about(view: HostView, request: SaveRequest) -> dict[str, Any]:
+    """What the manifest says of it."""
+    s = view.state
+    return {
+        "run": view.host.name, "step": s.step, "epoch": s.epoch, "epochs_seen": s.epochs_seen, "batches_seen": s.batches_seen,
+        "reason": request.reason, "monitor": request.monitor, "metrics": dict(s.metrics.read()), "status": s.status,
+        "world_size": s.world_size,
+    }  # fmt: skip
+
+
+def load(view: HostView, path: str | Path) -> None:
+    """Put a checkpoint back into module, optimizers, schedulers and hooks."""
+    s, plan = view.state, view.plan
+    s.checkpoint, s.path = files.read(path), path
+    if "log" not in s.checkpoint or len(s.checkpoint.get("optimizers", [])) != len(s.optimizers):
+        raise CheckpointError(f"{path} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights alone can be "
+                              "had by hookline.load_weights(module, path).")  # fmt: skip
+    plan.on_load_checkpoint(s)
+    contents, s.checkpoint = s.checkpoint, None
+    s.module.load_state_dict(contents["module"])
+    for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
+        load_optimizer(optimizer, kept)
+    for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
+        scheduler.load_state_dict(kept)
+    put_back(view, contents)
+    plan.on_checkpoint_load(s)

@@ -1,0 +1,128 @@
+"""What each host tells hooks, and by which of its own methods: the tables behind the checks and the conformance page."""
+
+from __future__ import annotations
+
+from hookline.hosts.host import Host
+
+_MOVED = "the batch is moved to the device by the host itself, and hooks cannot stand in between"
+_BY_THE_LINE = {
+    "on_train_metrics": "a row of what hooks have logged is about to go out",
+    "on_save_checkpoint": "line.save_checkpoint, also asked for by a hook",
+    "on_checkpoint_save": "the checkpoint is durable",
+    "on_checkpoint_failed": "the checkpoint could not be written",
+}
+
+RAW_LOOP = Host(
+    "a loop with hookline.Line",
+    offers={
+        "setup": "with line",
+        "on_fit_start": "with line",
+        "on_load_checkpoint": "line.load_checkpoint",
+        "on_checkpoint_load": "line.load_checkpoint",
+        "on_train_start": "with line",
+        "on_train_epoch_start": "line.epoch",
+        "on_train_batch_start": "line.epoch",
+        "on_before_zero_grad": "optimizer.zero_grad",
+        "on_before_backward": "line.backward",
+        "on_after_backward": "line.backward",
+        "on_before_optimizer_step": "optimizer.step, or before it line.clip_gradients",
+        "on_gradient_clip": "line.clip_gradients",
+        "on_after_optimizer_step": "optimizer.step",
+        "on_step_skipped": "optimizer.step, left out by a hook",
+        "on_train_batch_end": "line.epoch",
+        "on_step_end": "line.epoch",
+        "on_validation_start": "line.validation",
+        "on_validation_epoch_start": "line.validation",
+        "on_validation_batch_start": "line.validation",
+        "on_validation_batch_end": "line.validation",
+        "on_validation_epoch_end": "line.validation",
+        "on_validation_end": "line.validation",
+        "on_train_epoch_end": "the next line.epoch, line.epochs, or the end",
+        "on_train_end": "with line",
+        "on_exception": "with line",
+        "on_fit_end": "with line",
+        "teardown": "with line",
+        **_BY_THE_LINE,
+    },
+    lacks={
+        "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
+        "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
+    },
+)
+
+ACCELERATE = Host(
+    "a loop on Accelerate",
+    offers={
+        **RAW_LOOP.offers,
+        "on_before_backward": "line.backward, through accelerator.backward",
+        "on_after_backward": "line.backward, through accelerator.backward",
+        "on_gradient_clip": "line.clip_gradients, through accelerator.clip_grad_norm_",
+    },
+    lacks=dict.fromkeys(RAW_LOOP.lacks, _MOVED),
+)
+
+LIGHTNING = Host(
+    "Lightning's Trainer",
+    offers={
+        **{name: name for name in (
+            "setup", "teardown", "on_fit_end", "on_sanity_check_start", "on_sanity_check_end", "on_train_start",
+            "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start", "on_train_batch_end",
+            "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_exception",
+            "on_validation_start", "on_validation_epoch_start", "on_validation_batch_start", "on_validation_batch_end",
+            "on_validation_epoch_end", "on_validation_end", "on_test_start", "on_test_epoch_start", "on_test_batch_start",
+            "on_test_batch_end", "on_test_epoch_end", "on_test_end", "on_predict_start", "on_predict_epoch_start",
+            "on_predict_batch_start", "on_predict_batch_end", "on_predict_epoch_end", "on_predict_end",
+        )},
+        "on_fit_start": "on_sanity_check_start or on_train_start, whichever is first: then there are optimizers",
+        "on_after_optimizer_step": "the optimizer's own step hook",
+        "on_step_skipped": "on_train_batch_end, if no update was made",
+        "on_step_end": "on_train_batch_end, if an update was made",
+        **_BY_THE_LINE,
+    },
+    lacks={
+        "on_before_batch_transfer": _MOVED,
+        "on_after_batch_transfer": _MOVED,
+        "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has the gradients before it",
+    },
+)  # fmt: skip
+
+TRANSFORMERS = Host(
+    "transformers' Trainer",
+    offers={
+        "setup": "on_train_begin",
+        "on_fit_start": "on_train_begin",
+        "on_train_start": "on_train_begin",
+        "on_train_epoch_start": "on_epoch_begin",
+        "on_train_batch_start": "the model is called, in training mode",
+        "on_before_backward": "the model has returned its loss",
+        "on_after_backward": "on_substep_end, on_pre_optimizer_step",
+        "on_before_optimizer_step": "on_pre_optimizer_step",
+        "on_after_optimizer_step": "on_optimizer_step",
+        "on_step_skipped": "on_optimizer_step, left out by a hook",
+        "on_before_zero_grad": "on_optimizer_step",
+        "on_train_batch_end": "on_substep_end, on_step_end",
+        "on_step_end": "on_step_end",
+        "on_validation_start": "the model is called, in eval mode",
+        "on_validation_epoch_start": "the model is called, in eval mode",
+        "on_validation_batch_start": "the model is called, in eval mode",
+        "on_validation_batch_end": "on_prediction_step",
+        "on_validation_epoch_end": "on_evaluate",
+        "on_validation_end": "on_evaluate",
+        "on_train_epoch_end": "on_epoch_end, after an evaluation that is due",
+        "on_train_end": "on_train_end",
+        "on_fit_end": "on_train_end",
+        "on_exception": "with callback: trainer.train()",
+        "teardown": "on_train_end, or with callback: trainer.train()",
+        **_BY_THE_LINE,
+        "on_train_metrics": "on_log",
+        "on_checkpoint_save": "on_save, and what hooks have asked for",
+    },
+    lacks={
+        "on_before_batch_transfer": _MOVED,
+        "on_after_batch_transfer": _MOVED,
+        "on_gradient_clip": "the gradients are clipped without a word to callbacks",
+    },
+)
+
+HOSTS = {"raw loop": RAW_LOOP, "accelerate": ACCELERATE, "lightning": LIGHTNING, "transformers": TRANSFORMERS}
+"""By the name of the function of `hookline.hosts` that makes each."""

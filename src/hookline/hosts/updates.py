@@ -1,0 +1,129 @@
+"""Hears what a loop does with its optimizers, whoever calls them: torch's own step hooks, and `zero_grad`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hookline.errors import SKIP_STEP, STEP_DONE
+from hookline.optimizers import total_norm, used_rate
+from hookline.plan import Plan
+from hookline.state import State
+
+
+class Updates:
+    """The optimizer events of a run. `step` counts one per batch, however many optimizers take part in it."""
+
+    def __init__(self, plan: Plan, state: State, *, on_step: bool = True) -> None:
+        self.plan = plan
+        self.state = state
+        self.announces = on_step
+        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when."""
+        self.windows = 0
+        """Updates that were made or left out: after each, gradients are gathered anew."""
+        self.step_before = 0
+        """The step when this batch began; -1 outside of batches, where every update counts."""
+        self.norm_is_known = False
+        """Whether the host has measured the gradients of this window already, before it clipped them."""
+        self.announced: set[int] = set()
+        self._hidden: dict[int, tuple[Any, list[Any]]] = {}
+        self._watched: list[Any] = []
+
+    def watch(self, optimizers: list[Any]) -> None:
+        """Listen to these from now on."""
+        for index, optimizer in enumerate(optimizers):
+            post = optimizer.register_step_post_hook(functools.partial(self._stepped, index))
+            self._watched.append(post.remove)
+            if self.announces:
+                pre = optimizer.register_step_pre_hook(functools.partial(self._stepping, index))
+                optimizer.zero_grad = functools.partial(self._zeroing, index, optimizer, optimizer.zero_grad)
+                self._watched += [pre.remove, functools.partial(delattr, optimizer, "zero_grad")]
+
+    def leave(self) -> None:
+        """Leave the optimizers as they were found."""
+        watched, self._watched = self._watched, []
+        for undo in watched:
+            undo()
+        self.announced.clear()
+
+    def before(self, index: int) -> None:
+        """The gradients are complete. Once per optimizer and update, whoever says so first."""
+        if index in self.announced:
+            return
+        s = self.state
+        if not self.announced and not self.norm_is_known:
+            s.norm_tensor = None
+        self.announced.add(index)
+        s.optimizer_idx, s.optimizer = index, s.optimizers[index]
+        if "grad_norm" in self.plan.wanted and not self.norm_is_known:
+            s.add_norm(total_norm([s.optimizer]))
+        signal = self.plan.on_before_optimizer_step(s)
+        if signal is not None:
+            self._hide(index, s.optimizer, signal)
+
+    def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
+        """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop makes anyway."""
+        hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._hidden[index] = (signal, hidden)
+        for parameter, _ in hidden:
+            parameter.grad = None
+
+    def _stepping(self, index: int, optimizer: Any, *given: Any) -> None:
+        self.before(index)
+
+    def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
+        s, plan = self.state, self.plan
+        self.norm_is_known = False
+        self.windows += 1
+        s.optimizer_idx, s.optimizer = index, optimizer
+        if index not in self.announced:  # a step was made for form's sake: there was no loss
+            s.reason = "no_loss"
+            plan.on_step_skipped(s)
+            return
+        if self._hidden:
+            signal, hidden = self._hidden.pop(index, (None, []))
+            for parameter, gradient in hidden:
+                parameter.grad = gradient
+            if signal is SKIP_STEP:
+                self.announced.discard(index)
+                s.reason = "hook"
+                plan.on_step_skipped(s)
+                return
+            assert signal in (None, STEP_DONE)
+        self.announced.discard(index)
+        if self.step_before < 0 or s.step == self.step_before:
+            s.used_lr = used_rate(optimizer)
+            s.step += 1
+        plan.on_after_optimizer_step(s)
+
+    def _zeroing(self, index: int, optimizer: Any, zero_grad: Any, *args: Any, **kwargs: Any) -> None:
+        self.state.optimizer_idx, self.state.optimizer = index, optimizer
+        self.plan.on_before_zero_grad(self.state)
+        zero_grad(*args, **kwargs)
+
+    def account_for_missing(self) -> None:
+        """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
+        s = self.state
+        for index in self.missed():
+            norm = total_norm([s.optimizers[index]])
+            if norm is not None and not norm.isfinite():
+                s.optimizer_idx, s.optimizer, s.reason = index, s.optimizers[index], "nonfinite"
+                self.plan.on_step_skipped(s)
+
+    def missed(self) -> list[int]:
+        """Optimizers that were announced and have not made their step."""
+        missed = sorted(self.announced)
+        self.announced.clear()
+        for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
+            parameter.grad = gradient
+        self._hidden.clear()
+        return missed
+
+
+def plain(optimizer: Any) -> Any:
+    """The torch optimizer inside a wrapper (Accelerate's, say)."""
+    while isinstance(inner := vars(optimizer).get("optimizer"), Optimizer):
+        optimizer = inner
+    return optimizer

@@ -1,0 +1,166 @@
+"""`Line`: hooks for a training loop that you wrote yourself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.errors import END_EPOCH, LossError, StopTraining
+from hookline.hosts.course import Course
+from hookline.hosts.guests import note
+from hookline.hosts.host import Host
+from hookline.hosts.keeping import load
+from hookline.hosts.tables import RAW_LOOP
+from hookline.hosts.updates import plain
+
+
+class Line(Course):
+    """Lets hooks hear a hand-written loop.
+
+    >>> line = Line(model, optimizer, hooks=[...])
+    >>> with line:
+    ...     for epoch in line.epochs(3):
+    ...         for batch in line.epoch(loader):
+    ...             loss = loss_function(model(batch))
+    ...             optimizer.zero_grad()
+    ...             line.backward(loss)
+    ...             optimizer.step()
+    ...         for batch in line.validation(val_loader):
+    ...             line.log("val/loss", loss_function(model(batch)))
+
+    Steps and `zero_grad` of the optimizers are heard by themselves. Any of the calls may be left out: then its events are
+    missing, and nothing else changes. `start_batch`, `before_backward` and so on are there for loops of another shape.
+    """
+
+    def __init__(
+        self, module: nn.Module | None = None, optimizers: Any = (), *, schedulers: Any = (), hooks: Iterable[Any] = (),
+        host: Host = RAW_LOOP, **options: Any,
+    ) -> None:  # fmt: skip
+        """optimizers, schedulers: one, or a list of them. What does not exist yet can be said later, by `attach`.
+
+        options: logger (True: a log below the run's directory; False, the default; a Logger, or several), run_dir, config,
+        accounting, log_every_n_steps, count_tokens, and max_epochs and max_steps, which hooks are told; the loop decides.
+        """
+        super().__init__(host, hooks=hooks, meets_ranks=True, **options)
+        if module is not None:
+            self.attach(module, optimizers, schedulers)
+
+    def __enter__(self) -> Line:
+        try:
+            self.begin()
+            self.start_fit()
+            self.start_training()
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, StopTraining):  # what a hook may raise, the loop may raise too
+            self.stop(error.reason)
+        elif error is not None:
+            self._abandon(error)
+            return False
+        try:
+            self.end_training()
+            self.end_fit()
+        except BaseException as failure:
+            self._abandon(failure)
+            raise
+        if failures := self.tear_down():
+            note(failures[0], failures[1:])
+            raise failures[0]
+        return True
+
+    def _abandon(self, error: BaseException) -> None:
+        self.fail(error)
+        note(error, self.tear_down())
+
+    # ---- epochs, batches, validation --------------------------------------------------------------------------------
+
+    def epochs(self, n: int) -> Iterator[int]:
+        """The numbers of the epochs that are left, until a hook asks for the end. What is done in one belongs to it."""
+        for number in range(self.state.epochs_seen, n):
+            if self.state.should_stop:
+                return
+            yield number
+            self.end_epoch()
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of one epoch. It ends when the next one begins, with `epochs`, or with the line: validation is part of it.
+
+        Batches that a hook leaves out are not seen; after a request to stop there are no more.
+        """
+        self.end_epoch()
+        if self.state.should_stop:
+            return
+        self.start_epoch(_length(loader))
+        for batch in loader:
+            signal = self.start_batch(batch)
+            if signal is END_EPOCH:
+                break
+            if signal is None:
+                yield self.state.batch
+                self.end_batch()
+            if self.state.should_stop:
+                return
+        self.epoch_is_whole = True
+
+    def validation(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. Modes and gradients are the loop's."""
+        current = self.start_validation()
+        for batch in loader:
+            current.start_batch(batch)
+            yield batch
+            current.end_batch()
+        self.end_validation()
+
+    # ---- the update -------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, divide_by: float = 1, **options: Any) -> None:
+        """`loss.backward()` with its events.
+
+        divide_by: the number of batches that make one update, so that hooks see the whole loss of each.
+        """
+        if not loss.requires_grad:
+            raise LossError("line.backward takes the loss with its graph; this one was detached, or gradients are switched off.")
+        loss = self.before_backward(loss)
+        self.differentiate(loss if divide_by == 1 else loss / divide_by, **options)
+        self.after_backward()
+
+    def differentiate(self, loss: Tensor, **options: Any) -> None:
+        """What `backward` does between its events."""
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+
+    def clip_gradients(self, max_norm: float, optimizer: Any = None) -> Tensor:
+        """Clip by the total norm, which is returned. Hooks see the gradients before, and hear of it after."""
+        s = self.state
+        chosen = s.optimizers if optimizer is None else [plain(optimizer)]
+        for index, each in enumerate(s.optimizers):
+            if any(each is one for one in chosen):
+                self.updates.before(index)
+        parameters = [p for each in chosen for group in each.param_groups for p in group["params"]]
+        s.norm_tensor = self.clip(parameters, max_norm)
+        s.gradient_clip_val = max_norm
+        self.plan.on_gradient_clip(s)
+        return s.norm_tensor
+
+    def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
+        """What `clip_gradients` does between its events."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Go on from a checkpoint that `save_checkpoint` wrote: module, optimizers, schedulers, hooks and counters."""
+        self.must_run()
+        load(self, path)
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # it has none, or is an IterableDataset that cannot tell
+        return None

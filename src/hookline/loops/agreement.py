@@ -1,0 +1,196 @@
+"""What the ranks of a run decide together: to stop, to save, to heed a signal, and which clock they go by.
+
+After every batch each rank says in a few numbers whether it has something to discuss, and reads what all of them said one batch
+ago: nobody waits, and everybody acts on the same answer at the same boundary. Only when somebody has something to discuss do
+they all stop for a moment and exchange the details. So what one rank wants is done by all, at most two batches later.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint.saves import SaveRequest
+from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
+from hookline.listener import Listener, can_answer
+from hookline.loops.errands import do_errands
+from hookline.loops.run import Run
+from hookline.loops.signals import heed_signal
+from hookline.ranks import Answer
+
+AFTER_BATCH, ELSEWHERE = 0, 1
+STEERED = ("on_train_batch_start", "on_before_optimizer_step")
+
+
+class Agreement:
+    """The part of one rank in what all of them decide. A run on one process has none."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.ranks = run.strategy.ranks
+        self.stop = False
+        """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        self._seconds: float = self.ranks.from_zero(time.monotonic())
+        self._asked: Answer | None = None
+        self._kept: list[SaveRequest] = []
+        """Checkpoints that this rank, but not all, asked for."""
+        self._additions = -1
+
+    def now(self) -> float:
+        """Rank zero's clock when the ranks last agreed: all of them find the same time is over at the same batch."""
+        return self._seconds
+
+    # ---- meeting ------------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is something to do."""
+        run = self.run
+        asked = self._ask(AFTER_BATCH)
+        before, self._asked = self._asked, asked
+        if before is not None and self._hear(before.read()):
+            self._exchange()
+        elif run.save_requests and (mine := self._requests()):
+            answer = asked.read()  # a checkpoint is worth the wait: it is of this very step if everybody wants it
+            if -answer[3] > 0:
+                self._exchange()
+            else:
+                self._kept += mine
+                for each in mine:
+                    run.save_requests.remove(each)
+
+    def settle(self) -> None:
+        """Between batches: wait for all, and do at once what any of them wants."""
+        if self._asked is not None:
+            self._hear(self._asked.read())
+            self._asked = None
+        answer = self._ask(ELSEWHERE).read()
+        if self._hear(answer) or answer[2]:
+            self._exchange()
+
+    def _ask(self, kind: int) -> Answer:
+        run, s = self.run, self.run.state
+        if s.hooks.additions != self._additions:
+            self.note_steering()
+        saves = len(self._requests()) if run.save_requests else 0
+        news = s.should_stop is not self.stop or (run.heard > 0 and not run.signal) or run.errands.waiting or bool(self._kept)
+        clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
+        place = 2 * run.position + kind
+        return self.ranks.largest((news, clock, saves, -saves, place, -place))
+
+    def _hear(self, answer: list[int]) -> bool:
+        """Set the clock; whether there is something to discuss."""
+        news, clock, most, fewest, place, least = answer
+        self._seconds = clock / 1000
+        if place != -least:
+            raise HooklineError(f"The ranks are out of step: one is {_where(-least)}, another {_where(place)}. "
+                                "All of them must train on the same number of batches.")  # fmt: skip
+        return bool(news) or most != -fewest
+
+    def _requests(self) -> list[SaveRequest]:
+        return [each for each in list(self.run.save_requests) if each is not None]
+
+    # ---- what is discussed --------------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Everybody tells everything, and all do the same with it."""
+        run, s = self.run, self.run.state
+        mine = self._requests()
+        for each in mine:
+            run.save_requests.remove(each)
+        told = {
+            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.heard,
+            "errands": run.errands.left(), "saves": [_plain(each) for each in (*self._kept, *mine)],
+        }  # fmt: skip
+        everybody = self.ranks.gather(told)
+        if self._asked is not None:  # what it would say has been said
+            self._asked.read()
+            self._asked = None
+        self._kept = []
+        for rank, each in enumerate(everybody):
+            do_errands(run, each["errands"], rank)
+        for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
+            run.save_requests.append(_request(each))
+        self._agree_to_stop([each["stop"] for each in everybody])
+        number = max(each["signal"] for each in everybody)
+        if number and not run.signal:
+            heed_signal(run, number)
+            self.stop = True
+
+    def _agree_to_stop(self, reasons: list[str | None]) -> None:
+        """One rank that wants to stop is enough."""
+        s = self.run.state
+        asking = [rank for rank, reason in enumerate(reasons) if reason is not None]
+        if asking and not self.stop:
+            reason = reasons[asking[0]]
+            if len(asking) < len(reasons):
+                reason = f"{reason} (asked for by rank {', '.join(map(str, asking))})"
+            s.should_stop, s.stop_reason = True, str(reason)
+        elif asking:
+            s.should_stop = True
+        self.stop = s.should_stop  # an errand may have asked for it too, on every rank
+
+    # ---- what hooks return --------------------------------------------------------------------------------------
+
+    def note_steering(self) -> None:
+        """Whether any hook on any rank may return a signal: only then must the ranks wait for each other to hear of it.
+
+        Found from the list of hooks, which is the same on every rank, limited or switched off as they may be.
+        """
+        run, hooks = self.run, self.run.state.hooks
+        self._additions = hooks.additions
+        steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_all_listeners(hooks))
+                    if each.event.name == event and can_answer(each.function)}  # fmt: skip
+        run.steers_batches, run.steers_updates = (event in steering for event in STEERED)
+
+    def on_batch(self, signal: Signal | None) -> Signal | None:
+        """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by all of them where
+        a forward alone makes ranks wait for each other.
+        """
+        most = self.ranks.largest((0 if signal is None else signal.strength,)).read()[0]
+        if most and self.run.strategy.forward_communicates:
+            return END_EPOCH if most == END_EPOCH.strength else SKIP_BATCH
+        return END_EPOCH if most == END_EPOCH.strength else signal
+
+    def on_update(self, signal: Signal | None) -> Signal | None:
+        """An update that one rank wants to skip is skipped by all: their weights must stay the same."""
+        mine = 0 if signal is None else signal.strength
+        most, fewest = self.ranks.largest((mine, -mine)).read()
+        if most == STEP_DONE.strength and -fewest != most:
+            said = self.ranks.gather(repr(signal))
+            who = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(said))
+            raise HooklineError("STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights would "
+                                f"no longer be the same: {who}.")  # fmt: skip
+        return SKIP_STEP if most == SKIP_STEP.strength else signal
+
+
+def settle(run: Run) -> None:
+    """Between batches: do what a rank, or another thread, has asked for."""
+    if run.agreement is not None:
+        run.agreement.settle()
+    elif run.errands.waiting:
+        do_errands(run, run.errands.left())
+
+
+def told_to_stop(run: Run) -> bool:
+    """Whether the run is to stop: as asked for, or with several ranks as agreed."""
+    return run.state.should_stop if run.agreement is None else run.agreement.stop
+
+
+def _all_listeners(hooks: Any) -> list[Listener]:
+    return [listener for entry in hooks.entries() for listener in entry.listeners]
+
+
+def _where(place: int) -> str:
+    batches, kind = divmod(place, 2)
+    return f"{'after' if kind == AFTER_BATCH else 'done with, or about to begin,'} batch {batches} of its epoch"
+
+
+def _plain(request: SaveRequest) -> list[Any]:
+    path = request.path
+    return [None if path is None else str(path), request.reason, request.monitor, isinstance(path, Path)]
+
+
+def _request(plain: list[Any]) -> SaveRequest:
+    path, reason, monitor, is_path = plain
+    return SaveRequest(Path(path) if is_path else path, reason, monitor)

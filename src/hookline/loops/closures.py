@@ -1,0 +1,47 @@
+"""The closure that optimizers call to get the loss; some compute it anew (LBFGS)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookline.errors import LossError
+from hookline.loops.run import Run
+from hookline.loops.step import differentiate, loss_of
+from hookline.optimizers import needs_closure
+
+
+class Closure:
+    """What optimizers call to get the loss: the one already there; the second time, for those that ask, computed anew."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.fresh = True
+        self._recompute = {id(each) for each in run.state.optimizers if needs_closure(each)}
+
+    def recomputes(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step needs the closure."""
+        return id(optimizer) in self._recompute
+
+    def __call__(self) -> Any:
+        """The loss."""
+        run, s = self.run, self.run.state
+        if self.fresh or not self.recomputes(s.optimizer):
+            self.fresh = False
+            return s.last_loss if s.last_loss is None else self._over_ranks()
+        with torch.enable_grad():
+            run.plan.optimizer_zero_grad(s)
+            s.returned = run.plan.training_step(s)
+            s.live_loss = loss_of(run, s.returned)
+            if s.live_loss is None:
+                raise LossError("training_step returned None while the optimizer was recomputing the loss.")
+            differentiate(run, run.plan, s)
+        return self._over_ranks()
+
+    def _over_ranks(self) -> Tensor:
+        """Such optimizers decide by the loss how to go on, and must do so alike on every rank."""
+        loss = torch.as_tensor(self.run.state.last_loss)
+        return loss if self.run.together is None else self.run.strategy.reduce(loss)

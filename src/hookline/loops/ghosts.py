@@ -1,0 +1,51 @@
+"""A rank that is out of batches while others are not: it runs along, and nobody hears of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from hookline.binding import Caller
+from hookline.loops.run import Run
+from hookline.metrics import MetricLog
+
+
+def blank(log: MetricLog) -> MetricLog:
+    """A log that shows what the other one does and keeps what is written into it to itself."""
+    made = MetricLog()
+    made.mode, made.prefix, made.loader, made.weight = log.mode, log.prefix, log.loader, 0
+    made.newest = log.newest.copy()
+    return made
+
+
+def run_along(run: Run, step: Caller) -> None:
+    """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts for nothing."""
+    plan, s = run.plan, run.state
+    plan.on_before_batch_transfer(s)  # these two may make of a batch what the step expects
+    if run.moves:
+        s.batch = plan.transfer_batch_to_device(s)
+    plan.on_after_batch_transfer(s)
+    log = s.log
+    kept = [(each, _state(each)) for each in metric_objects(run.module, log)]
+    s.log = blank(log)
+    try:
+        step(s)
+    finally:
+        s.log = log
+        for each, state in kept:
+            vars(each).update(state)
+
+
+def metric_objects(module: nn.Module, log: MetricLog) -> Iterator[Any]:
+    """Objects that add up what they see (torchmetrics, by duck type): parts of the module, or logged."""
+    for each in {id(each): each for each in (*module.modules(), *log.objects())}.values():
+        if all(callable(getattr(each, name, None)) for name in ("update", "compute", "reset")):
+            yield each
+
+
+def _state(metric: Any) -> dict[str, Any]:
+    """What an update changes. Methods are left out: those of torchmetrics lie in the instance, bound to it."""
+    return {name: copy.deepcopy(value) for name, value in vars(metric).items() if not callable(value) and name != "_modules"}

@@ -1,0 +1,126 @@
+"""What a run leaves behind besides its metrics: skips, what hooks cost, and the last words of one that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookline.accounting import cost_table
+from hookline.loops.errands import carries_out
+from hookline.loops.run import Run
+from hookline.plan import blamed
+
+FIRST_SKIPS = 100
+"""Skips that are all written to the log; after them every hundredth."""
+MESSAGE = 500
+"""Characters of an error's message in the log and in the last words."""
+_WORDS = "__hookline_last_words__"
+
+
+def skip_step(run: Run, reason: str) -> None:
+    """No update is made: everyone hears why, and the log has it."""
+    s = run.state
+    s.reason = reason
+    run.plan.on_step_skipped(s)
+    run.skips += 1
+    if run.skips <= FIRST_SKIPS or run.skips % FIRST_SKIPS == 0:
+        s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
+                                    "number": run.skips})  # fmt: skip
+
+
+def dismiss_everywhere(run: Run, name: str) -> None:
+    """Ranks find a hook too dear at different moments; it is switched off on all of them at one boundary."""
+    run.errands.send("dismiss", hook=name)
+
+
+@carries_out("dismiss")
+def _dismiss(run: Any, sender: int, hook: str) -> None:
+    if hook in run.state.hooks:
+        run.state.hooks.disable(hook)
+
+
+def note_ending(run: Run) -> None:
+    """The log's last records: what failed, if something did, and what the hooks have cost."""
+    s = run.state
+    s.hooks.stopwatch.stop()
+    run.costs = s.hooks.cost()
+    if isinstance(s.exception, Exception):
+        s.logger.log_event("failure", _failure(run, s.exception))
+    if run.costs and run.stage == "fit":
+        s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
+                                    "rows": [row.data() for row in run.costs]})  # fmt: skip
+
+
+def _failure(run: Run, error: Exception) -> dict[str, Any]:
+    s, guilty = run.state, blamed(error)
+    who = {} if guilty is None else {"who": guilty.who, "event": guilty.event}
+    return {"step": s.step, "epoch": s.epoch, "rank": s.rank, "exception": type(error).__name__, "message": _short(error), **who}
+
+
+class Recorded:
+    """For `with`, around a run: its trace; and when it is over the table of costs, and the last words if it failed."""
+
+    def __init__(self, run: Run, tracing: Any) -> None:
+        self._run = run
+        self._tracing = tracing.during(run)
+
+    def __enter__(self) -> None:
+        self._tracing.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._tracing.__exit__(kind, error, trace)
+        show_costs(self._run)
+        if error is not None and self._run.stage == "fit" and self._run.setup_began:
+            words = LastWords.of(self._run, error)
+            with contextlib.suppress(AttributeError):  # an exception with slots
+                setattr(error, _WORDS, words)
+            error.add_note(words.note())
+
+
+def show_costs(run: Run) -> None:
+    """Where the progress bar was: a short table, if there are other hooks than the bar itself."""
+    shown = run.options.enable_progress_bar and run.stage == "fit" and run.state.rank == 0
+    if shown and any(row.hook != "progress_bar" for row in run.costs):
+        print(cost_table(run.costs, run.state.hooks.stopwatch.seconds), file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What is said last about a run that failed."""
+
+    failed: str
+    saved: str
+    """The newest checkpoint that can be resumed from; empty if there is none."""
+    step: int
+    trained: bool
+
+    @classmethod
+    def of(cls, run: Run, error: BaseException) -> LastWords:
+        """Gathered when the run is over."""
+        s, guilty = run.state, blamed(error)
+        who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
+        failed = f"Failed: {type(error).__name__}{': ' if str(error) else ''}{_short(error)}, {who}{s.position}, rank {s.rank}."
+        path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
+        exists = path is not None and ("://" in str(path) or Path(path).exists())
+        return cls(failed, str(path) if exists else "", step, s.step > 0)
+
+    def note(self, command: str = "") -> str:
+        """In lines; `command`: what to type, instead of what to write in a program."""
+        if not self.saved:
+            return "\n".join([self.failed, *(["Nothing was saved, so there is nothing to resume from."] if self.trained else [])])
+        at = f", at step {self.step}" if self.step else ", which this run began with"
+        how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
+        return "\n".join([self.failed, f"Saved: {self.saved}{at}.", f"To resume: {how}"])
+
+
+def last_words(error: BaseException) -> LastWords | None:
+    """Those of a run that has failed with this error."""
+    return getattr(error, _WORDS, None)
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

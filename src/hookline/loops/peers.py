@@ -1,0 +1,206 @@
+"""When one rank fails, all end: each hears of it within a second, says who it was and where, and is gone a few seconds later.
+
+A failing rank leaves a note where all ranks look, before its own teardown begins. Ranks that hear of it mostly fail by
+themselves, in the next thing they do together; those that do not are ended. What ends them needs neither the interpreter's main
+thread nor the others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed as dist
+
+from hookline.errors import PeerError
+from hookline.loops.ring import Ring
+from hookline.loops.run import Run
+from hookline.loops.signals import Signals
+
+POLL = 0.5
+"""Seconds between two looks at the notes."""
+PATIENCE = 5.0
+"""Seconds in which a rank may end by itself after another one has failed: as a rule when that one has torn down and closes."""
+PATIENCE_WITH_THE_DEAD = 2.5
+"""The same after another one has died: it will do nothing any more, and it may have taken a while to notice."""
+WAKING = 2.0
+"""Seconds before its end in which a rank that is busy with something of its own is woken."""
+OWN_PATIENCE = 7.0
+"""Seconds in which a rank that failed itself may tell its hooks and tear down."""
+CLOSING = 1.0
+"""Seconds for the loggers to write what they have."""
+SILENCE = 3.0
+"""Seconds to wait for word of who has died, when this rank has only lost contact."""
+LONGEST = 1000
+"""Characters of an error's message that the other ranks are told."""
+EXIT_FAILED = 1
+log = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Which rank has failed, and how."""
+
+    rank: int
+    text: str
+    died: bool = False
+    """Whether it could not even say so itself."""
+
+    def __str__(self) -> str:
+        return f"Rank {self.rank} has failed: {self.text}"
+
+
+class Peers:
+    """Watches the other ranks for the length of one run; does nothing where there are none."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.failure: Failure | None = None
+        """The first one that this rank has heard of, or its own."""
+        self._error: BaseException | None = None
+        self._deadline: float | None = None
+        self._interrupted = False
+        self._known = 0
+        self._over = threading.Event()
+        self._failed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> None:
+        run, ranks = self.run, self.run.strategy.ranks
+        if ranks.alone:
+            return
+        self._name = ranks.from_zero(uuid.uuid4().hex)  # a job that is started again may find the old notes still there
+        self._board, self._notes = ranks.board(self._name), ranks.board(self._name)  # a connection for each thread
+        self._ring = Ring(ranks.rank, ranks.world_size, self._board)
+        run.peers = self
+        for each in (self._watch_next, self._watch_notes):
+            thread = threading.Thread(target=each, name=f"hookline peers: {each.__name__}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        if not self._threads:
+            return
+        self._over.set()
+        self._ring.wake()
+        for each in self._threads:
+            each.join(2 * POLL)
+        self._ring.leave()
+
+    # ---- this rank fails ----------------------------------------------------------------------------------------
+
+    def tell(self, error: BaseException) -> None:
+        """This rank has failed: let the others know, or find out that it is their failure that has come here."""
+        self._error = error
+        self._deadline = time.monotonic() + OWN_PATIENCE
+        if _is_lost_contact(error):
+            self._failed.wait(SILENCE)  # the one that died cannot say so; the rank before it does
+        if self.failure is None:
+            where = next(iter(getattr(error, "__notes__", [])), "")  # the hook and event, or the position of the run
+            self.post(f"{type(error).__name__}: {str(error)[:LONGEST]} ({where}).")
+        elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
+            error.add_note(f"{self.failure} This rank could not go on without it.")
+
+    def post(self, text: str, failed: bool = True) -> None:
+        """Leave a note for all ranks: of a failure, or of something to be known."""
+        rank = self.run.strategy.rank
+        if failed and self.failure is None:
+            self.failure = Failure(rank, text)
+            self._deadline = self._deadline or time.monotonic() + OWN_PATIENCE
+        self._write(self._board, {"rank": rank, "text": text, "failed": failed})
+
+    def _write(self, board: Any, note: dict[str, Any]) -> None:
+        try:
+            number = board.add("notes", 1)
+            board.set(f"note/{number}", json.dumps(note))
+        except (RuntimeError, dist.DistError) as error:
+            log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
+
+    def raise_failure(self) -> None:
+        """End what this rank is doing, if another one has failed and this one is not ending yet."""
+        if self.failure is not None and self.run.state.exception is None and not self._over.is_set():
+            raise PeerError(f"{self.failure} This rank cannot go on without it.")
+
+    # ---- another rank fails -------------------------------------------------------------------------------------
+
+    def _watch_next(self) -> None:
+        """In a thread of its own: the rank after this one, and how long this one may still take to end."""
+        while not self._over.is_set():
+            if self._ring.lost(POLL) and not self._over.is_set():
+                self._heard(Failure(self._ring.next, "it died without a word: it was killed, or its machine is gone.", died=True))
+                # the place of the notes may be gone as well, and to find that out may take long
+                threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True).start()
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline:
+                self._end_process()
+            if self._deadline is not None and now >= self._deadline - WAKING:
+                self._interrupt()
+
+    def _report_death(self) -> None:
+        assert self.failure is not None
+        board = self.run.strategy.ranks.board(self._name)
+        self._write(board, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True})
+
+    def _watch_notes(self) -> None:
+        """In a thread of its own: what other ranks have to say."""
+        while not self._over.wait(POLL):
+            try:
+                for self._known in range(self._known + 1, self._notes.add("notes", 0) + 1):
+                    self._read(json.loads(self._notes.get(f"note/{self._known}")))
+            except (RuntimeError, dist.DistError):
+                if self.run.state.status in ("training", "running") and not self._over.is_set():
+                    gone = "it, or the launcher beside it through which the ranks find each other, is gone."
+                    self._heard(Failure(0, gone, died=True))
+                return
+
+    def _read(self, note: dict[str, Any]) -> None:
+        if note["failed"]:
+            self._heard(Failure(note["rank"], note["text"], note.get("died", False)))
+        elif note["rank"] != self.run.strategy.rank:
+            log.warning("Rank %d says: %s", note["rank"], note["text"])
+
+    def _heard(self, failure: Failure) -> None:
+        """The first failure is the reason; what follows is its consequence."""
+        if self.failure is None:
+            self.failure = failure
+            log.error("%s This rank ends too.", failure)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + (PATIENCE_WITH_THE_DEAD if failure.died else PATIENCE)
+        self._failed.set()
+
+    def _interrupt(self) -> None:
+        """Give a hook that is in the middle of something the chance to end in good order: our handler raises `PeerError`."""
+        if not self._interrupted and self._error is None and _is_ours(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._interrupted = True
+
+    def _end_process(self) -> None:
+        """It has had its time. What its loggers hold is written, if they can."""
+        log.error("%s This rank does not end by itself; the process is ended. Checkpoints that were saved before are whole.",
+                  self.failure)  # fmt: skip
+        if self._error is not None:
+            traceback.print_exception(self._error)
+        closing = threading.Thread(target=self.run.state.logger.close, daemon=True)
+        closing.start()
+        closing.join(CLOSING)
+        for each in (sys.stdout, sys.stderr):
+            each.flush()
+        os._exit(EXIT_FAILED)
+
+
+def _is_ours(handler: Any) -> bool:
+    return isinstance(getattr(handler, "__self__", None), Signals)
+
+
+def _is_lost_contact(error: BaseException) -> bool:
+    """Whether it says no more than that another rank does not answer."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,0 +1,97 @@
+"""Before anything is trained: are all ranks about to do the same? What differs is named, with the ranks that differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hookline.errors import HookError, OptionError
+from hookline.loops.run import Run
+
+OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "seed")
+"""Options that may differ: paths, what is shown, and a seed for each rank (rank zero's counts)."""
+
+
+def check_same(run: Run) -> None:
+    """Compare the plan, the options and the model over ranks, by a hash first: ten words a rank if all is well."""
+    ranks = run.strategy.ranks
+    mine = {"listeners": listeners_of(run), "options": options_of(run), "about": about(run)}
+    hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
+    if len(set(hashes)) == 1:
+        return
+    everyone = ranks.gather(mine)
+    found = [
+        *differing([each["about"] for each in everyone], lambda name: name),
+        *differing([each["options"] for each in everyone], lambda name: f"the option {name}"),
+    ]
+    if found:
+        raise OptionError(f"The ranks were started differently: {'; '.join(found)}. Start all with the same program.")
+    found = [
+        f"{label} ({cls}) hears {event}{f' {filters}' if filters else ''} on {listed(here)}, not on {listed(missing)}"
+        for (event, label, cls, filters), here, missing in absent([each["listeners"] for each in everyone])
+    ]
+    if found:
+        raise HookError(f"The ranks have different hooks: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}. All ranks "
+                        "need the same ones; a hook for some ranks only says so: ranks = 'zero', or a set of them.")  # fmt: skip
+    raise HookError("The ranks have the same hooks in another order; register them in the same order everywhere.")
+
+
+def listeners_of(run: Run) -> list[list[str]]:
+    """Who hears what, in order, less the hooks that are for some ranks only."""
+    limited = {entry.name for entry in run.state.hooks.entries() if getattr(entry.hook, "ranks", "all") != "all"}
+    return [
+        [event.name, each.label, type(each.owner).__name__ if each.owner is not None else each.function.__qualname__,
+         " ".join(one.text for one in each.filters)]
+        for event in run.plan.table for each in run.plan.listeners(event.name)
+        if not (each.receiver == "H" and each.name in limited)
+    ]  # fmt: skip
+
+
+def options_of(run: Run) -> dict[str, str]:
+    """Every option that steers the loop, as text."""
+    given = {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
+    return {name: _shown(value) for name, value in given.items() if name not in OF_ONE_RANK}
+
+
+def about(run: Run) -> dict[str, str]:
+    """What is run, and how."""
+    parameters = sum(each.numel() for each in run.module.parameters())
+    return {
+        "the verb": run.stage, "the module": type(run.module).__name__, "its number of parameters": str(parameters),
+        "the strategy": type(run.strategy).__name__, "the precision": run.strategy.precision.name,
+        "the number of ranks": str(run.strategy.world_size), "the kind of device": run.strategy.device.type,
+    }  # fmt: skip
+
+
+def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iterable[str]:
+    """Each name with the values that ranks have for it, if they are not the same."""
+    for name in tables[0]:
+        values: dict[str, list[int]] = {}
+        for rank, each in enumerate(tables):
+            values.setdefault(each.get(name, "nothing"), []).append(rank)
+        if len(values) > 1:
+            yield f"{named(name)} is {', '.join(f'{value} on {listed(where)}' for value, where in values.items())}"
+
+
+def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list[int], list[int]]]:
+    """What is in the lists of some ranks only: with those that have it, and those that do not."""
+    sets = [{tuple(each) for each in one} for one in lists]
+    everything = dict.fromkeys(tuple(each) for one in lists for each in one)
+    for each in everything:
+        here = [rank for rank, one in enumerate(sets) if each in one]
+        if len(here) < len(sets):
+            yield each, here, [rank for rank in range(len(sets)) if rank not in here]
+
+
+def listed(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0, 2`."""
+    few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
+
+
+def _shown(value: Any) -> str:
+    """Functions by their name: their address differs from process to process."""
+    return getattr(value, "__qualname__", None) or str(value)

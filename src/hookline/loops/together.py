@@ -1,0 +1,105 @@
+"""What the ranks of a run settle about each window: whether everyone's gradients came together, and what they are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hookline.errors import NonFiniteLoss
+from hookline.loops.run import Run
+from hookline.loops.step import zero_grad
+
+
+class Together:
+    """One for each run of several ranks; a run of one process has none, and pays nothing for it.
+
+    Ranks may differ in whether a step gave a loss, and they may not know it of each other in time. So a rank without a loss
+    takes part in the averaging with nothing, the number of losses is added up meanwhile, and the update is what one process
+    would have made of all the losses there were.
+    """
+
+    __slots__ = ("_answer", "_is_clear", "_is_synced", "_syncs", "all_or_none", "run", "syncs_always")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.all_or_none = run.strategy.forward_communicates
+        """Whether a backward makes ranks wait for each other before the window's end; then a batch without a loss on one rank
+        is one without a loss on all."""
+        self.syncs_always = False
+        """Where batches train different optimizers, gradients that are put aside in between must be complete ones."""
+        self._syncs: bool | None = None
+        self._is_synced = False
+        self._is_clear = False
+        self._answer: Any = None
+
+    def begin_batch(self, last: bool) -> None:
+        """The window's last batch brings the gradients together."""
+        syncs = last or self.syncs_always
+        if syncs is not self._syncs:
+            self._syncs = syncs
+            self.run.strategy.sync_gradients(syncs)
+        self._is_synced = False
+
+    def skip_batch(self) -> None:
+        """A batch that is left out still takes part in what others do with theirs."""
+        if self._syncs:
+            self._sync_without_batch(after_forward=False)
+            self._is_synced = True
+        else:
+            self.run.strategy.skip_batch()
+
+    def clear_gradients(self) -> None:
+        """Once in a window, by the first batch that adds to them or takes what others have added."""
+        if not self._is_clear:
+            self._is_clear = True
+            zero_grad(self.run.plan, self.run.state)
+
+    def _sync_now(self) -> None:
+        self.run.strategy.sync_gradients(True)
+        self._syncs = True
+        self._sync_without_batch(after_forward=False)
+
+    def _sync_without_batch(self, after_forward: bool) -> None:
+        if self.run.window.count == 0:
+            self.clear_gradients()  # those of the step before are no part of this one
+        self.run.strategy.sync_without_batch(after_forward)
+
+    def agree_on(self, loss: Tensor | None, last: bool) -> Tensor | None:
+        """The loss to differentiate, or None: then nobody waits for this rank's backward."""
+        run = self.run
+        if self.all_or_none:
+            without, *_ = run.strategy.ranks.total([loss is None]).read()
+            loss = None if without else loss
+        if loss is None and (self._syncs or self.all_or_none):
+            self._sync_without_batch(after_forward=True)
+        self._is_synced = bool(self._syncs)
+        if last and not run.skips_nonfinite:
+            self._ask(run.window.count + (loss is not None))  # goes out while backward computes
+        return loss
+
+    def settle(self) -> float:
+        """Batches with a loss in this window, as a mean over ranks, once everyone's gradients have come together."""
+        run = self.run
+        ranks = run.strategy.ranks
+        if not self._is_synced:  # a window that ended before its time, on every rank
+            self._sync_now()
+        self._is_synced = self._is_clear = False
+        if self._answer is None:
+            self._ask(run.window.count)
+        answer: Any = self._answer
+        (count, broken, guilty), self._answer = answer.read(), None
+        if broken:
+            run.watch.broken = True
+            who = f"on rank {guilty}" if broken == 1 else f"on {broken} of {ranks.world_size} ranks"
+            raise NonFiniteLoss(f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
+                                "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip
+        return float(count / ranks.world_size)
+
+    def everywhere(self, flag: bool) -> bool:
+        """Whether it holds on every rank."""
+        return self.run.strategy.ranks.total([not flag]).read() == [0]
+
+    def _ask(self, count: int) -> None:
+        ranks, broken = self.run.strategy.ranks, self.run.watch.broken
+        self._answer = ranks.total([count, broken, broken * ranks.rank])

@@ -1,0 +1,192 @@
+"""When hooks were called: a run's trace put together into as many columns as a screen can show, however long it is."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+FILES = ("trace.json", "trace.rank*.json")
+"""One for each rank; what somebody has merged of them is left alone."""
+MOST_FILES = 8
+"""Ranks that are read: beyond those, nobody compares them by eye, and reading them takes its time."""
+COLUMNS = 600
+"""Twice as many at most are kept; then neighbours are put together, and a column stands for twice as long."""
+FIRST_WIDTH = 100.0
+"""Microseconds of a column to begin with."""
+MOST_LANES = 120
+LONGEST_LINE = 1_000_000
+
+
+@dataclass
+class Lane:
+    """One hook on one rank."""
+
+    name: str
+    rank: int
+    calls: int = 0
+    total: float = 0.0
+    """Microseconds."""
+    busy: array[float] = field(default_factory=lambda: array("d"))
+    """Microseconds in every column."""
+    counts: array[int] = field(default_factory=lambda: array("l"))
+    longest: dict[int, tuple[float, str, int]] = field(default_factory=dict)
+    """Of every column that has a call: the longest one's microseconds, event and step."""
+
+
+@dataclass
+class TraceData:
+    """What the traces of a run tell."""
+
+    lanes: dict[tuple[int, str], Lane] = field(default_factory=dict)
+    width: float = FIRST_WIDTH
+    began: float | None = None
+    """Microseconds since 1970."""
+    columns: int = 0
+    left_out: int = 0
+    """Calls of hooks beyond those that are kept."""
+
+    def add(self, event: dict[str, Any], shift: float) -> None:
+        """One complete event of the trace, if it is a hook's; `shift` takes its clock to that of all machines."""
+        found = _call(event)
+        if found is None:
+            return
+        rank, name, what, start, took, step = found
+        start += shift
+        if self.began is None:
+            self.began = start
+        lane = self.lanes.get((rank, name))
+        if lane is None:
+            if len(self.lanes) >= MOST_LANES:
+                self.left_out += 1
+                return
+            lane = self.lanes[rank, name] = Lane(name, rank)
+        start = max(0.0, start - self.began)
+        while (start + took) / self.width >= 2 * COLUMNS:
+            self._halve()
+        self._put(lane, start, took, what, step)
+
+    def _put(self, lane: Lane, start: float, took: float, what: str, step: int) -> None:
+        first, last = int(start / self.width), int((start + took) / self.width)
+        missing = last + 1 - len(lane.busy)
+        if missing > 0:
+            lane.busy.extend([0.0] * missing)
+            lane.counts.extend([0] * missing)
+        self.columns = max(self.columns, last + 1)
+        lane.calls += 1
+        lane.total += took
+        lane.counts[first] += 1
+        if took > lane.longest.get(first, (-1.0,))[0]:
+            lane.longest[first] = (took, what, step)
+        for column in range(first, last + 1):
+            begin, end = max(start, column * self.width), min(start + took, (column + 1) * self.width)
+            lane.busy[column] += max(0.0, end - begin)
+
+    def _halve(self) -> None:
+        """Put neighbouring columns together."""
+        self.width *= 2
+        self.columns = -(-self.columns // 2)
+        for lane in self.lanes.values():
+            if len(lane.busy) % 2:
+                lane.busy.append(0.0)
+                lane.counts.append(0)
+            lane.busy = array("d", (lane.busy[at] + lane.busy[at + 1] for at in range(0, len(lane.busy), 2)))
+            lane.counts = array("l", (lane.counts[at] + lane.counts[at + 1] for at in range(0, len(lane.counts), 2)))
+            longest: dict[int, tuple[float, str, int]] = {}
+            for column, call in lane.longest.items():
+                if call[0] > longest.get(column // 2, (-1.0,))[0]:
+                    longest[column // 2] = call
+            lane.longest = longest
+
+
+class TraceReader:
+    """Reads the traces in a run's directory, and later what was added to them."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._read: dict[Path, tuple[int, int]] = {}
+        """Of every file its identity and how far it was read."""
+        self._shifts: dict[Path, float] = {}
+        self._data = TraceData()
+
+    def data(self) -> TraceData | None:
+        """What was read so far."""
+        return self._data if self._data.lanes else None
+
+    def refresh(self) -> bool:
+        """Take in what is new; whether there was anything."""
+        found = [path for pattern in FILES for path in self._run_dir.glob(pattern) if path.is_file()]
+        first = sorted(found, key=lambda path: (len(path.name), path.name))[:MOST_FILES]
+        files = {path: path.stat() for path in first}
+        if any(path not in files or files[path].st_ino != known or files[path].st_size < at
+               for path, (known, at) in self._read.items()):  # fmt: skip
+            self._read, self._shifts, self._data = {}, {}, TraceData()  # written anew
+        grown = False
+        for path, about in files.items():
+            _, at = self._read.get(path, (0, 0))
+            if about.st_size > at:
+                for ends, event in events_from(path, at):
+                    at, grown = ends, True
+                    self._shifts[path] = _shift(event, self._shifts.get(path, 0.0))
+                    self._data.add(event, self._shifts[path])
+                self._read[path] = (about.st_ino, at)
+        return grown
+
+
+def read_trace(run_dir: Path) -> TraceData | None:
+    """What the traces in a run's directory tell; None if there are none."""
+    reader = TraceReader(run_dir)
+    reader.refresh()
+    return reader.data()
+
+
+def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The events of a trace that has one in each line, from a byte on, each with where it ends.
+
+    The array need not be closed, and the last line may be torn: that is how a run that was killed leaves it.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            while line := file.readline(LONGEST_LINE):
+                if not line.endswith(b"\n"):
+                    return
+                at += len(line)
+                try:
+                    event = json.loads(line.strip().lstrip(b"[").rstrip(b",]"))
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    yield at, event
+    except OSError:
+        return
+
+
+def _shift(event: dict[str, Any], before: float) -> float:
+    """Microseconds from the clock of a trace to the time of day, which the trace says when it begins or goes on."""
+    if event.get("ph") != "M" or event.get("name") != "hookline":
+        return before
+    about = event.get("args")
+    of_day, own = (about.get("unix_ns"), about.get("clock_ns")) if isinstance(about, dict) else (None, None)
+    return (of_day - own) / 1e3 if isinstance(of_day, int) and isinstance(own, int) else before
+
+
+def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | None:
+    """Rank, hook, event, start, duration and step of a hook's call; None for everything else that a trace holds."""
+    if event.get("ph") != "X" or event.get("cat") != "hook":
+        return None
+    about = event.get("args")
+    about = about if isinstance(about, dict) else {}
+    name, start, took, rank = event.get("name"), event.get("ts"), event.get("dur"), event.get("pid")
+    if not (isinstance(name, str) and isinstance(start, int | float) and isinstance(took, int | float)):
+        return None
+    if not (isfinite(start) and isfinite(took)) or took < 0:
+        return None
+    rank = rank if isinstance(rank, int) else 0
+    step = about.get("step")
+    return (rank, str(about.get("hook", name)), str(about.get("event", name)), float(start), float(took),
+            step if isinstance(step, int) else 0)  # fmt: skip

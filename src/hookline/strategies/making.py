@@ -1,0 +1,35 @@
+"""A strategy from its name."""
+
+from __future__ import annotations
+
+import torch
+
+from hookline.errors import OptionError, closest
+from hookline.strategies.accelerated import Accelerated
+from hookline.strategies.base import Strategy
+from hookline.strategies.ddp import DDP
+from hookline.strategies.device import pick_device
+from hookline.strategies.fsdp import FSDP
+from hookline.strategies.launch import find_place
+from hookline.strategies.single import SingleDevice
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "accelerate")
+
+
+def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
+    """A strategy from its name, or the user's own object. 'auto' is DDP in a job of several processes."""
+    if isinstance(strategy, Strategy):
+        for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
+            if value != default:
+                raise OptionError(f"{name}={value!r} cannot be combined with a strategy object: "
+                                  f"{type(strategy).__name__} brings its own.")  # fmt: skip
+        return strategy
+    if strategy not in STRATEGIES:
+        raise OptionError(f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
+                          f"{closest(str(strategy), STRATEGIES)}")  # fmt: skip
+    if strategy == "auto":
+        strategy = "single" if find_place().alone else "ddp"
+    if strategy == "single":
+        return SingleDevice(pick_device(device), precision)
+    chosen: type[DDP | FSDP | Accelerated] = {"ddp": DDP, "fsdp": FSDP, "accelerate": Accelerated}[strategy]
+    return chosen(device=device, precision=precision)

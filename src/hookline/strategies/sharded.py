@@ -1,0 +1,122 @@
+"""Numbers about tensors of which this process may hold only a part: what is here is measured, and one exchange adds it up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: the tensor itself, or its shard. Changes in place reach the tensor."""
+    whole: Any = tensor
+    if type(tensor) is Tensor or not hasattr(whole, "to_local"):
+        return tensor
+    with torch.no_grad():
+        shard: Tensor = whole.to_local()
+    return shard
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether other processes hold other parts of it."""
+    return any(place.is_shard() for place in getattr(tensor, "placements", ()))
+
+
+def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
+    """Norms of whole tensors from norms of what is held here: one exchange for all that are sharded alike."""
+    alike: dict[Any, list[int]] = {}
+    for index, each in enumerate(tensors):
+        if is_sharded(each):
+            alike.setdefault((each.device_mesh, each.placements), []).append(index)
+    for (mesh, placements), where in alike.items():
+        highest = math.isinf(order)
+        part = vector[where] if highest else vector[where] ** order
+        for dim, place in enumerate(placements):
+            if place.is_shard():
+                operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
+                torch.distributed.all_reduce(part, operation, group=mesh.get_group(dim))
+        vector[where] = part if highest else part ** (1 / order)
+    return vector
+
+
+def shards_of(tensors: Sequence[Any]) -> int:
+    """How many processes hold different parts of them."""
+    return max((math.prod(each.device_mesh.size(dim) for dim, place in enumerate(each.placements) if place.is_shard())
+                for each in tensors if is_sharded(each)), default=1)  # fmt: skip
+
+
+def gather_rows(rows: list[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
+    """Rows of numbers that every process took from its own shards, put together: two exchanges, however many rows."""
+    sharded = next((each for each in tensors if is_sharded(each)), None)
+    if sharded is None or not rows:
+        return rows
+    for dim, place in enumerate(sharded.placements):
+        if place.is_shard():
+            rows = _gather_rows(rows, sharded.device_mesh.get_group(dim))
+    return rows
+
+
+def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
+    many, device = torch.distributed.get_world_size(group), rows[0].device
+    lengths = torch.tensor([len(each) for each in rows], device=device)
+    all_lengths = [torch.empty_like(lengths) for _ in range(many)]
+    torch.distributed.all_gather(all_lengths, lengths, group=group)
+    longest = int(max(each.sum() for each in all_lengths))
+    mine = torch.cat(rows)
+    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+    everyone = [torch.empty_like(padded) for _ in range(many)]
+    torch.distributed.all_gather(everyone, padded, group=group)
+    parts = [torch.split(each[: int(n.sum())], n.tolist()) for each, n in zip(everyone, all_lengths, strict=True)]
+    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def norm_of(grads: Sequence[Tensor]) -> Tensor:
+    """The norm over all of them, the same on every rank and still on its device."""
+    if not any(is_sharded(each) for each in grads):
+        return torch.nn.utils.get_total_norm([held(each) for each in grads])
+    found = torch._foreach_norm([held(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
+    vector = torch.stack([each.to(found[0].device, torch.float32) for each in found])
+    norm: Tensor = torch.linalg.vector_norm(over_shards(vector, grads))
+    return norm
+
+
+def clip_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
+    """Make the total norm at most this; the norm before is returned."""
+    norm = norm_of(grads)
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    scale(grads, factor)
+    return norm
+
+
+def clip_values(grads: Sequence[Tensor], limit: float) -> Tensor | None:
+    """No element beyond this. Nobody has needed the norm."""
+    here = [held(each) for each in grads]
+    torch._foreach_clamp_min_(here, -limit)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_clamp_max_(here, limit)  # pyright: ignore[reportPrivateImportUsage]
+    return None
+
+
+def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
+    """Multiply in place what is held here."""
+    here = [held(each) for each in grads if each.numel()]
+    if isinstance(factor, Tensor) and any(each.device != factor.device for each in here):
+        for each in here:
+            each.mul_(factor.to(each.device))
+    else:
+        torch._foreach_mul_(here, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bool:
+    """Whether a gradient is infinite anywhere. What a scaler has found is made to say so, on every rank."""
+    device = next(iter(found))
+    seen = torch.stack([held(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
+    for mesh, placements in {(each.device_mesh, each.placements) for each in parameters if is_sharded(each)}:
+        for dim, place in enumerate(placements):
+            if place.is_shard():
+                torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim))
+    for each in found.values():
+        held(each).fill_(1.0 if seen.item() else 0.0)
+    return bool(seen.item())

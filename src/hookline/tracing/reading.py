@@ -1,0 +1,82 @@
+"""Reading traces, line by line, however long they are: of a run that has ended, still runs or was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import OptionError, closest
+from hookline.tracing.writer import FORMAT, is_trace
+
+Record = dict[str, Any]
+
+
+def read_trace(path: str | Path) -> Iterator[Record]:
+    """Every record of a trace, in the order they were over. What is no trace is an error; half a line at the end is left out."""
+    path = Path(path)
+    check_trace(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            text = line.strip().removeprefix("[").removesuffix(",")
+            if text in ("", "]"):
+                continue
+            try:
+                record = json.loads(text)
+            except ValueError:
+                continue  # a line that was cut off when the run was killed
+            if isinstance(record, dict) and isinstance(record.get("args"), dict) and isinstance(record.get("name"), str):
+                yield record
+
+
+def check_trace(path: Path) -> None:
+    """Refuse what is no trace, and say what may have been meant."""
+    if path.is_dir():
+        inside = sorted(str(each) for each in path.glob("trace*.json"))
+        raise OptionError(f"{path} is a directory; name a trace.{' There are: ' + ', '.join(inside) if inside else ''}")
+    if not path.is_file():
+        near = [each.name for each in path.parent.glob("*.json")] if path.parent.is_dir() else []
+        raise OptionError(f"There is no trace {path}.{closest(path.name, near)} A run writes one with --trace or "
+                          "Trainer(trace=True).")  # fmt: skip
+    if not is_trace(path):
+        raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    try:
+        written = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]["format"]
+    except (ValueError, KeyError, TypeError):
+        raise OptionError(f"{path} is damaged: its first line is not whole.") from None
+    if written != FORMAT:
+        raise OptionError(f"{path} has format {written!r}; this version of Hookline reads format {FORMAT}.")
+
+
+def merge(paths: Sequence[Path], out: Path) -> int:
+    """Put the traces of several ranks into one file, on one clock; returns the number of records.
+
+    Processes of one machine share its clock already; those of another are moved to where the time of day says.
+    """
+    for path in paths:
+        check_trace(path)
+    if out.resolve() in [path.resolve() for path in paths]:
+        raise OptionError(f"{out} is one of the traces that are put together; name another file.")
+    if out.exists() and not (out.is_file() and is_trace(out)):
+        raise OptionError(f"{out} exists and is no trace; it is not written over.")
+    count, basis = 0, None
+    aside = out.with_name(f".{out.name}.part")
+    with aside.open("w", encoding="utf-8") as file:
+        for path in paths:
+            shift = 0.0
+            for record in read_trace(path):
+                if record["name"] == "hookline" and record.get("ph") == "M":
+                    offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
+                    basis = offset if basis is None else basis
+                    # clocks of one machine differ by what the two readings took, which is no reason to move anything
+                    shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
+                if "ts" in record and shift:
+                    record["ts"] = round(record["ts"] + shift, 3)
+                file.write(("[" if count == 0 else ",\n") + json.dumps(record, separators=(",", ":")))
+                count += 1
+        file.write("\n]\n")
+    aside.replace(out)
+    return count

@@ -1,0 +1,144 @@
+"""What is put around calls and events while a trace is on: two looks at the clock and one append, the rest in chunks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from hookline.binding import Caller
+from hookline.events import RECEIVERS, Event
+from hookline.explain import explain_plan
+from hookline.listener import Listener
+from hookline.plan import Plan
+from hookline.tracing.facts import Reader, make_reader, own_facts
+from hookline.tracing.writer import Kind, TraceFile
+
+CHUNK = 4096
+"""Records that are kept in memory at most."""
+PATIENCE = 1_000_000_000
+"""Nanoseconds after which records are written although they are few: a killed run loses no more."""
+log = logging.getLogger("hookline")
+
+
+class Tracer:
+    """Sees every event and call of one plan, from `attach` on."""
+
+    def __init__(self, plan: Plan, file: TraceFile, stage: str) -> None:
+        self._plan = plan
+        self._file = file
+        self._stage = stage
+        self._kinds: list[str | Kind] = []
+        """What a record's number stands for: an event, or the beginning of a call's line."""
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._readers: dict[str, Reader] = {}
+        self._records: list[tuple[Any, ...]] = []
+        self._due = 0
+        self.failed = False
+
+    def note_plan(self, partial: bool = False) -> None:
+        """Write down who listens where, to be compared with what happens; `partial`: the run is under way already."""
+        rows = [{key: row[key] for key in ("branch", "event", "listeners")}
+                for row in explain_plan(self._plan, self._stage).data() if row["listeners"]]  # fmt: skip
+        self._put([self._file.meta("hookline_plan", {"verb": self._stage, "partial": partial, "rows": rows})])
+
+    # ---- around what is called ----------------------------------------------------------------------------------
+
+    def call(self, listener: Listener, call: Caller) -> Caller:
+        """Around a listener."""
+        kind = RECEIVERS[listener.receiver].removesuffix("s")
+        number = self._number(kind, listener.name, listener.event.name)
+        add, clock = self._records.append, time.perf_counter_ns
+
+        def traced(s: Any) -> Any:
+            start = clock()
+            try:
+                return call(s)
+            finally:
+                add((number, start, clock(), s.step))
+
+        return traced
+
+    def slot(self, event: Event, slot: Caller) -> Caller:
+        """Around an event, with its facts as they are before anybody hears it."""
+        number = self._number("event", event.name, event=event)
+        if event.name not in self._readers:  # compiled once, however often the slot is composed
+            self._readers[event.name] = make_reader(event, self._plan.table, self._plan)
+        read = self._readers[event.name]
+        records, clock = self._records, time.perf_counter_ns
+        add = records.append
+
+        def traced(s: Any) -> Any:
+            start = clock()
+            facts = read(s)
+            try:
+                return slot(s)
+            finally:
+                end = clock()
+                add((number, start, end, facts))
+                if end > self._due or len(records) > CHUNK:
+                    self.flush()
+
+        if event.name != "prepare_data":
+            return traced
+
+        def first(s: Any) -> Any:
+            self.note_plan()  # by now everyone who takes part is there
+            return traced(s)
+
+        return first
+
+    def _number(self, *key: str, event: Event | None = None) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._kinds)
+            if event is None:
+                cat, name, heard = key
+                self._kinds.append(self._file.head(name, cat) + f'"event":"{heard}","step":')
+            else:
+                cat = "action" if event.action else "event"
+                self._kinds.append(Kind(event, self._file.head(event.name, cat), own_facts(event, self._plan.table)))
+        return self._numbers[key]
+
+    # ---- writing ------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what has come in, on the thread that trains: how long that takes is in the trace too."""
+        began = time.perf_counter_ns()
+        records = self._records[:]
+        self._records.clear()  # the same list stays, because the wrappers append to it
+        self._due = began + PATIENCE
+        lines: list[str] = []
+        for number, start, end, about in records:
+            kind = self._kinds[number]
+            if type(kind) is Kind:
+                self._file.add_event(lines, kind, start, end, about)
+            else:
+                lines.append(f'{kind}{about}}},"ts":{start}e-3,"dur":{end - start}e-3}}')
+        if records:
+            lines.append(self._file.span("writing the trace", began, time.perf_counter_ns(), _step(records[-1]), "trace"))
+            self._put(lines)
+
+    def _put(self, lines: list[str]) -> None:
+        if self.failed:
+            return
+        try:
+            self._file.lines(lines)
+        except OSError as error:  # a full disk ends the trace, not the run
+            self.failed = True
+            log.warning("The trace %s cannot be written any further and ends here: %s", self._file.path, error)
+            self._plan.detach(self)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._plan.detach(self)
+        self.flush()
+        try:
+            self._file.close()
+        except OSError as error:
+            if not self.failed:
+                log.warning("The end of the trace %s could not be written: %s", self._file.path, error)
+
+
+def _step(record: tuple[Any, ...]) -> int:
+    last = record[3]
+    return int(last if isinstance(last, int) else last[0][0])

@@ -1,0 +1,236 @@
+"""The server of `hookline watch`: on loopback, for one browser, closed to every other page and user."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import threading
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from hookline.control.client import ask
+from hookline.errors import HooklineError, OptionError
+from hookline.watch.feed import Feed
+
+HOME = "127.0.0.1"
+OWN_NAMES = (HOME, "localhost")
+LONGEST_REQUEST = 10_000
+KEEP_ALIVE = 15.0
+"""Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
+ASKED = {"enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
+         "attach": ("file", "name")}  # fmt: skip
+HEADERS = {
+    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+}  # fmt: skip
+
+
+class Refusal(Exception):
+    """Why somebody does not get what they asked for."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Watch:
+    """Serves the page about one run until `close`."""
+
+    def __init__(self, run_dir: Path, port: int = 0) -> None:
+        self.run_dir = run_dir
+        self.feed = Feed(run_dir)
+        self.token: str = secrets.token_urlsafe(32)
+        """Opens the page once; the browser that used it has the cookie from then on."""
+        self.cookie = secrets.token_urlsafe(32)
+        self._using_token = threading.Lock()
+        try:
+            self._server = _Server((HOME, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise OptionError(f"--port {port} cannot be used: {getattr(error, 'strerror', None) or error}.") from None
+        self._server.watch = self
+        self.port: int = self._server.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """Where the page is, for the first visit."""
+        return f"http://{HOME}:{self.port}/?token={self.token}"
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies know no ports: two of these servers must not take each other's."""
+        return f"hookline-{self.port}"
+
+    def serve(self) -> None:
+        """Answer until `close` is called from another thread, or Ctrl-C."""
+        fresh = threading.Thread(target=self.feed.keep_fresh, name="hookline watch", daemon=True)
+        fresh.start()
+        try:
+            self._server.serve_forever(poll_interval=0.2)
+        finally:
+            self.feed.end()
+            self._server.server_close()
+            fresh.join(5.0)
+
+    def close(self) -> None:
+        """End `serve`."""
+        self.feed.end()
+        self._server.shutdown()
+
+    def use(self, token: str) -> bool:
+        """Whether this token opens the page; it does so once."""
+        with self._using_token:
+            fits = bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
+            if fits:
+                self.token = ""
+            return fits
+
+    def knows(self, cookie: str) -> bool:
+        """Whether a browser has been let in before."""
+        return hmac.compare_digest(cookie.encode(), self.cookie.encode())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    watch: Watch
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is nothing to talk about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "hookline"
+    sys_version = ""
+    timeout = 60
+
+    @property
+    def watch(self) -> Watch:
+        """Whose server this is."""
+        assert isinstance(self.server, _Server)
+        return self.server.watch
+
+    def do_GET(self) -> None:
+        """The page, and what is pushed to it."""
+        with self._refusing():
+            self._check_host()
+            asked = urlsplit(self.path)
+            query = parse_qs(asked.query)
+            if asked.path == "/" and "token" in query:
+                self._let_in(query["token"][0])
+            elif asked.path == "/":
+                self._check_cookie()
+                self._send(200, "text/html; charset=utf-8", self.watch.feed.page().encode("utf-8", "replace"))
+            elif asked.path == "/feed":
+                self._check_cookie()
+                self._check_same_page()
+                self._push(self.headers.get("Last-Event-ID") or query.get("from", [""])[0])
+            else:
+                raise Refusal(404, "There is nothing here.")
+
+    def do_POST(self) -> None:
+        """What the page asks the job for."""
+        with self._refusing():
+            self._check_host()
+            if self.headers.get("Origin") != f"http://{self.headers.get('Host')}":
+                raise Refusal(403, "Only the page itself can ask for this.")
+            self._check_cookie()
+            self._check_same_page()
+            if self.path != "/control":
+                raise Refusal(404, "There is nothing here.")
+            answer = self._control(self._body())
+            self._send(200, "application/json", json.dumps(answer).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: the first address has the token in it."""
+
+    # ---- who may ----------------------------------------------------------------------------------------------------
+
+    def _check_host(self) -> None:
+        """A name of somebody else's that leads to this machine must not make their page ours."""
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        except ValueError:
+            host = None
+        if host not in OWN_NAMES:
+            raise Refusal(403, "This server has another name.")
+
+    def _check_cookie(self) -> None:
+        watch = self.watch
+        try:
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(watch.cookie_name)
+        except CookieError:
+            found = None
+        if found is None or not watch.knows(found.value):
+            raise Refusal(403, "Open the address that hookline watch has printed. It works once; start it again for another one.")
+
+    def _check_same_page(self) -> None:
+        """Browsers say where a request comes from; whoever says nothing is no browser, and has the cookie."""
+        if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            raise Refusal(403, "Only the page itself can ask for this.")
+
+    def _let_in(self, token: str) -> None:
+        watch = self.watch
+        if not watch.use(token):
+            self._check_cookie()  # the same browser again
+        cookie = f"{watch.cookie_name}={watch.cookie}; Path=/; HttpOnly; SameSite=Strict"
+        self._send(303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
+
+    # ---- what they get ----------------------------------------------------------------------------------------------
+
+    def _push(self, since: str) -> None:
+        feed = self.watch.feed
+        self._begin(200, "text/event-stream", {})
+        feed.join()
+        try:
+            while (news := feed.wait(since, KEEP_ALIVE)) is not None:
+                since, body = news
+                text = f"id: {since}\nevent: update\ndata: {body}\n\n" if body else ": still here\n\n"
+                self.wfile.write(text.encode())
+                self.wfile.flush()
+        except OSError:
+            pass  # the browser has gone
+        finally:
+            feed.leave()
+
+    def _body(self) -> dict[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if self.headers.get_content_type() != "application/json" or not length.isdigit() or int(length) > LONGEST_REQUEST:
+            raise Refusal(400, "A request is a short JSON object.")
+        asked: Any = None
+        with contextlib.suppress(ValueError):
+            asked = json.loads(self.rfile.read(int(length)))
+        if not isinstance(asked, dict) or not isinstance(asked.get("command"), str) or asked["command"] not in ASKED:
+            raise Refusal(400, f"A request has a command: {', '.join(ASKED)}.")
+        return {key: asked[key] for key in ("command", *ASKED[asked["command"]]) if key in asked}
+
+    def _control(self, asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = ask(self.watch.run_dir, **asked)
+        except HooklineError as error:
+            return {"error": str(error)}
+        threading.Thread(target=self.watch.feed.look, daemon=True).start()  # the page sees it at once
+        return answer
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Any:
+        try:
+            yield
+        except Refusal as refusal:
+            self._send(refusal.code, "text/plain; charset=utf-8", str(refusal).encode())
+        except OSError:
+            pass  # the browser has gone
+
+    def _begin(self, code: int, kind: str, more: dict[str, str]) -> None:
+        self.send_response(code)
+        for name, value in {**HEADERS, "Content-Type": kind, **more}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, code: int, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
+        self._begin(code, kind, {"Content-Length": str(len(body)), **(more or {})})
+        self.wfile.write(body)

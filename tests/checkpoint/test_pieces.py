@@ -1,0 +1,92 @@
+"""Tensors in the files of several ranks: any block is read, only what is needed is looked at, and what is missing is said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hookline.checkpoint.pieces import Opened, Pieces, Place, lay_out, lay_out_gradients, lay_out_optimizer
+from hookline.errors import CheckpointError
+
+
+def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:
+    """Store it in one file for each stretch of rows."""
+    edges = [0, *sorted(cuts), len(whole)]
+    places = []
+    for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        if end > start:
+            save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
+            places.append(Place(Opened(folder / f"{number}.safetensors"), "x", (start, *(0,) * (whole.dim() - 1))))
+    return Pieces("x", whole.shape, whole.dtype, lambda: iter(places))
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 9), cuts=st.lists(st.integers(0, 9), max_size=3), seed=st.integers(0, 1000))
+def test_any_block_is_what_it_is_in_the_whole(
+    rows: int, cuts: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = torch.arange(rows * 12.0).reshape(rows, 4, 3)
+    pieces = cut(whole, tmp_path_factory.mktemp("pieces"), [min(each, rows) for each in cuts])
+    assert torch.equal(pieces.whole(), whole)
+    rng = random.Random(seed)
+    start = [rng.randint(0, each) for each in whole.shape]
+    size = [rng.randint(0, each - at) for each, at in zip(whole.shape, start, strict=True)]
+    expected = whole[tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))]
+    assert torch.equal(pieces.read(start, size), expected)
+
+
+def test_a_rank_that_has_all_it_needs_looks_at_no_other_file(tmp_path: Path) -> None:
+    whole = torch.arange(8.0)
+    places = list(cut(whole, tmp_path, [4]).places())
+
+    def first_only() -> Iterator[Place]:
+        yield places[0]
+        raise AssertionError("the second file is of no use here")
+
+    assert torch.equal(Pieces("x", whole.shape, whole.dtype, first_only).read((1,), (3,)), whole[1:4])
+
+
+def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
+    save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
+    place = Place(Opened(tmp_path / "0.safetensors"), "x", ())
+    assert Pieces("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
+    assert Pieces("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
+
+
+def test_numbers_that_are_in_no_file_are_an_error(tmp_path: Path) -> None:
+    whole = torch.arange(8.0)
+    places = list(cut(whole, tmp_path, [5]).places())
+    with pytest.raises(CheckpointError, match="x: 3 of its 8 numbers are in no file"):
+        Pieces("x", whole.shape, whole.dtype, lambda: iter(places[:1])).whole()
+
+
+def test_what_was_read_is_whole_and_in_memory_of_its_own(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    mapped = torch.ones(2)
+    contents: dict[str, Any] = {"a": cut(whole, tmp_path, [2]), "b": [(mapped, 3)], "c": "text"}
+    laid = lay_out(contents, {})
+    assert torch.equal(laid["a"], whole)
+    assert laid["c"] == "text"
+    mapped.zero_()
+    assert torch.equal(laid["b"][0][0], torch.ones(2))
+
+
+def test_state_of_an_optimizer_and_gradients_become_whole(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(6))])
+    state = {"state": {0: {"exp_avg": cut(whole, tmp_path, [3]), "step": torch.tensor(2.0)}},
+             "param_groups": [{"params": [0], "lr": 0.1}]}  # fmt: skip
+    lay_out_optimizer(state, optimizer)
+    assert torch.equal(state["state"][0]["exp_avg"], whole)  # type: ignore[index]
+    window: dict[str, Any] = {"gradients": {"w": cut(whole, tmp_path, [3])}, "count": 1}
+    lay_out_gradients(window, {})
+    assert torch.equal(window["gradients"]["w"], whole)

@@ -1,0 +1,88 @@
+"""What each rank keeps for itself, and what another number of ranks makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hookline.checkpoint.parts import BUFFERS, OwnParts
+from hookline.checkpoint.rankfiles import add_logs, mean_window, nothing_logged
+from hookline.errors import CheckpointError
+from hookline.metrics import MetricLog
+
+CONTENTS: dict[str, Any] = {
+    "run": "r", "world_size": 2, "module": {"w": torch.ones(3), "mean": torch.zeros(2)}, "optimizers": [],
+    "hooks": {"same": {"n": 1}, "other": {"seen": [1]}}, "counters": {"step": 4}, "rng": torch.arange(4),
+}  # fmt: skip
+
+
+def of_rank_one(**changed: Any) -> set[str]:
+    """What rank one writes for itself."""
+    zero, one = OwnParts(CONTENTS, {}), OwnParts({**CONTENTS, **changed}, {})
+    return set(one.for_rank(1, zero.sums).part.structure["own"])
+
+
+def test_a_rank_writes_only_what_differs_from_rank_zero() -> None:
+    assert of_rank_one() == set()
+    assert of_rank_one(rng=torch.arange(4) + 1) == {"rng"}
+    assert of_rank_one(hooks={"same": {"n": 1}, "other": {"seen": [2]}}) == {"hooks/other"}
+    assert of_rank_one(hooks={**CONTENTS["hooks"], "only_here": {"n": 0.5}}) == {"hooks/only_here"}
+
+
+def test_weights_are_not_compared_but_buffers_are() -> None:
+    zero = OwnParts(CONTENTS, {"mean": torch.zeros(2)})
+    one = OwnParts({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(1, zero.sums)
+    assert set(one.part.structure["own"]) == {BUFFERS}
+    assert list(one.part.tensors.values())[0].tolist() == [1.0, 1.0]
+    assert not one.model and not one.rest and not one.structure
+
+
+def test_rank_zero_writes_everything_and_nothing_twice() -> None:
+    parts = OwnParts(CONTENTS, {"mean": torch.zeros(2)})
+    packed = parts.for_rank(0, parts.sums)
+    assert set(packed.model) == {"w", "mean"}
+    assert packed.structure["counters"] == {"step": 4}
+    assert not packed.part.tensors and not packed.part.structure["own"]
+
+
+def logged(*losses: float) -> dict[str, Any]:
+    log = MetricLog()
+    log.mode = "train"
+    for loss in losses:
+        log.train_loss.add(loss, 2)
+        log.log("error", loss * 10, False, True, False, "mean", 2)
+        log.log("peak", loss, False, True, False, "max", 2)
+    return log.state_dict()
+
+
+def test_one_process_goes_on_with_the_means_of_all_ranks() -> None:
+    log = MetricLog()
+    log.mode = "train"
+    log.load_state_dict(add_logs([logged(1.0, 2.0), logged(6.0)]))
+    found = {name: float(value) for name, value in log.finish("train").items()}
+    assert found == {"train/loss": 3.0, "error": 30.0, "peak": 6.0}
+
+
+def test_other_ranks_begin_with_nothing_logged_so_that_nothing_counts_twice() -> None:
+    log = MetricLog()
+    log.mode = "train"
+    log.load_state_dict(nothing_logged(logged(1.0, 2.0)))
+    assert {name: value for name, value in log.finish("train").items() if value is not None} == {}
+
+
+def test_an_open_window_goes_on_with_the_mean_of_the_ranks_gradients() -> None:
+    one: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.tensor([2.0, 4.0]), "b": torch.tensor([1.0])}}
+    other: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.tensor([4.0, 0.0])}}
+    found = mean_window([one, other])
+    assert found["count"] == 2
+    assert found["gradients"]["w"].tolist() == [3.0, 2.0]
+    assert found["gradients"]["b"].tolist() == [0.5]  # the other rank had nothing to add
+    assert mean_window([{}, {}]) == {}
+
+
+def test_ranks_at_different_places_of_a_window_cannot_be_shared_out() -> None:
+    one: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.zeros(1)}}
+    with pytest.raises(CheckpointError, match="Resume with as many ranks as before"):
+        mean_window([one, {**one, "count": 1}])

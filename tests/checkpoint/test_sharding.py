@@ -1,0 +1,116 @@
+"""Tensors that are spread over a mesh: what is stored of them, what cannot be, and how others are laid out like them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from hookline import load_weights
+from hookline.checkpoint.files import read, write
+from hookline.checkpoint.pieces import lay_out, lay_out_optimizer, spread_tensors
+from hookline.checkpoint.sharding import is_sharded
+from hookline.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """A mesh of this process alone: real DTensors, and nobody to wait for."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def spread(value: Any, mesh: Any, placement: Any = None) -> Any:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(value, mesh, [placement or Shard(0)])
+
+
+def test_a_spread_tensor_comes_back_whole_and_tied_ones_are_stored_once(mesh: Any, tmp_path: Path) -> None:
+    weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
+    contents = {"module": {"a": weight, "b": weight, "plain": torch.ones(1)}, "hooks": {"h": {"a": weight * 2}}}
+    manifest = write(contents, tmp_path / "one")
+    assert manifest["shared"] == {"b": "a"}
+    found = read(tmp_path / "one")
+    for name in ("a", "b"):
+        assert type(found["module"][name]) is torch.Tensor
+        assert torch.equal(found["module"][name], weight.full_tensor())
+    assert torch.equal(found["hooks"]["h"]["a"], weight.full_tensor() * 2)
+    assert (tmp_path / "one" / "rank-0.safetensors").stat().st_size < 2 * 24 + 600  # two tensors of six numbers and a header
+
+
+def test_names_that_look_alike_are_kept_apart(mesh: Any, tmp_path: Path) -> None:
+    one, other = spread(torch.zeros(2), mesh), spread(torch.ones(2), mesh)
+    write({"module": {}, "hooks": {"h": {"a.b": one, "a": {"b": other}}}}, tmp_path / "one")
+    found = read(tmp_path / "one")["hooks"]["h"]
+    assert found["a.b"].tolist() == [0.0, 0.0]
+    assert found["a"]["b"].tolist() == [1.0, 1.0]
+
+
+def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(mesh: Any, tmp_path: Path) -> None:
+    from torch.distributed.tensor import DTensor, Partial
+
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    with pytest.raises(CheckpointError, match=r"hooks\.mine is a sum that the ranks have not added up yet"):
+        write({"module": {}, "hooks": {"mine": partial}}, tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"module\.w is spread over ranks and of torch.complex64"):
+        write({"module": {"w": spread(torch.ones(2, dtype=torch.complex64), mesh)}}, tmp_path / "one")
+    assert os.listdir(tmp_path) == []
+
+
+def test_whole_tensors_are_spread_like_the_modules_by_name_and_shape(mesh: Any) -> None:
+    module = nn.Linear(2, 3)
+    module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
+    like = spread_tensors(module)
+    assert list(like) == ["weight"]
+    whole = torch.arange(6.0).reshape(3, 2)
+    found = lay_out(
+        {"weight": whole, "deep": {"weight": whole + 1}, "bias": torch.ones(3), "shape": {"weight": torch.ones(4)}}, like
+    )
+    assert is_sharded(found["weight"]) and torch.equal(found["weight"].full_tensor(), whole)
+    assert torch.equal(found["deep"]["weight"].full_tensor(), whole + 1)
+    assert not is_sharded(found["bias"]) and not is_sharded(found["shape"]["weight"])
+
+
+def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:
+    parameter = nn.Parameter(spread(torch.zeros(3, 2), mesh))
+    optimizer = torch.optim.AdamW([parameter])
+    moments = torch.arange(6.0).reshape(3, 2)
+    state = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": moments, "exp_avg_sq": moments + 1}},
+             "param_groups": optimizer.state_dict()["param_groups"]}  # fmt: skip
+    lay_out_optimizer(state, optimizer)
+    optimizer.load_state_dict(state)
+    held = optimizer.state[parameter]
+    assert torch.equal(held["exp_avg"].full_tensor(), moments) and is_sharded(held["exp_avg_sq"])
+    assert not is_sharded(held["step"])
+
+
+def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -> None:
+    source, module = nn.Linear(2, 3), nn.Linear(2, 3)
+    module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
+    assert load_weights(module, source.state_dict()).complete
+    assert is_sharded(module.weight)
+    assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
+    write({"module": module.state_dict()}, tmp_path / "one")
+    assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
+
+
+def test_an_ordinary_run_never_loads_torchs_tensors_of_many_ranks(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = ("import sys, torch; from hookline.checkpoint.files import read, write\n"
+              "write({'module': {'w': torch.nn.Parameter(torch.ones(2))}}, 'one'); read('one')\n"
+              "assert 'torch.distributed.tensor._api' not in sys.modules")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

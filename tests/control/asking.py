@@ -1,0 +1,60 @@
+"""A run that is asked for something while it trains, from another thread, as a shell would."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tiny import Net, batches, quiet
+
+from hookline import Hook, Trainer
+from hookline.control.client import ask
+from hookline.errors import HooklineError
+
+
+class Asks(Hook):
+    """Does these things one after the other, keeps what came of each, and lets the run end after the last."""
+
+    def __init__(self, *things: Callable[[], Any]) -> None:
+        self.things = things
+        self.answers: list[Any] = []
+
+    def on_train_start(self) -> None:
+        self.thread = threading.Thread(target=self._do_all)
+        self.thread.start()
+
+    def _do_all(self) -> None:
+        for each in self.things:
+            try:
+                self.answers.append(each())
+            except HooklineError as error:
+                self.answers.append(error)
+
+    def on_train_batch_end(self, state: Any) -> None:
+        if not self.thread.is_alive():
+            state.request_stop("all was asked")
+
+    def on_train_end(self) -> None:
+        self.thread.join()
+
+
+def asked(*requests: tuple[str, dict[str, Any]] | Callable[[], Any], hooks: list[Any] | None = None, **options: Any) -> tuple[list[Any], Trainer]:
+    """Train until all of it was asked; the answers, and the trainer."""
+    options = {"run_dir": "run", "logger": True, "max_epochs": -1, **options}
+    where = options["run_dir"]
+    things = [each if callable(each) else (lambda each=each: ask(where, each[0], **each[1])) for each in requests]
+    asks = Asks(*things)
+    trainer = quiet(hooks=[*(hooks or []), asks], **options)
+    trainer.fit(Net(), batches())
+    return asks.answers, trainer
+
+
+class Counts(Hook):
+    """Remembers at which steps it was called."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_step_end(self, step: int) -> None:
+        self.steps.append(step)

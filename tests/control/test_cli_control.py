@@ -1,0 +1,47 @@
+"""`hookline control`, as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control.asking import Counts, asked
+
+from hookline.cli import main
+
+PROBE = "from hookline import Hook\nclass Probe(Hook):\n    def on_step_end(self): ...\n"
+
+
+def said(capsys: Any, *words: str) -> tuple[int, str, str]:
+    code = main(["control", "run", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("probe.py").write_text(PROBE)
+    answers, _ = asked(
+        lambda: said(capsys), lambda: said(capsys, "disable", "counts"), lambda: said(capsys, "every", "counts", "20", "steps"),
+        lambda: said(capsys, "attach", "probe.py:Probe", "--name", "mine"), lambda: said(capsys, "checkpoint"),
+        lambda: said(capsys, "status", "--json"), hooks=[Counts()])  # fmt: skip
+    status, disable, often, attach, checkpoint, told = answers
+    assert status[0] == 0 and "training: epoch " in status[1] and "counts  on" in status[1]
+    assert disable[0] == 0 and disable[1].startswith("disable counts: done at step ")
+    assert often[1].startswith("every counts 20 steps: done") and attach[1].startswith("attach mine: done")
+    assert checkpoint[1].startswith("checkpoint: done at step ")
+    hooks = {each["name"]: each for each in json.loads(told[1])["hooks"]}
+    assert hooks["counts"]["enabled"] is False and hooks["counts"]["every"] == "every 20 steps" and "mine" in hooks
+
+
+def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    answers, _ = asked(lambda: said(capsys, "disable", "count"), lambda: said(capsys, "enabl", "counts"), lambda: said(capsys, "disable"),
+                       lambda: said(capsys, "stop", "--name", "x"), hooks=[Counts()])  # fmt: skip
+    assert [each[0] for each in answers] == [1, 2, 2, 2]
+    assert "Did you mean 'counts'?" in answers[0][2] and "Did you mean 'enable'?" in answers[1][2]
+    assert "disable takes HOOK; got nothing." in answers[2][2]
+    assert said(capsys, "status")[0] == 1
+    assert main(["control", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
+
+

@@ -1,0 +1,187 @@
+"""What a running job can be asked for, asked of real runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control.asking import Counts, asked
+from tiny import Net, batches, quiet
+
+from hookline import Hook, every
+from hookline.control.client import Refused
+from hookline.control.intervals import change_interval
+from hookline.hooks import EarlyStopping, GradientMonitor, Heartbeat
+from hookline.loggers import read_log
+
+PROBE = """
+from dataclasses import dataclass
+from hookline import Hook
+
+@dataclass
+class Note:
+    step: int
+
+class Probe(Hook):
+    heard = []
+    def setup(self): self.heard.append("setup")
+    def on_step_end(self, step): self.heard.append(Note(step))
+    def teardown(self): self.heard.append("teardown")
+
+class Needs(Hook):
+    def __init__(self, width): ...
+
+class Shy(Hook):
+    def setup(self): raise RuntimeError("not today")
+
+class Other: ...
+"""
+
+
+def of_control(run: str = "run") -> list[dict[str, Any]]:
+    return [each for each in read_log(f"{run}/log.jsonl") if each["type"] == "control"]
+
+
+def test_a_hook_is_switched_off_and_on_at_a_step_boundary_and_the_log_says_when() -> None:
+    counts = Counts()
+    answers, _ = asked(("disable", {"hook": "counts"}), lambda: time.sleep(0.05), ("enable", {"hook": "counts"}), lambda: time.sleep(0.05), hooks=[counts])
+    off, on = answers[0]["step"], answers[2]["step"]
+    assert off < on
+    assert [each for each in counts.steps if off < each <= on] == []
+    assert (off == 0 or off in counts.steps) and on + 1 in counts.steps
+    assert [(each["command"], each["hook"], each["step"]) for each in of_control()] == [("disable", "counts", off), ("enable", "counts", on)]
+
+
+def test_a_wrong_hook_is_refused_with_the_nearest_name_and_nothing_is_logged() -> None:
+    answers, _ = asked(("disable", {"hook": "count"}), ("disabel", {"hook": "counts"}), ("disable", {}), hooks=[Counts()])
+    assert all(isinstance(each, Refused) for each in answers)
+    assert "no hook named 'count'. Did you mean 'counts'?" in str(answers[0])
+    assert "Did you mean 'disable'?" in str(answers[1]) and "needs 'hook'" in str(answers[2])
+    assert of_control() == []
+
+
+class Rarely(Hook):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    @every("1000000 steps")
+    def on_step_end(self, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_how_often_a_hook_is_heard_can_be_changed_whether_it_said_so_itself_or_not() -> None:
+    rarely, counts, monitor = Rarely(), Counts(), GradientMonitor(log_frequency=1000)
+    answers, _ = asked(("every", {"hook": "rarely", "interval": "3 steps"}), ("every", {"hook": "counts", "interval": "7 steps"}),
+                       ("every", {"hook": "gradient_monitor", "interval": "5"}), lambda: time.sleep(0.1), ("status", {}),
+                       hooks=[rarely, counts, monitor])  # fmt: skip
+    assert rarely.steps and all(each % 3 == 0 for each in rarely.steps)
+    later = [each for each in counts.steps if each > answers[1]["step"]]
+    assert later and all(each % 7 == 0 for each in later)
+    assert monitor.log_frequency == 5
+    told = {each["name"]: each["every"] for each in answers[-1]["hooks"]}
+    assert (told["rarely"], told["counts"], told["gradient_monitor"]) == ("every 3 steps", "every 7 steps", "every 5")
+
+
+def test_a_new_interval_counts_from_where_the_run_is() -> None:
+    counts = Counts()
+
+    class Changes(Hook):
+        def on_step_end(self, trainer: Any, step: int, state: Any) -> None:
+            if step == 4:
+                change_interval(trainer.plan, trainer.hooks.entry("counts"), "5 steps", state)
+
+    quiet(max_epochs=3, hooks=[counts, Changes()]).fit(Net(), batches())
+    assert counts.steps == [1, 2, 3, 4, 5, 10]
+
+
+def test_an_interval_that_would_mean_nothing_is_refused_with_the_reason() -> None:
+    answers, _ = asked(("every", {"hook": "early_stopping", "interval": "5 steps"}), ("every", {"hook": "heartbeat", "interval": "5 steps"}),
+                       ("every", {"hook": "heartbeat", "interval": "5 seconds"}), ("every", {"hook": "counts", "interval": "5 stps"}),
+                       ("every", {"hook": "counts"}),
+                       hooks=[EarlyStopping(monitor="train/loss"), Heartbeat(every="30 seconds"), Counts()])  # fmt: skip
+    texts = [str(each) for each in answers]
+    assert "nothing that comes with every batch" in texts[0]
+    assert "use such as '30 seconds'" in texts[1]
+    assert "error" not in texts[2] and answers[2]["hook"] == "heartbeat"
+    assert "unknown unit 'stps'. Did you mean 'step'?" in texts[3]
+    assert "every=None" in texts[4]
+
+
+def saved_by(answer: dict[str, Any]) -> Path:
+    """The checkpoint that was asked for: of that step, or, if an epoch was just beginning, of its first."""
+    found = [Path(f"run/checkpoints/step-{answer['step'] + later}") for later in (0, 1)]
+    return next(each for each in found if each.is_dir())
+
+
+def test_a_checkpoint_and_a_stop_can_be_asked_for() -> None:
+    answers, trainer = asked(("checkpoint", {}), ("stop", {}))
+    manifest = json.loads((saved_by(answers[0]) / "manifest.json").read_text())
+    assert manifest["reason"] == "manual"
+    assert trainer.status == "stopped" and trainer.state.stop_reason == "asked for by hookline control"
+    assert trainer.global_step == answers[1]["step"]
+
+
+def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
+    answers, trainer = asked(lambda: time.sleep(0.1), ("status", {}), hooks=[Counts()])
+    told = answers[1]
+    assert told["status"] == "training" and 0 < told["step"] <= trainer.global_step and told["position"].startswith("epoch ")
+    counts = next(each for each in told["hooks"] if each["name"] == "counts")
+    assert counts["class"] == "Counts" and counts["enabled"] and counts["events"] == ["on_step_end"]
+    assert 0 < counts["calls"] <= trainer.global_step and 0 < counts["worst"] <= counts["total"] and 0 < counts["share"] < 1
+
+
+def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown() -> None:
+    Path("probe.py").write_text(PROBE)
+    file = str(Path("probe.py").resolve())
+    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), ("attach", {"file": f"{file}:Probe"}),
+                             ("attach", {"file": f"{file}:Probe", "name": "third"}), lambda: time.sleep(0.05))  # fmt: skip
+    assert [each["hook"] for each in answers[:3]] == ["probe", "probe_2", "third"]
+    heard = trainer.hooks["probe"].heard
+    assert heard[0] == "setup" and heard[-1] == "teardown" and heard[1].step == answers[0]["step"] + 1
+    assert of_control()[0] == {**of_control()[0], "file": file, "class": "Probe", "sha256": answers[0]["sha256"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("probe.py:Prob", "has no hook 'Prob'. Did you mean 'Probe'?"),
+        ("probe.py:Other", "Other in probe.py does not derive from hookline.Hook"),
+        ("probe.py:Needs", "cannot be made without arguments"),
+        ("probe.py:Shy", "RuntimeError: not today"),
+        ("probe.py", "several hooks, say which: probe.py:Probe"),
+        ("prob.py:Probe", "Did you mean 'probe.py'?"),
+        ("torn.py:Probe", "SyntaxError"),
+        ("loud.py:Probe", "ZeroDivisionError"),
+        ("none.py:Probe", "has no class that derives from hookline.Hook"),
+        ("probe.txt:Probe", "such as probe.py:Probe"),
+    ],
+)
+def test_a_file_that_cannot_be_attached_is_refused_and_leaves_the_run_as_it_was(file: str, said: str) -> None:
+    Path("probe.py").write_text(PROBE)
+    Path("torn.py").write_text("class Probe(")
+    Path("loud.py").write_text("1 / 0")
+    Path("none.py").write_text("import os")
+    answers, trainer = asked(("attach", {"file": str(Path(file).resolve())}))
+    assert isinstance(answers[0], Refused) and said in str(answers[0])
+    assert trainer.status == "stopped" and trainer.hooks.list_hooks() == ["asks"]
+
+
+def test_a_name_that_is_taken_cannot_be_given_to_a_file() -> None:
+    Path("probe.py").write_text(PROBE)
+    answers, _ = asked(("attach", {"file": str(Path("probe.py").resolve()) + ":Probe", "name": "counts"}), hooks=[Counts()])
+    assert "no hook is called by yet" in str(answers[0])
+
+
+def test_a_run_that_was_changed_from_outside_resumes_as_it_was_written_down() -> None:
+    Path("probe.py").write_text(PROBE)
+    rarely = Rarely()
+    answers, _ = asked(("every", {"hook": "rarely", "interval": "3 steps"}), ("attach", {"file": str(Path("probe.py").resolve()) + ":Probe"}),
+                       ("disable", {"hook": "counts"}), ("checkpoint", {}), hooks=[rarely, Counts()])  # fmt: skip
+    again, counts = Rarely(), Counts()
+    saved = saved_by(answers[3])
+    trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_steps=int(saved.name.removeprefix("step-")) + 8, hooks=[again, counts])
+    trainer.fit(Net(), batches(), resume=saved)
+    assert len(counts.steps) == 8 and again.steps == [] and "probe" not in trainer.hooks

@@ -1,0 +1,89 @@
+"""What rank zero is asked for, all ranks do at the same step, or none does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks.torchrun import Outcome, torchrun
+
+from hookline.loggers import read_log
+
+SCRIPT = """
+import json, os, threading
+from pathlib import Path
+from tiny import Net, batches, quiet
+from hookline import Hook
+from hookline.control.client import ask
+from hookline.errors import HooklineError
+
+Path("good.py").write_text("from hookline import Hook\\nclass Good(Hook):\\n    def on_step_end(self): ...\\n")
+Path("uneven.py").write_text("import os\\nfrom hookline import Hook\\nassert os.environ['RANK'] == '0', 'not here'\\nclass Uneven(Hook): ...\\n")
+Path("shy.py").write_text("import os\\nfrom hookline import Hook\\nclass Shy(Hook):\\n    def setup(self): assert os.environ['RANK'] == '0', 'shy'\\n")
+answers = []
+
+def attempt(command, **given):
+    try:
+        answers.append(ask("run", command, **given))
+    except HooklineError as error:
+        answers.append(str(error))
+
+def ask_it_all():
+    attempt("disable", hook="counts")
+    attempt("attach", file=os.path.abspath("uneven.py"))
+    attempt("attach", file=os.path.abspath("shy.py"))
+    attempt("attach", file=os.path.abspath("good.py"))
+    attempt("every", hook="good", interval="3 steps")
+    attempt("checkpoint")
+    attempt("stop")
+
+class Counts(Hook):
+    last = 0
+    def on_step_end(self, step):
+        self.last = step
+
+class Starts(Hook):
+    def on_train_start(self, rank):
+        assert Path("run/control.sock").exists() or rank
+        if rank == 0:
+            threading.Thread(target=ask_it_all, daemon=True).start()
+
+counts = Counts()
+trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="2 minutes", hooks=[counts, Starts()])
+trainer.fit(Net(), batches(16))
+about = {"rank": trainer.strategy.rank, "last": counts.last, "hooks": trainer.hooks.list_hooks(), "step": trainer.global_step,
+         "status": trainer.status, "reason": trainer.state.stop_reason, "answers": answers}
+print("SAID", json.dumps(about), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    return torchrun(SCRIPT, folder, deadline=110), folder
+
+
+def told(outcome: tuple[Outcome, Path]) -> list[dict[str, object]]:
+    assert outcome[0].code == 0, outcome[0].output
+    return sorted((json.loads(each) for each in outcome[0].lines("SAID")), key=lambda each: each["rank"])
+
+
+def test_every_rank_has_the_same_hooks_and_stops_at_the_same_step(outcome: tuple[Outcome, Path]) -> None:
+    first, second = told(outcome)
+    assert (first["rank"], second["rank"]) == (0, 1)
+    for key in ("last", "hooks", "step", "status", "reason"):
+        assert first[key] == second[key], key
+    assert first["hooks"] == ["starts", "good"] and first["status"] == "stopped"
+
+
+def test_a_file_that_one_rank_cannot_load_is_attached_nowhere(outcome: tuple[Outcome, Path]) -> None:
+    answers = told(outcome)[0]["answers"]
+    assert isinstance(answers, list) and "on rank 1: AssertionError: not here" in answers[1]
+    assert "on rank 1: AssertionError: shy" in answers[2]  # nor one that it cannot set up
+    assert answers[3]["hook"] == "good" and answers[6]["command"] == "stop"
+
+
+def test_it_is_logged_once(outcome: tuple[Outcome, Path]) -> None:
+    commands = [each["command"] for each in read_log(outcome[1] / "run") if each["type"] == "control"]
+    assert commands == ["disable", "attach", "attach", "attach", "every", "checkpoint", "stop"]

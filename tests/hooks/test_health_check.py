@@ -1,0 +1,104 @@
+"""HealthCheck: a slow rank and a silent one are named; one process has nobody to ask."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from ranks.torchrun import Outcome, torchrun
+from tiny import Net, batches, quiet
+
+from hookline import OptionError
+from hookline.hooks import HealthCheck
+
+SCRIPT = '''
+import json, sys, time
+from tiny import Net, batches, quiet
+from hookline import Hook
+from hookline.hooks import HealthCheck
+
+
+class Sleeps(Hook):
+    """One rank is slow in every batch; later it falls silent for a while."""
+
+    def __init__(self, batch, step, seconds):
+        self.batch, self.step, self.seconds = batch, step, seconds
+
+    def on_train_batch_start(self, rank):
+        time.sleep(self.batch * rank)
+
+    def on_step_end(self, rank, step):
+        if step == self.step and rank == 1:
+            time.sleep(self.seconds)
+
+
+def run(name, sleeps, **options):
+    check = HealthCheck(every_n_steps=4, **options)
+    quiet(hooks=[sleeps, check]).fit(Net(), batches(16))
+    sys.stdout.write(f"RESULT {json.dumps([name, check.slow, len(check.seconds)])}\\n")
+    sys.stdout.flush()
+
+
+run("even", Sleeps(0, 0, 0), slower=1000)
+run("slow", Sleeps(0.03, 0, 0))
+run("silent", Sleeps(0, 4, 1.5), patience=0.5, slower=1000)
+run("gone", Sleeps(0, 4, 60), patience=0.5, action="raise")
+'''
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Two ranks: they are even, one is slow, one is silent for a while, and one does not come back."""
+    return torchrun(SCRIPT, tmp_path_factory.mktemp("health"), deadline=90)
+
+
+def test_a_slow_rank_is_named_on_rank_zero_and_known_to_all(outcome: Outcome) -> None:
+    assert [json.loads(each) for each in outcome.lines("RESULT")][:2] == [["even", [], 2]] * 2
+    assert outcome.lines("RESULT").count('["slow", [1], 2]') == 2, outcome.output
+    named = re.findall(r"^\[rank (\d)\] HealthCheck: slow at step (\d): rank 1 \(.+?\): ([\d.]+) ms", outcome.output, re.MULTILINE)
+    assert [(rank, step) for rank, step, _ in named] == [("0", "4"), ("0", "8")]
+    assert all(float(own) >= 30 for _, _, own in named)
+
+
+def test_a_silent_rank_is_named_and_waited_for(outcome: Outcome) -> None:
+    assert re.search(r"^\[rank 0\] HealthCheck: no answer at step 4 for [\d.]+ s from rank 1 \(", outcome.output, re.MULTILINE)
+    assert outcome.lines("RESULT").count('["silent", [], 2]') == 2
+
+
+def test_a_rank_that_stays_silent_ends_the_job_if_told_to(outcome: Outcome) -> None:
+    assert outcome.code != 0
+    assert not any('"gone"' in each for each in outcome.lines("RESULT"))
+    failed = r"Rank 0 has failed: PeerError: HealthCheck: no answer at step 4 for .* from rank 1 .*hook 'health_check' in on_step_end"
+    assert re.search(rf"^\[rank 1\] {failed}", outcome.output, re.MULTILINE), outcome.output
+
+
+def test_on_one_process_it_does_nothing() -> None:
+    check = HealthCheck(every_n_steps=1)
+    quiet(hooks=[check]).fit(Net(), batches(2))
+    assert (check.seconds, check.slow) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps=0 must be a whole number"),
+        ({"slower": 1}, "slower=1 must be a number above 1"),
+        ({"action": "rais"}, "Did you mean 'raise'?"),
+        ({"patience": "soon"}, "patience='soon': use seconds"),
+        ({"patience": None}, "a time is needed"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_written(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        HealthCheck(**given)
+
+
+def test_it_cannot_be_limited_to_some_ranks() -> None:
+    check = HealthCheck(patience=timedelta(minutes=2))
+    assert check.patience == 120
+    check.ranks = "zero"
+    with pytest.raises(OptionError, match="all ranks take part"):
+        quiet(hooks=[check]).fit(Net(), batches(2))

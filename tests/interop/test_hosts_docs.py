@@ -1,0 +1,67 @@
+"""The code in the documents that needs other packages, run with them. The rest runs with the other documents."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import batches
+from torch.nn.functional import mse_loss
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+for each in ("transformers", "keras", "accelerate", "lightning"):
+    pytest.importorskip(each)
+import keras  # noqa: E402
+import transformers  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from interop.hosted import LightningNet, TransformersNet, samples  # noqa: E402
+
+import hookline  # noqa: E402
+from hookline.hooks import EarlyStopping, GradientMonitor  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name in ("hosts", "migrating-transformers", "migrating-keras")
+    for number, block in enumerate(re.findall(r"^```py\n(.*?)^```", (DOCS / f"{name}.md").read_text(), re.S | re.M))
+]
+
+
+class Logs(LightningNet):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().validation_step(batch, batch_idx)
+        self.log("val_loss", loss)
+        return loss
+
+
+def names() -> dict[str, Any]:
+    """What the documents take for granted."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    keras_model = keras.Sequential([keras.layers.Dense(1)])
+    keras_model.compile(loss="mse", optimizer="sgd")
+    return {
+        "Accelerator": lambda **options: Accelerator(cpu=True, **options), "hookline": hookline, "mse_loss": mse_loss,
+        "GradientMonitor": GradientMonitor, "EarlyStopping": EarlyStopping, "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loader": torch.utils.data.DataLoader(batches(4), batch_size=None),
+        "val_loader": torch.utils.data.DataLoader(batches(1), batch_size=None), "lightning_model": Logs(),
+        "hf_model": TransformersNet(), "dataset": samples(batches(2)), "keras_model": keras_model,
+        "xs": torch.randn(8, 4).numpy(), "ys": torch.randn(8, 1).numpy(),
+        "hf_args": transformers.TrainingArguments(
+            "out", num_train_epochs=1, eval_strategy="epoch", save_strategy="epoch", use_cpu=True, report_to=[], disable_tqdm=True,
+            load_best_model_at_end=True, metric_for_best_model="loss",
+        ),
+    }  # fmt: skip
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCKS) >= 8
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_code_runs(block: str) -> None:
+    exec(compile(block, "a block of the documents", "exec"), names())

@@ -1,0 +1,167 @@
+"""What a run leaves behind: skips and failures in its log, and last words that say what failed, what was saved and how to go on."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Net, SavesFirstEpoch, batches, quiet
+
+from hookline import SKIP_STEP, Hook, Trainer
+from hookline.loops.noting import FIRST_SKIPS, last_words
+
+
+def records(kind: str) -> list[dict]:
+    return [each for each in map(json.loads, Path("run/log.jsonl").read_text().splitlines()) if each["type"] == kind]
+
+
+def logged(**options) -> Trainer:
+    return quiet(**{"logger": True, "run_dir": "run", **options})
+
+
+class Fails(Hook):
+    def __init__(self, step=3):
+        self.step = step
+
+    def on_step_end(self, step):
+        if step == self.step:
+            raise RuntimeError("broken on purpose")
+
+
+# ---- in the log ---------------------------------------------------------------------------------------------------
+
+
+def test_every_skipped_update_is_in_the_log_with_its_reason():
+    class Skips(Net):
+        def training_step(self, batch, batch_idx):
+            return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+    trainer = logged()
+    trainer.on("before_optimizer_step")(lambda batch_idx: SKIP_STEP if batch_idx == 2 else None)
+    trainer.fit(Skips(), batches(4))
+    assert [(each["step"], each["batch"], each["reason"], each["number"]) for each in records("skip")] == [
+        (1, 1, "no_loss", 1), (1, 2, "hook", 2)]  # fmt: skip
+
+
+def test_a_run_that_skips_all_the_time_does_not_fill_its_log():
+    trainer = logged()
+    trainer.on("before_optimizer_step")(lambda: SKIP_STEP)
+    trainer.fit(Net(), batches(3 * FIRST_SKIPS))
+    assert [each["number"] for each in records("skip")][-2:] == [2 * FIRST_SKIPS, 3 * FIRST_SKIPS]
+    assert len(records("skip")) == FIRST_SKIPS + 2
+
+
+def test_a_failure_is_in_the_log_with_who_failed_where():
+    with pytest.raises(RuntimeError):
+        logged(hooks=[Fails()]).fit(Net(), batches(5))
+    (failure,) = records("failure")
+    assert {key: failure[key] for key in ("step", "epoch", "rank", "exception", "message", "who", "event")} == {
+        "step": 3, "epoch": 0, "rank": 0, "exception": "RuntimeError", "message": "broken on purpose", "who": "hook 'fails'",
+        "event": "on_step_end"}  # fmt: skip
+    assert [row["hook"] for row in records("cost")[0]["rows"]] == ["fails"]
+
+
+def test_a_failing_step_is_the_modules_and_has_no_hook_to_blame():
+    class Breaks(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data") as failed:
+        logged().fit(Breaks(), batches(2))
+    assert "who" not in records("failure")[0]
+    assert last_words(failed.value).note() == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
+
+
+def test_rows_say_whether_they_are_values_of_a_step_or_means():
+    logged(log_every_n_steps=1).fit(Net(), batches(2), batches(1))
+    assert [(each["over"], sorted(each["metrics"])) for each in records("metrics")] == [
+        ("step", ["lr", "train/loss"]), ("step", ["lr", "train/loss"]), ("evaluation", ["val/loss"]), ("epoch", ["train/loss"])]  # fmt: skip
+
+
+# ---- the last words -----------------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_of_a_traceback_say_what_failed_what_was_saved_and_how_to_resume():
+    saves = SavesFirstEpoch()
+    with pytest.raises(RuntimeError) as failed:
+        logged(hooks=[saves, Fails(5)], max_epochs=2).fit(Net(), batches(3))
+    assert "".join(traceback.format_exception(failed.value)).splitlines()[-3:] == [
+        "Failed: RuntimeError: broken on purpose, in hook 'fails', on_step_end, epoch 1, batch 1, step 5, rank 0.",
+        f"Saved: {saves.path}, at step 3.",
+        f"To resume: trainer.fit(module, ..., resume={str(saves.path)!r})",
+    ]
+
+
+def test_what_the_last_line_says_works():
+    saves = SavesFirstEpoch()
+    with pytest.raises(RuntimeError) as failed:
+        logged(hooks=[saves, Fails(5)], max_epochs=2).fit(Net(), batches(3))
+    trainer = logged(max_epochs=2)
+    trainer.fit(Net(), batches(3), resume=last_words(failed.value).saved)
+    assert (trainer.status, trainer.global_step) == ("completed", 6)
+
+
+def test_a_run_that_fails_again_after_a_resume_can_be_resumed_from_where_it_began():
+    saves = SavesFirstEpoch()
+    quiet(hooks=[saves], run_dir="run").fit(Net(), batches(3))
+    with pytest.raises(RuntimeError) as failed:
+        quiet(hooks=[Fails(4)], run_dir="run", max_epochs=2).fit(Net(), batches(3), resume=saves.path)
+    assert f"Saved: {saves.path}, which this run began with." in failed.value.__notes__[-1]
+
+
+def test_a_checkpoint_that_the_failure_asked_for_is_the_one_that_is_named():
+    class SavesLate(Hook):
+        def on_exception(self, trainer):
+            trainer.save_checkpoint(reason="exception")
+
+    with pytest.raises(RuntimeError) as failed:
+        logged(hooks=[Fails(), SavesLate()]).fit(Net(), batches(5))
+    assert "Saved: run/checkpoints/step-3, at step 3." in failed.value.__notes__[-1]
+
+
+def test_nothing_saved_is_said_too_and_no_resume_is_offered():
+    with pytest.raises(RuntimeError) as failed:
+        quiet(hooks=[Fails()]).fit(Net(), batches(5))
+    assert failed.value.__notes__[-1].splitlines()[1:] == ["Nothing was saved, so there is nothing to resume from."]
+
+
+def test_a_checkpoint_that_is_gone_is_not_offered():
+    saves = SavesFirstEpoch()
+    trainer = quiet(hooks=[saves, Fails(5)], run_dir="run", max_epochs=2)
+    trainer.on("step_end")(lambda step: trainer.remove_checkpoint(saves.path) if step == 4 else None)
+    with pytest.raises(RuntimeError) as failed:
+        trainer.fit(Net(), batches(3))
+    assert "Nothing was saved" in failed.value.__notes__[-1]
+
+
+def test_mistakes_before_the_run_get_no_last_words():
+    with pytest.raises(Exception, match="no optimizer") as failed:
+        class Forgets(Net):
+            def prepare_data(self):
+                raise RuntimeError("no optimizer")
+
+        quiet().fit(Forgets(), batches(1))
+    assert last_words(failed.value) is None
+
+
+def test_a_validation_that_fails_has_none_either():
+    class Breaks(Net):
+        def validation_step(self, batch, batch_idx):
+            raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data") as failed:
+        quiet().validate(Breaks(), batches(1))
+    assert last_words(failed.value) is None
+
+
+def test_a_very_long_message_is_cut():
+    class Long(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("x" * 5000 + "\n" + str(torch.zeros(3)))
+
+    with pytest.raises(ValueError) as failed:
+        quiet().fit(Long(), batches(1))
+    assert len(failed.value.__notes__[-1]) < 700 and "…" in failed.value.__notes__[-1]

@@ -1,0 +1,82 @@
+"""Ring: a rank that dies is missed by the one before it; one that leaves in good order, or is only busy, is not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from hookline.loops.ring import Ring, keep_alive, own_address
+
+
+def two() -> tuple[Ring, Ring]:
+    """The ring of a job of two ranks, both in this process."""
+    board, made = HashStore(), {}
+
+    def join(rank: int) -> None:
+        made[rank] = Ring(rank, 2, board)
+
+    other = threading.Thread(target=join, args=(1,))
+    other.start()
+    join(0)
+    other.join()
+    for ring in made.values():
+        assert ring.lost(0.2) is False  # lets the caller in
+    return made[0], made[1]
+
+
+def test_a_rank_that_closes_without_a_word_is_lost() -> None:
+    zero, one = two()
+    for each in one._callers:  # what the system does when a process is killed
+        each.close()
+    assert zero.lost(5) is True
+    assert zero.lost(0.01) is False  # told once
+    for ring in (zero, one):
+        ring.leave()
+
+
+def test_a_rank_that_says_goodbye_is_not_lost() -> None:
+    zero, one = two()
+    one.leave()
+    assert zero.lost(1) is False
+    zero.leave()
+
+
+def test_waiting_can_be_ended() -> None:
+    zero, one = two()
+    threading.Timer(0.05, zero.wake).start()
+    began = time.monotonic()
+    assert zero.lost(30) is False
+    assert time.monotonic() - began < 10
+    for ring in (zero, one):
+        ring.leave()
+
+
+def test_a_rank_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    board = HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    board.set("door/1", f"{port} 127.0.0.1")
+    ring = Ring(0, 2, board)
+    assert "Rank 1 cannot be watched from here" in caplog.text
+    assert ring.lost(0.01) is False
+    ring.leave()
+
+
+def test_the_system_asks_for_signs_of_life() -> None:
+    with socket.socket() as line:
+        keep_alive(line)
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            waits = [line.getsockopt(socket.IPPROTO_TCP, getattr(socket, each))
+                     for each in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")]  # fmt: skip
+            assert waits[0] + waits[1] * waits[2] <= 5
+
+
+def test_the_own_address_is_the_one_that_leads_to_the_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert own_address() == "127.0.0.1"

@@ -1,0 +1,176 @@
+"""A rank that fails takes all of them down within seconds, and every log says which rank it was, in which hook and event."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+from ranks.torchrun import Outcome, torchrun
+
+ALL_DOWN = 10.0
+"""Seconds from the failure to the end of the last rank, and of the launcher after it."""
+
+SCRIPT = '''
+import ctypes, os, signal, sys, time
+from tiny import Net, batches, quiet
+from hookline import Hook
+
+FOLDER, CASE = sys.argv[1:3]
+OPTIONS = {}
+
+
+def fail(how):
+    sys.stdout.write(f"FAILED_AT {time.time()}\\n")
+    sys.stdout.flush()
+    how()
+
+
+def raise_it():
+    raise ValueError("the disk is full")
+
+
+class Careful(Hook):
+    """Says on which ranks the ending was heard of."""
+
+    def on_exception(self, rank, exception):
+        sys.stdout.write(f"EXCEPTION {rank} {type(exception).__name__}\\n")
+        sys.stdout.flush()
+
+    def teardown(self, rank):
+        sys.stdout.write(f"TEARDOWN {rank}\\n")
+        sys.stdout.flush()
+
+
+class Fails(Hook):
+    def on_step_end(self, rank, step):
+        if step == 3 and rank == 1 and CASE == "raises":
+            fail(raise_it)
+        if step == 3 and CASE == "killed":
+            if rank == 1:
+                fail(lambda: os.kill(os.getpid(), signal.SIGKILL))
+            time.sleep(60)
+        if step == 3 and rank == 1 and CASE == "hangs":
+            fail(lambda: time.sleep(60))
+        if step == 3 and rank == 1 and CASE == "hangs for good":
+            fail(lambda: [ctypes.PyDLL(None).sleep(60) for _ in range(9)])  # keeps the interpreter's lock all the time
+
+
+class OnZero(Hook):
+    ranks = "zero"
+
+    def on_train_batch_end(self, batch_idx):
+        if batch_idx == 2 and CASE == "raises on zero":
+            fail(raise_it)
+
+
+class Stubborn(Hook):
+    """Is in the middle of something, and does not react to what the launcher sends."""
+
+    ranks = {1}
+
+    def on_train_batch_end(self, batch_idx):
+        if batch_idx == 2 and CASE == "raises on zero":
+            signal.signal(signal.SIGTERM, lambda *given: None)
+            time.sleep(60)
+
+
+if CASE.startswith("hangs"):
+    quiet().fit(Net(), batches(2))  # whatever takes long the first time
+    OPTIONS = {"hang_after": 6, "hang_action": "abort"}
+quiet(hooks=[Fails(), OnZero(), Stubborn(), Careful()], default_root_dir=FOLDER, **OPTIONS).fit(Net(), batches(400))
+'''
+
+
+def fail(folder: Path, case: str) -> tuple[Outcome, float]:
+    """Run it; how it ended, and the seconds from the failure until everything was over."""
+    outcome = torchrun(SCRIPT, folder, str(folder), case, deadline=90)
+    over = time.time()
+    assert outcome.code != 0, outcome.output
+    (failed,) = outcome.lines("FAILED_AT")
+    return outcome, over - float(failed)
+
+
+def said_by(rank: int, outcome: Outcome) -> str:
+    """What one rank has logged, or shown as its traceback."""
+    return "\n".join(each for each in outcome.output.splitlines() if each.startswith((f"[rank {rank}]", f"[rank{rank}]:")))
+
+
+def test_a_hook_that_raises_on_one_rank_ends_all_and_is_named_everywhere(tmp_path: Path) -> None:
+    outcome, seconds = fail(tmp_path, "raises")
+    assert seconds < ALL_DOWN
+    where = r"raised by hook 'fails' in on_step_end \(.*script\.py:\d+\) at epoch 0, batch 2, step 3"
+    assert re.search(rf"Rank 1 has failed: ValueError: the disk is full \({where}\)", said_by(0, outcome)), outcome.output
+    assert re.search(where, said_by(1, outcome))
+    assert outcome.lines("TEARDOWN") == ["0", "1"]
+    assert "1 ValueError" in outcome.lines("EXCEPTION")
+
+
+def test_a_rank_zero_hook_that_raises_ends_one_that_is_busy_and_hears_no_signal(tmp_path: Path) -> None:
+    outcome, seconds = fail(tmp_path, "raises on zero")
+    assert seconds < ALL_DOWN  # the launcher itself would wait 30 s for it
+    assert "Rank 0 has failed: ValueError: the disk is full (raised by hook 'on_zero' in on_train_batch_end" in said_by(1, outcome)
+    assert "This rank does not end by itself; the process is ended" in said_by(1, outcome)
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_path: Path) -> None:
+    outcome, seconds = fail(tmp_path, "killed")
+    assert seconds < ALL_DOWN
+    assert "Rank 1 has failed: it died without a word" in said_by(0, outcome)
+    assert outcome.lines("EXCEPTION") == ["0 PeerError"]  # it was asleep in a hook, and was woken
+    assert outcome.lines("TEARDOWN") == ["0"]
+
+
+def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -> None:
+    outcome, seconds = fail(tmp_path, "hangs")
+    assert seconds < 6 + ALL_DOWN  # hang_after=6
+    named = r"Rank 1 has failed: (HangError: )?hook 'fails' in on_step_end \(.*script\.py:\d+\) did not come back within 6 s"
+    assert re.search(named, said_by(0, outcome)), outcome.output
+    assert re.search(r"has not moved for at least .* hook 'fails' in on_step_end .*rank 1", said_by(1, outcome))
+
+
+def test_a_rank_that_no_longer_lets_python_run_ends_all_the_same(tmp_path: Path) -> None:
+    outcome, seconds = fail(tmp_path, "hangs for good")
+    assert seconds < 6 * 1.5 + ALL_DOWN  # hang_after=6, and half of it again
+    assert "Rank 1 has failed: it died without a word" in said_by(0, outcome)
+    assert re.search(r'script\.py", line \d+ in on_step_end', outcome.output), outcome.output  # where it was
+
+
+RESTARTED = '''
+import json, os, signal, sys
+from tiny import Net, batches, quiet
+from hookline import Hook
+
+ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+class Saves(Hook):
+    def on_step_end(self, trainer, step):
+        if step % 4 == 0:
+            trainer.save_checkpoint()
+
+
+class Dies(Hook):
+    def on_train_start(self, step, resumed):
+        self.began = [step, resumed]
+
+    def on_step_end(self, rank, step):
+        if step == 6 and rank == 1 and ATTEMPT == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+hook = Dies()
+trainer = quiet(hooks=[Saves(), hook], run_dir=sys.argv[1], seed=3)
+trainer.fit(Net(), batches(24), resume="auto")
+sys.stdout.write(f"RESULT {json.dumps([trainer.state.rank, ATTEMPT, hook.began, trainer.state.step, trainer.status])}\\n")
+sys.stdout.flush()
+'''
+
+
+def test_torchrun_starts_the_job_again_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    outcome = torchrun(RESTARTED, tmp_path, str(tmp_path / "run"), deadline=90, launcher=("--standalone", "--max-restarts", "1"))
+    assert outcome.code == 0, outcome.output
+    assert [json.loads(each) for each in outcome.lines("RESULT")] == [
+        [rank, 1, [4, True], 12, "completed"] for rank in (0, 1)
+    ]

@@ -1,0 +1,99 @@
+"""What hooks cost is counted, shown at the end of a fit, and in the run's log."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import Hook, Trainer
+from hookline.accounting import SHOWN, Cost, cost_table, duration, slow_hooks
+
+
+class Slow(Hook):
+    def on_train_batch_end(self):
+        time.sleep(0.03)
+
+
+class Quick(Hook):
+    def on_train_batch_end(self):
+        ...
+
+
+def shown(**options) -> Trainer:
+    return Trainer(**{"max_epochs": 1, "num_sanity_val_steps": 0, "logger": False, **options})
+
+
+def test_a_fit_ends_with_a_table_that_names_the_slow_hook(capfd):
+    shown(hooks=[Slow(), Quick()]).fit(Net(), batches(4))
+    lines = capfd.readouterr().err.splitlines()
+    table = lines[next(n for n, line in enumerate(lines) if line.startswith("Hooks took")) :]
+    assert table[1].split() == ["hook", "event", "calls", "total", "mean", "worst", "share"]
+    assert ["slow", "on_train_batch_end", "4"] in [line.split()[:3] for line in table]
+    assert any(line.startswith("  slow: slow, ") and line.endswith("% of the training time") for line in table)
+    assert not any("slow: quick" in line for line in table)
+
+
+def test_a_fit_without_a_bar_or_without_other_hooks_than_the_bar_shows_no_table(capfd):
+    quiet(hooks=[Slow()]).fit(Net(), batches(1))
+    shown().fit(Net(), batches(1))
+    shown(hooks=[Quick()]).validate(Net(), batches(1))
+    assert "Hooks took" not in capfd.readouterr().err
+
+
+def test_a_fit_that_fails_shows_what_the_hooks_had_cost_by_then(capfd):
+    trainer = shown(hooks=[Quick()])
+    with pytest.raises(ZeroDivisionError), trainer.on("step_end")(lambda: 1 / 0):
+        trainer.fit(Net(), batches(2))
+    assert "quick  " in capfd.readouterr().err
+
+
+def test_the_share_is_of_the_training_time_and_stands_still_when_it_is_over():
+    trainer = quiet(hooks=[Slow()])
+    during = []
+    trainer.on("train_end")(lambda: during.extend(trainer.hooks.cost()))
+    trainer.fit(Net(), batches(4))
+    slow = trainer.hooks.cost()[0]
+    assert (slow.hook, slow.calls) == ("slow", 4)
+    assert 0 < slow.share <= 1
+    assert slow.share == trainer.hooks.cost()[0].share
+    assert during[0].share >= slow.share  # less of the run was over by then
+    assert slow.share == pytest.approx(slow.seconds / trainer.hooks.stopwatch.seconds)
+
+
+def test_the_log_has_the_table_with_the_hooks_that_the_module_brought():
+    class Brings(Net):
+        def configure_hooks(self):
+            return [Quick()]
+
+    trainer = quiet(hooks=[Slow()], logger=True, run_dir="run")
+    trainer.fit(Brings(), batches(2))
+    records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    (cost,) = [each for each in records if each["type"] == "cost"]
+    assert {(row["hook"], row["event"], row["calls"]) for row in cost["rows"]} == {
+        ("slow", "on_train_batch_end", 2), ("quick", "on_train_batch_end", 2)}  # fmt: skip
+    slow = cost["rows"][0]
+    assert set(slow) == {"hook", "event", "calls", "total", "mean", "worst", "share"}
+    assert slow["total"] == pytest.approx(slow["mean"] * 2) and slow["worst"] <= slow["total"]
+    assert slow["share"] == pytest.approx(slow["total"] / cost["seconds"])
+
+
+def test_only_the_dearest_rows_are_shown_and_the_rest_is_summed_up():
+    rows = [Cost(f"hook_{n}", "on_step_end", 10, 1 / (n + 1), 0.1, 0.01) for n in range(SHOWN + 3)]
+    text = cost_table(rows, 100.0)
+    assert f"hook_{SHOWN - 1}" in text and f"hook_{SHOWN} " not in text
+    assert "and 3 more" in text
+
+
+def test_a_hook_is_slow_by_all_its_events_together_but_not_in_a_blink():
+    rows = [Cost("two", "on_step_end", 1, 1.0, 1.0, 0.03), Cost("two", "on_train_batch_end", 1, 1.0, 1.0, 0.03),
+            Cost("blink", "on_step_end", 1, 0.01, 0.01, 0.9), Cost("light", "on_step_end", 1, 1.0, 1.0, 0.01)]  # fmt: skip
+    assert slow_hooks(rows) == {"two": pytest.approx(0.06)}
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")])
+def test_times_read_well(seconds, text):
+    assert duration(seconds) == text

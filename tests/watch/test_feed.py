@@ -1,0 +1,80 @@
+"""What a live page is fed with: only while somebody looks, and whatever becomes of the run's files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from report.reported import metrics, written
+
+from hookline.report import content
+from hookline.watch import feed as feed_module
+from hookline.watch.feed import Feed
+
+
+class Counted(Feed):
+    looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+        super().look()
+
+
+def until(condition: object, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:  # type: ignore[operator]
+        time.sleep(0.01)
+    assert condition()  # type: ignore[operator]
+
+
+def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "EVERY", 0.01)
+    feed = Counted(written("run", metrics(1, loss=1.0)))
+    thread = threading.Thread(target=feed.keep_fresh, daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    assert feed.looks == 0
+    feed.join()
+    until(lambda: feed.looks > 2)
+    feed.leave()
+    time.sleep(0.1)
+    seen = feed.looks
+    time.sleep(0.1)
+    assert feed.looks <= seen + 1
+    feed.end()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_page_is_put_together_only_if_something_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    whole = content.page_data
+    monkeypatch.setattr(feed_module, "page_data", lambda runs: made.append(1) or whole(runs))
+    feed = Feed(written("run", metrics(1, loss=1.0)))
+    for _ in range(3):
+        feed.look()
+    assert len(made) == 1
+    with Path("run/log.jsonl").open("a") as log:
+        log.write(json.dumps({"time": 1.7e9, **metrics(2, loss=1.0)}) + "\n")
+    feed.look()
+    assert len(made) == 2
+
+
+def test_a_directory_that_goes_away_leaves_the_page_as_it_was() -> None:
+    feed = Feed(written("run", metrics(1, loss=1.0)))
+    shutil.rmtree("run")
+    assert '"loss"' in feed.page()
+    found = feed.wait("", 1.0)
+    assert found is not None and json.loads(found[1])["job"] == {"running": False, "why": "run does not exist."}
+
+
+def test_what_could_end_the_script_of_the_page_or_a_line_of_the_feed_is_data() -> None:
+    feed = Feed(written("run", metrics(1, **{"</script>\n\ndata: x": 1.0, "\u2028": 2.0})))
+    assert feed.page().count("</script>") == 2
+    found = feed.wait("", 1.0)
+    assert found is not None and "\n" not in found[1] and "\r" not in found[1]
+    assert {each["name"] for each in json.loads(found[1])["summary"]} == {"</script>\n\ndata: x", "\u2028"}
