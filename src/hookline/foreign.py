@@ -13,10 +13,7 @@ from hookline.listener import Listener
 
 @runtime_checkable
 class Adapter(Protocol):
-    """Stands for one object of another package; among the hooks it has the attributes of a hook (`tier`, `ranks`, ...) too.
-
-    A hook's adapter may have `begin_run(state)`, which is called when a run begins, before its set-up.
-    """
+    """Stands for one object of another package."""
 
     original: Any
     """The object that the user added."""
@@ -25,6 +22,15 @@ class Adapter(Protocol):
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One listener for each event that the original's class listens to; what cannot be honoured is an error."""
+        ...
+
+
+@runtime_checkable
+class HookAdapter(Adapter, Protocol):
+    """Stands for a hook, so it has the attributes of one too (`tier`, `ranks`, ...)."""
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins; set-up comes later."""
         ...
 
 

@@ -61,6 +61,19 @@ def connect(run_dir: Path, seconds: float) -> socket.socket:
     return connection
 
 
+def is_answered(run_dir: Path) -> bool | None:
+    """Whether a job of this user's listens here. False: one has left its socket, or is on another machine; None: not known."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(run_dir / SOCKET).st_mode):
+            return None
+        connect(run_dir, 1.0).close()
+        return True
+    except ConnectionRefusedError:
+        return False
+    except (OSError, AttributeError):  # there is none, it is another user's, or the system knows no such sockets
+        return None
+
+
 def is_same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end runs as this user; the file's mode says so too, but a file can be replaced."""
     option = getattr(socket, "SO_PEERCRED", None)

@@ -47,7 +47,7 @@ def _disable(run: Run, asked: Plain) -> Plain:
 
 def _check_every(run: Run, asked: Plain) -> Plain:
     interval = asked.get("interval")
-    if isinstance(interval, str) and interval.strip().isdigit():
+    if isinstance(interval, str) and interval.strip().isdecimal():
         interval = int(interval)
     entry = run.state.hooks.entry(_text(asked, "hook"))
     check_interval(entry, interval)  # type: ignore[arg-type]  # it refuses whatever is no interval
@@ -92,20 +92,24 @@ def _attach(run: Run, asked: Plain) -> Plain:
     problem = ""
     try:
         hook = make_hook(asked)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}" if not isinstance(error, HookError) else str(error)
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end the run
+        problem = _problem(error)
     _agree(ranks.gather(problem))
     handle = None
     try:
         handle = run.trainer.add_hook(hook, asked["name"])
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}" if not isinstance(error, HookError) else str(error)
+    except (Exception, SystemExit) as error:
+        problem = _problem(error)
     problems = ranks.gather(problem)
     if any(problems) and handle is not None:
         handle.remove()
     _agree(problems)
     assert handle is not None
     return {"hook": handle.name, "file": asked["file"], "class": type(hook).__name__, "sha256": asked["sha256"]}
+
+
+def _problem(error: BaseException) -> str:
+    return str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
 
 
 def _agree(problems: list[str]) -> None:
@@ -141,7 +145,7 @@ def carry_out(run: Run, asked: Plain) -> Plain:
     try:
         done |= COMMANDS[asked["command"]].do(run, asked)
     except Exception as error:
-        done["error"] = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
+        done["error"] = _problem(error)
     if s.rank == 0:
         s.logger.log_event("control", done)
     return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookline.foreign import Adapter
+from hookline.foreign import HookAdapter
 from hookline.hooklist import Entry
 from hookline.listener import Listener
 from hookline.plan import Plan
@@ -22,9 +22,8 @@ class LateGuests:
 
     def start(self, entry: Entry) -> None:
         """Its accounts and schedules begin now."""
-        begin_run = getattr(entry.hook, "begin_run", None) if isinstance(entry.hook, Adapter) else None
-        if begin_run is not None:
-            begin_run(self.state)
+        if isinstance(entry.hook, HookAdapter):
+            entry.hook.begin_run(self.state)
         for listener in entry.listeners:
             listener.account.clear()
             for each in listener.filters:

@@ -23,7 +23,7 @@ class HostView(View):
 
     host: Host
     plan: Plan
-    hooks: HostedHooks
+    hooks: HostedHooks  # pyright: ignore[reportIncompatibleVariableOverride]
     options: Options
     outer: Any = None
     """The host's own trainer, if there is one: what a hook finds there is between the two of them."""

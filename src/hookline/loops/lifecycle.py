@@ -14,7 +14,7 @@ import torch
 
 from hookline._version import __version__
 from hookline.errors import OptionError, StopTraining
-from hookline.foreign import Adapter
+from hookline.foreign import Adapter, HookAdapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
@@ -320,7 +320,7 @@ class Guests:
     def _start(self, entry: Entry) -> None:
         for listener in entry.listeners:
             listener.begin(self.run.state)
-        if isinstance(entry.hook, Adapter) and hasattr(entry.hook, "begin_run"):
+        if isinstance(entry.hook, HookAdapter):
             entry.hook.begin_run(self.run.state)
 
 

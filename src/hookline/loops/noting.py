@@ -43,15 +43,18 @@ def _dismiss(run: Any, sender: int, hook: str) -> None:
 
 
 def note_ending(run: Run) -> None:
-    """The log's last records: what failed, if something did, and what the hooks have cost."""
+    """The log's last records: what failed, if something did, what the hooks have cost, and how it ended."""
     s = run.state
     s.hooks.stopwatch.stop()
     run.costs = s.hooks.cost()
     if isinstance(s.exception, Exception):
         s.logger.log_event("failure", _failure(run, s.exception))
-    if run.costs and run.stage == "fit":
+    if run.stage != "fit":
+        return
+    if run.costs:
         s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
                                     "rows": [row.data() for row in run.costs]})  # fmt: skip
+    s.logger.log_event("end", {"step": s.step, "epoch": s.epoch, "status": s.status, "reason": s.stop_reason})
 
 
 def _failure(run: Run, error: Exception) -> dict[str, Any]:

@@ -127,7 +127,8 @@ def restore_counters(run: Run) -> None:
     s, contents = run.state, run.restored
     if "position" not in contents:
         raise CheckpointError(f"{run.resume_from} was written by a hookline.Line, for a loop of its own: "
-                              "line.load_checkpoint(path) goes on from it, hookline.load_weights(module, path) takes its weights.")  # fmt: skip
+                              "line.load_checkpoint(path) goes on from it, "
+                              "hookline.load_weights(module, path) takes its weights.")  # fmt: skip
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
     run.position = contents["position"]["batches"]

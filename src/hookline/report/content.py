@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.report.curves import heat_maps, sections, summary
-from hookline.report.happenings import all_events, duration, level, score, status, timestamp, whole
+from hookline.report.happenings import all_events, duration, how_it_ended, level, score, status, timestamp, whole
 from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
 
@@ -67,10 +67,11 @@ def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
     took = duration(run.ended - run.began) if run.began is not None and run.ended is not None else ""
     step = max(run.last_step, whole(run.record.get("step")) or 0)
-    is_over = run.record.get("status", "training") != "training"  # until then run.json is as old as its first checkpoint
+    end = how_it_ended(run)
+    is_over = bool(end["status"]) and "epochs" in run.record  # until then run.json is as old as its first checkpoint
     return {
         "name": name, "path": str(run.path), "status": said, "mood": mood, "step": step,
-        "reason": cut(str(run.record.get("reason") or ""), LONGEST_VALUE),
+        "reason": cut(end["reason"], LONGEST_VALUE),
         "epochs": run.record.get("epochs") if is_over else run.epoch, "took": took, "began": run.began, "ended": run.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip

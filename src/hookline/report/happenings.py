@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from hookline.control.address import is_answered
 from hookline.report.curves import layer_of
 from hookline.report.reading import Event, RunData
 
@@ -35,18 +36,37 @@ def all_events(run: RunData) -> list[Event]:
 
 def status(run: RunData, now: float) -> tuple[str, str]:
     """In words, and as good, bad, warn or info."""
-    said = str(run.record.get("status", ""))
-    quiet = now - run.ended if run.ended is not None else None
-    if said == "training" or (not said and run.records):
-        if quiet is None:
-            return "unfinished", "warn"
-        if quiet < SILENT:
-            return ("training" if said else "running, or just ended"), "info"
-        # without run.json, which comes with the first checkpoint, nothing tells an ending from a kill
-        return (f"unfinished, silent for {duration(quiet)}", "warn") if said else (f"last record {duration(quiet)} ago", "info")
-    if not said:
+    said = how_it_ended(run)["status"]
+    if said:
+        return said, "good" if said == "completed" else "warn" if said in ("stopped", "interrupted") else "bad"
+    is_known = bool(run.record)
+    if not is_known and not run.records:
         return "nothing logged yet", "info"
-    return said, "good" if said == "completed" else "warn" if said in ("stopped", "interrupted") else "bad"
+    if run.ended is None:
+        return "unfinished", "warn"
+    quiet, answers = now - run.ended, is_answered(run.path)
+    if answers is False:
+        return "killed, or trains on another machine", "warn"
+    if quiet < SILENT:
+        return ("training" if is_known or answers else "running, or just ended"), "info"
+    if answers:
+        return f"training, silent for {duration(quiet)}", "warn"
+    # without run.json, which comes with the first checkpoint, nothing tells an ending from a kill
+    return (f"unfinished, silent for {duration(quiet)}", "warn") if is_known else (f"last record {duration(quiet)} ago", "info")
+
+
+def how_it_ended(run: RunData) -> dict[str, Any]:
+    """Status, reason, step and time: by run.json, or by the log, which tells of failures too. No status while it trains."""
+    record = run.record
+    said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
+    # a resumed run's record is that of the job before, until its first checkpoint; it is noted in whole seconds
+    is_older = at is not None and run.started is not None and at + 1 < run.started
+    if said not in ("", "training") and not is_older:
+        if at is not None and run.ended is not None and 0 <= run.ended - at < 1:
+            at = run.ended
+        return {"status": said, "reason": str(record.get("reason") or ""), "step": whole(record.get("step")), "time": at}
+    said = str(run.ending.get("status", ""))
+    return {"reason": "", "step": None, "time": None, **run.ending, "status": "failed" if said == "error" else said}
 
 
 def duration(seconds: float) -> str:
@@ -137,11 +157,8 @@ def _not_finite(run: RunData) -> Iterator[Event]:
 
 
 def _ending(run: RunData) -> Iterator[Event]:
-    said, reason = str(run.record.get("status", "")), str(run.record.get("reason", ""))
-    if said and said != "training":
-        text = f"{said}: {reason}" if reason else said
+    end = how_it_ended(run)
+    said, reason = end["status"], end["reason"]
+    if said and not (said == "failed" and run.failures):  # what has failed is told by the log, and better
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
-        at = timestamp(run.record.get("noted_at"))
-        if at is not None and run.ended is not None and 0 <= run.ended - at < 1:  # noted in whole seconds
-            at = run.ended
-        yield Event(kind, text, at, whole(run.record.get("step")))
+        yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

@@ -23,6 +23,8 @@ EPOCH = " (epoch)"
 MOST_NAMES = 5000
 """Metrics of different names that are kept; a name with a number in it can make any number of them."""
 MOST_EVENTS = 2000
+LASTING = ("failure", "control", "resume")
+"""What happened to the job and not to the model: told although a resume has superseded the steps around it."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
 
@@ -65,6 +67,10 @@ class RunData:
     events: list[Event] = field(default_factory=list)
     failures: set[tuple[int | None, str]] = field(default_factory=set)
     """Step and words of what the log says about failures: other files may say it again."""
+    started: float | None = None
+    """When the job began that has written last: a run may be resumed many times."""
+    ending: dict[str, Any] = field(default_factory=dict)
+    """What that job's log says about how it ended; empty while it trains, and if it was killed."""
     not_finite: dict[str, Event] = field(default_factory=dict)
     """The first NaN or infinity of every metric that has one."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -110,8 +116,11 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
     log = path / LOG
     if log.is_file():
         foreign = 0
-        for record in read_log(log, until=until):
-            foreign += not take(run, record)
+        for record in read_log(log, superseded=True, until=until):
+            if record.get("superseded") is not True:
+                foreign += not take(run, record)
+            elif record.get("type") in LASTING:
+                _take_lasting(run, record)
         if foreign and not run.records:
             raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
     run.settle()
@@ -146,10 +155,8 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
     if not isinstance(kind, str):
         return False
     run.records += 1
-    time, step = record.get("time"), record.get("step")
-    if type(time) is float or type(time) is int:
-        run.began = time if run.began is None else run.began
-        run.ended = time
+    _take_time(run, record)
+    step = record.get("step")
     step = step if type(step) is int else None
     if step is not None and step > run.last_step:
         run.last_step = step
@@ -162,6 +169,19 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
     else:  # whatever else happened: records of control, skips, failures, and what later versions write
         add_event(run, Event(kind, _spelled(record), run.ended, step))
     return True
+
+
+def _take_time(run: RunData, record: dict[str, Any]) -> None:
+    time = record.get("time")
+    if type(time) is float or type(time) is int:
+        run.began = time if run.began is None else run.began
+        run.ended = time
+
+
+def _take_lasting(run: RunData, record: dict[str, Any]) -> None:
+    _take_time(run, record)
+    step = record.get("step")
+    _TAKERS[record["type"]](run, record, step if type(step) is int else None)
 
 
 def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
@@ -206,12 +226,14 @@ def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.started, run.ending = run.ended, {}  # a job begins with them
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
 
 
 def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.started, run.ending = run.ended, {}
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
     run.superseded += count if isinstance(count, int) else 0
@@ -223,6 +245,10 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
     rows = record.get("rows")
     if isinstance(rows, list):
         run.cost = [row for row in rows if isinstance(row, dict)]
+
+
+def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.ending = {"status": str(record.get("status", "")), "reason": str(record.get("reason") or ""), "step": step, "time": run.ended}
 
 
 def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
@@ -246,7 +272,8 @@ def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 _TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost,
-           "control": _take_control, "failure": _take_failure, "skip": _take_skip}  # fmt: skip
+           "control": _take_control, "failure": _take_failure, "skip": _take_skip,
+           "end": _take_end}  # fmt: skip
 
 
 def add_event(run: RunData, event: Event) -> None:

@@ -32,6 +32,8 @@ RAW: dict[str, str] = {
 
 Reader = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
 ABSENT = object()
+DEEPEST = 20
+"""Containers inside each other; what is deeper, or holds itself, is not kept."""
 
 
 def own_facts(event: Event, table: EventTable) -> dict[str, str]:
@@ -57,7 +59,7 @@ def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
     return made
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """Numbers, text and what is made of them; ABSENT for anything else. NaN and infinity become text, which JSON can hold."""
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -65,11 +67,13 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if depth > DEEPEST:
+        return ABSENT
     if isinstance(value, Mapping):
-        pairs = {str(key): plain(each) for key, each in value.items()}
+        pairs = {str(key): plain(each, depth + 1) for key, each in value.items()}
         return {key: each for key, each in pairs.items() if each is not ABSENT}
     if isinstance(value, list | tuple):
-        parts = [plain(each) for each in value]
+        parts = [plain(each, depth + 1) for each in value]
         return ABSENT if any(each is ABSENT for each in parts) else parts
     if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,):  # a tensor or array of one number
         try:

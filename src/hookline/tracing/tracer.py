@@ -34,6 +34,7 @@ class Tracer:
         self._readers: dict[str, Reader] = {}
         self._records: list[tuple[Any, ...]] = []
         self._due = 0
+        self._closed = False
         self.failed = False
 
     def note_plan(self, partial: bool = False) -> None:
@@ -119,7 +120,7 @@ class Tracer:
             self._put(lines)
 
     def _put(self, lines: list[str]) -> None:
-        if self.failed:
+        if self.failed or self._closed:  # the event in which a hook has stopped the trace ends after it
             return
         try:
             self._file.lines(lines)
@@ -132,6 +133,7 @@ class Tracer:
         """Write the rest."""
         self._plan.detach(self)
         self.flush()
+        self._closed = True
         try:
             self._file.close()
         except OSError as error:

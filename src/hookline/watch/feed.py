@@ -124,7 +124,7 @@ class Feed:
         None if the server ends. A state that this server did not name is one before all.
         """
         born, _, text = since.partition("-")
-        known = int(text) if born == self._born and text.isdigit() else 0
+        known = int(text) if born == self._born and text.isdecimal() else 0
         with self._news:
             self._news.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
             if self._ended:

@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if self.headers.get_content_type() != "application/json" or not length.isdigit() or int(length) > LONGEST_REQUEST:
+        if self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > LONGEST_REQUEST:
             raise Refusal(400, "A request is a short JSON object.")
         asked: Any = None
         with contextlib.suppress(ValueError):
