@@ -269,3 +269,31 @@ def test_a_configuration_gives_any_hook_a_budget(tmp_path):
     listeners = trainer.hooks.entry("throughput").listeners
     budgets = {each.allowance.budget.text for each in listeners if each.allowance is not None}
     assert budgets == {"2%"}
+
+
+def test_a_hook_that_fails_and_is_passed_over_is_held_to_its_budget_too(caplog):
+    class Fails(Hook):
+        budget, over_budget, on_error = "1 ms", "disable", "warn"
+
+        def on_train_batch_end(self):
+            time.sleep(0.002)
+            raise ValueError("again")
+
+    trainer = quiet(hooks=[Fails()])
+    trainer.fit(Net(), batches(6))
+    assert trainer.hooks.cost()[0].calls == 3
+    assert "over its budget" in caplog.text
+
+
+def test_a_hook_that_leaves_in_the_call_that_is_too_dear_has_just_gone(caplog):
+    class Leaves(Hook):
+        budget, over_budget = "1 ms", "disable"
+
+        def on_train_batch_end(self, trainer, batch_idx):
+            time.sleep(0.002)
+            if batch_idx == 2:
+                trainer.hooks.remove("leaves")
+
+    trainer = quiet(hooks=[Leaves()])
+    trainer.fit(Net(), batches(6))
+    assert trainer.status == "completed" and "leaves" not in trainer.hooks

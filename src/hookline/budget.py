@@ -103,10 +103,11 @@ class Allowance:
         account = self.account
 
         def watched(s: Any) -> Any:
-            value = call(s)
-            if account.total >= self.limit:
-                self.look()
-            return value
+            try:
+                return call(s)
+            finally:  # one that fails and is passed over has cost its time too
+                if account.total >= self.limit:
+                    self.look()
 
         if self.budget.over != "throttle" or self.event.inside not in OFTEN:
             return watched

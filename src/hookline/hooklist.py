@@ -176,6 +176,11 @@ class HookList:
             if not self.is_here(entry):
                 self._plan.count_elsewhere(entry.listeners)
 
+    def _dismiss(self, entry: Entry) -> None:
+        """Switch off a hook that is over its budget, unless it has gone by itself."""
+        if self._entries.get(entry.name) is entry:
+            self.dismiss(entry.name)
+
     def remove(self, name: str) -> Any:
         """Take a hook out by name and return it."""
         entry = self.entry(name)
@@ -234,7 +239,7 @@ class HookList:
                 raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
                                 "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
         is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
-        budget = budget_of(hook, entry.name, lambda: self.dismiss(entry.name)) if is_ours else None
+        budget = budget_of(hook, entry.name, lambda: self._dismiss(entry)) if is_ours else None
         for listener in listeners:
             listener.allowance = budget.allow(listener.event, listener.account) if budget is not None else None
             listener.serial = serial

@@ -284,13 +284,14 @@ class MetricLog:
         objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
         if pool is None:
             done = {name: value for name, each in sums.items() if (value := each.compute()) is not None}
-            done |= {name: _computed(each) for name, each in objects.items()}
+            done |= {name: _value_of(each) for name, each in objects.items()}
         else:
             known_as = {key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()}
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
             done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
-        for name in objects:
+        for name, each in objects.items():
+            each.reset()  # only now: one object may have been logged under two names
             del self._objects[mode, name]
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:
@@ -323,10 +324,10 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
             continue
         if having < world_size and hasattr(metric, "sync_on_compute"):
             before, metric.sync_on_compute = metric.sync_on_compute, False
-            values[name] = _computed(metric)
+            values[name] = _value_of(metric)
             metric.sync_on_compute = before
         else:
-            values[name] = _computed(metric)
+            values[name] = _value_of(metric)
     if not any(type(value) is tuple for value in known.values()):
         return values
     return values | pool({name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)})
@@ -343,6 +344,11 @@ def _check_reduction(name: str, reduce: str) -> None:
 
 
 def _computed(metric: Any) -> Any:
-    value = metric.compute()
+    value = _value_of(metric)
     metric.reset()
+    return value
+
+
+def _value_of(metric: Any) -> Any:
+    value = metric.compute()
     return value.detach() if isinstance(value, Tensor) else value

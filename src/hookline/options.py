@@ -46,6 +46,7 @@ class OptionArguments(TypedDict, total=False):
     log_every_n_steps: int
     enable_progress_bar: bool
     trace: bool | str | Path
+    control: bool
     seed: int | None
     deterministic: bool
     compile: bool | dict[str, Any]
@@ -107,6 +108,8 @@ class Options:
     """A progress bar, and at the end of a fit a table of what the hooks cost."""
     trace: bool | str | Path = False
     """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a file."""
+    control: bool = True
+    """Listen on a socket in the run's directory, through which this user can look at a fit and control it."""
     seed: int | None = None
     """Seeds Python, numpy and torch when a run begins."""
     deterministic: bool = False
@@ -154,7 +157,7 @@ class Options:
             self._whole("seed", 0)
         if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
             raise OptionError(f"fast_dev_run={self.fast_dev_run!r} must be True, False or a number of batches.")
-        for name in ("enable_progress_bar", "deterministic"):
+        for name in ("enable_progress_bar", "deterministic", "control"):
             check_bool(name, getattr(self, name))
         if self.count_tokens is not None and not callable(self.count_tokens):
             raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")

@@ -39,7 +39,7 @@ def test_the_socket_is_this_users_alone_and_gone_when_the_run_is_over() -> None:
     asked(lambda: seen.append(os.lstat(f"run/{SOCKET}").st_mode))
     assert stat.S_ISSOCK(seen[0]) and stat.S_IMODE(seen[0]) == 0o600
     assert not Path("run", SOCKET).exists()
-    with pytest.raises(NotRunning, match=r"No job is training in run: it has no control\.sock"):
+    with pytest.raises(NotRunning, match=r"No job is training in run, .*there is no control\.sock"):
         ask("run", "status")
 
 
@@ -215,3 +215,8 @@ def test_a_directory_that_is_none_is_named_with_what_may_be_meant() -> None:
         other.bind(f"runs/first/{SOCKET}")
         with pytest.raises(NotRunning, match="Below it there are: runs/first"):
             ask("runs", "status")
+
+
+def test_a_run_can_be_told_not_to_listen() -> None:
+    answers, trainer = asked(lambda: Path("run/control.sock").exists(), ("status", {}), control=False)
+    assert answers[0] is False and isinstance(answers[1], NotRunning) and "control=False" in str(answers[1])

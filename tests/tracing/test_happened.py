@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tiny import Net, batches, quiet
 from tracing.traced import Listening, Watch, trace_run
 
@@ -127,3 +128,16 @@ def test_another_plan_than_the_runs_own_can_be_compared():
     found = differences(planned, told())
     assert "hook other was never called in on_step_end, which came 6 times; it was switched off, removed or not there" in found
     assert any(each.startswith("hook watch was called in on_step_end and was not planned there") for each in found)
+
+
+def test_a_run_that_failed_is_said_to_have_failed_and_those_after_the_guilty_one_are_not_said_to_be_switched_off():
+    class Fails(Hook):
+        def on_train_batch_end(self, batch_idx):
+            if batch_idx == 2:
+                raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        quiet(hooks=[Fails(), Watch()], trace="trace.json").fit(Net(), batches(5))
+    found = different()
+    assert found[0].startswith("the run failed, or was interrupted, at step 3")
+    assert not any("switched off" in each for each in found)

@@ -88,3 +88,27 @@ def test_merging_writes_over_nothing_but_traces():
     with pytest.raises(OptionError, match=r"There is no trace other.json"):
         merge([Path("trace.json"), Path("other.json")], Path("out.json"))
     assert not Path("out.json").exists()
+
+
+@pytest.mark.parametrize("damaged", [
+    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1}}',
+    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":"x"}',
+    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"event":["x"]},"ts":1.0,"dur":1.0}',
+    '{"name":"on_step_end","cat":"event","ph":"X","pid":0,"args":{"step":"x"},"ts":1.0,"dur":1.0}',
+    '{"name":"hookline","ph":"M","pid":0,"args":{}}', '{"name":"hookline_plan","ph":"M","pid":0,"args":{"rows":1}}',
+    "[" * 100_000,
+])  # fmt: skip
+def test_a_damaged_line_is_passed_over(damaged):
+    whole = trace_run()
+    first, rest = Path("trace.json").read_text().split("\n", 1)
+    Path("trace.json").write_text(f"{first}\n{damaged},\n{rest}")
+    assert list(read_trace("trace.json")) == whole
+    beside(count(read_trace("trace.json")))
+
+
+def test_of_ranks_that_were_put_together_the_first_is_counted():
+    trace_run()
+    text = Path("trace.json").read_text()
+    Path("other.json").write_text(text.replace('"pid":0', '"pid":1').replace('"rank":0', '"rank":1'))
+    merge([Path("trace.json"), Path("other.json")], Path("all.json"))
+    assert count(of_first_rank(read_trace("all.json"))).events == count(read_trace("trace.json")).events

@@ -107,3 +107,12 @@ def test_a_wrong_option_is_refused(wrong):
 def test_files_of_several_ranks_lie_side_by_side():
     assert file_of_rank(Path("run/trace.json"), 0) == Path("run/trace.json")
     assert file_of_rank(Path("run/trace.json"), 3) == Path("run/trace.rank3.json")
+
+
+def test_a_hook_that_stops_the_trace_and_takes_its_time_ends_the_trace_and_not_the_run(monkeypatch):
+    monkeypatch.setattr("hookline.tracing.tracer.PATIENCE", 0)  # every event that ends would be written at once
+    trainer = quiet(trace="trace.json")
+    trainer.on("train_batch_end")(lambda batch_idx: trainer.tracing.stop() if batch_idx == 2 else None)
+    trainer.fit(Net(), batches(5))
+    assert trainer.status == "completed"
+    assert [each["args"]["step"] for each in named(load("trace.json"), "on_step_end")] == [1, 2, 3]

@@ -205,3 +205,17 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout == "done completed 400 ()\n", done.stderr
     assert done.stderr.count("cannot be written any further and ends here") == 1
+
+
+def test_a_fact_that_holds_itself_is_left_out():
+    around = [1]
+    around.append(around)
+    declare_event("on_reward", ("reward", "text"), "A reward came in.")
+    try:
+        trainer = quiet(trace="trace.json")
+        trainer.on("train_batch_end")(lambda: trainer.emit("on_reward", reward=around, text="kept"))
+        trainer.fit(Net(), batches(1))
+    finally:
+        EVENTS.forget("on_reward")
+    args = named(load("trace.json"), "on_reward")[0]["args"]
+    assert args["text"] == "kept" and "reward" not in args

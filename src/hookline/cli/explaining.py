@@ -39,9 +39,9 @@ def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb
 def _happened(chosen: argparse.Namespace, overrides: list[str]) -> int:
     from hookline.tracing.comparing import beside
     from hookline.tracing.happened import count
-    from hookline.tracing.reading import read_trace
+    from hookline.tracing.reading import of_first_rank, read_trace
 
-    told = count(read_trace(chosen.trace))
+    told = count(of_first_rank(read_trace(chosen.trace)))
     planned: list[dict[str, Any]] | None = None
     if chosen.config:
         rows = _planned(chosen.config, chosen, overrides, told.verb).data()

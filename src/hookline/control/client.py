@@ -63,4 +63,4 @@ def _nobody(path: Path, error: OSError) -> str:
                 "Ask on the machine that rank zero trains on.")  # fmt: skip
     below = sorted(str(each.parent) for pattern in (f"*/{SOCKET}", f"*/*/{SOCKET}") for each in path.glob(pattern))
     hint = f" Below it there are: {', '.join(below[-5:])}." if below else ""
-    return f"No job is training in {path}: it has no {SOCKET}.{hint}"
+    return f"No job is training in {path}, or it was told not to listen (control=False): there is no {SOCKET}.{hint}"

@@ -56,9 +56,9 @@ class Control:
         return self
 
     def open(self) -> None:
-        """Listen from now on, if the run has a directory by now: none is made for this."""
+        """Listen from now on, if that is wanted and the run has a directory by now: none is made for this."""
         folder = self.run.directory.existing()
-        if self.run.state.rank != 0 or folder is None:
+        if self.run.state.rank != 0 or folder is None or not self.run.options.control:
             return
         try:
             self._folder = folder

@@ -37,7 +37,7 @@ class HParams(Hook):
         super().__init__(name)
         self._given = None if params is None else _as_dict(params)
         for key, value in (self._given or {}).items():
-            if why := _cannot_keep(value):
+            if why := cannot_keep(value):
                 raise OptionError(f"HParams: {key!r} is {why}, which a checkpoint cannot hold: pass numbers, text, None, and "
                                   "lists, tuples and dictionaries of them.")  # fmt: skip
         if isinstance(ignore, str):
@@ -69,7 +69,7 @@ class HParams(Hook):
             if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.name in self.ignore:
                 continue
             value = getattr(module, each.name, MISSING)
-            if value is MISSING or _cannot_keep(value):
+            if value is MISSING or cannot_keep(value):
                 left_out.append(each.name)
             else:
                 found[each.name] = value
@@ -89,13 +89,13 @@ def _as_dict(params: Any) -> dict[str, Any]:
     return dict(params)
 
 
-def _cannot_keep(value: Any) -> str:
+def cannot_keep(value: Any) -> str:
     """What stands in the way, or an empty string. Exact types: a subclass would come back as something else."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return ""
     if kind in (list, tuple):
-        return next((why for each in value if (why := _cannot_keep(each))), "")
+        return next((why for each in value if (why := cannot_keep(each))), "")
     if kind is dict:
-        return next((why for pair in value.items() for each in pair if (why := _cannot_keep(each))), "")
+        return next((why for pair in value.items() for each in pair if (why := cannot_keep(each))), "")
     return f"a {kind.__module__}.{kind.__qualname__}"

@@ -11,8 +11,8 @@ from typing import Any
 from hookline.errors import HookError, OptionError
 from hookline.loops.run import Run
 
-OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "seed")
-"""Options that may differ: paths, what is shown, and a seed for each rank (rank zero's counts)."""
+OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", "seed")
+"""Options that may differ: paths, what is shown, who listens for commands, and a seed for each rank (rank zero's counts)."""
 
 
 def check_same(run: Run) -> None:

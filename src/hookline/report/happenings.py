@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from hookline.control.address import is_answered
@@ -15,6 +16,7 @@ from hookline.report.reading import Event, RunData
 
 SILENT = 600.0
 """Seconds without a record after which a run that says it trains is doubted."""
+LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
 NOTABLE = ("skip", "skipped", "step_skipped", "stop", "stopped", "interrupted", "warning")
@@ -111,12 +113,8 @@ def _checkpoints(run: RunData) -> Iterator[Event]:
 
 
 def _hangs(run: RunData) -> Iterator[Event]:
-    try:
-        text = (run.path / "hangs.log").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        if match := HANG.match(line):
+    for line in _lines(run.path / "hangs.log"):
+        if match := HANG.match(line.decode("utf-8", "replace")):
             step = re.search(r"\bstep (\d{1,15})\b", match[2])
             yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)  # a local time, as written
 
@@ -124,15 +122,12 @@ def _hangs(run: RunData) -> Iterator[Event]:
 def _of_json_log(run: RunData) -> Iterator[Event]:
     """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked at."""
     for path in sorted(run.path.glob("logs/*.jsonl")):
-        try:
-            with path.open("rb") as file:
-                lines = [line for line in file if line.startswith((b'{"type": "exception"', b'{"type": "train_end"'))]
-        except OSError:
-            continue
-        for line in lines:
+        for line in _lines(path):
+            if not line.startswith((b'{"type": "exception"', b'{"type": "train_end"')):
+                continue
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             at, step = record.get("time"), whole(record.get("step"))
             at = at if isinstance(at, float) else None
@@ -141,6 +136,17 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
                 yield Event("exception", text, at, step)
             elif record["type"] == "train_end" and record.get("reason"):
                 yield Event("stop", str(record["reason"]), at, step)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Of a file that may be gone or no file at all: reading a pipe would wait for ever."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                while line := file.readline(LONGEST_LINE):
+                    yield line
+    except OSError:
+        return
 
 
 def _not_finite(run: RunData) -> Iterator[Event]:
@@ -159,6 +165,7 @@ def _not_finite(run: RunData) -> Iterator[Event]:
 def _ending(run: RunData) -> Iterator[Event]:
     end = how_it_ended(run)
     said, reason = end["status"], end["reason"]
-    if said and not (said == "failed" and run.failures):  # what has failed is told by the log, and better
+    # what has failed is told by the log, and better
+    if said and not (said == "failed" and end["step"] in [step for step, _ in run.failures]):
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
         yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

@@ -45,6 +45,8 @@ class Happened:
     last_step: dict[str, int] = field(default_factory=dict)
     """Of every event, when it came last."""
     heard: dict[Who, Heard] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+    """Steps at which it came to an exception."""
     order: dict[str, list[list[tuple[str, str]]]] = field(default_factory=dict)
     """The different orders in which an event's listeners were called."""
 
@@ -58,12 +60,14 @@ def count(records: Iterable[Record]) -> Happened:
         if cat in ("event", "action"):
             told.events[name] = told.events.get(name, 0) + 1
             told.last_step[name] = args.get("step", 0)
+            if name == "on_exception":
+                told.failed.append(told.last_step[name])
             called = calls.pop(name, [])
             orders = told.order.setdefault(name, [])
             if called and called not in orders and len(orders) < 20:
                 orders.append(called)
         elif cat in KINDS:
-            event, step = args["event"], args.get("step", 0)
+            event, step = args.get("event", ""), args.get("step", 0)
             who = (KINDS[cat], name)
             heard = told.heard.setdefault((*who, event), Heard(first_step=step))
             heard.calls += 1
@@ -78,6 +82,9 @@ def count(records: Iterable[Record]) -> Happened:
 def differences(planned: list[dict[str, Any]], told: Happened) -> list[str]:
     """Every way in which the run was not as planned, in words."""
     found: list[str] = []
+    if told.failed:
+        found.append(f"the run failed, or was interrupted, at step {', '.join(map(str, told.failed))}: what was planned right after "
+                     "that did not come")  # fmt: skip
     known: set[Who] = set()
     for row in planned:
         event, listeners = row["event"], row["listeners"]
@@ -104,7 +111,8 @@ def _of_listener(listener: dict[str, Any], event: str, times: int, told: Happene
     if heard is None:
         why = f"; it asks for {listener['when']}" if is_filtered else "; it was switched off, removed or not there"
         return [f"{label} was never called in {event}, which came {came}{why}"]
-    if heard.calls < times and not is_filtered and heard.last_step < told.last_step.get(event, 0):
+    unheard = times - len(told.failed)  # whoever fails keeps the event from those after it
+    if heard.calls < unheard and not is_filtered and heard.last_step < told.last_step.get(event, 0):
         return [f"{label} was called in {event} {heard.calls} of {times} times: the last at step {heard.last_step}, "
                 "then it was switched off, removed or held back by its budget"]  # fmt: skip
     return []

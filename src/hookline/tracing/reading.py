@@ -11,6 +11,8 @@ from hookline.errors import OptionError, closest
 from hookline.tracing.writer import FORMAT, is_trace
 
 Record = dict[str, Any]
+HEADER = {"stage", "rank", "world_size", "clock_ns", "unix_ns"}
+"""What its first line says."""
 
 
 def read_trace(path: str | Path) -> Iterator[Record]:
@@ -24,10 +26,32 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                 continue
             try:
                 record = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # a line that was cut off when the run was killed
-            if isinstance(record, dict) and isinstance(record.get("args"), dict) and isinstance(record.get("name"), str):
+            if isinstance(record, dict) and _is_whole(record):
                 yield record
+
+
+def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
+    """Of ranks that were put together, only the one that comes first: what it counts is what happened once."""
+    first = next(records)
+    yield first
+    yield from (record for record in records if record.get("pid") == first.get("pid"))
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether it has what everyone who reads a trace takes for granted."""
+    args = record.get("args")
+    if not isinstance(args, dict) or not isinstance(record.get("name"), str):
+        return False
+    if record.get("ph") == "M" and record["name"] == "hookline":
+        return args.keys() >= HEADER
+    if record.get("ph") == "M" and record["name"] == "hookline_plan":
+        return isinstance(args.get("rows"), list) and isinstance(args.get("verb"), str)
+    return record.get("ph") != "X" or (
+        isinstance(record.get("dur"), int | float) and isinstance(record.get("ts"), int | float)
+        and isinstance(args.get("step", 0), int) and isinstance(args.get("event", ""), str)
+    )  # fmt: skip
 
 
 def check_trace(path: Path) -> None:
@@ -44,9 +68,13 @@ def check_trace(path: Path) -> None:
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline()
     try:
-        written = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]["format"]
-    except (ValueError, KeyError, TypeError):
-        raise OptionError(f"{path} is damaged: its first line is not whole.") from None
+        about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
+        written = about["format"]
+        is_whole = written != FORMAT or about.keys() >= HEADER
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise OptionError(f"{path} is damaged: its first line is not whole.")
     if written != FORMAT:
         raise OptionError(f"{path} has format {written!r}; this version of Hookline reads format {FORMAT}.")
 

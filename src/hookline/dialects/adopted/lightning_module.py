@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline.dialects._shared import Row
 from hookline.dialects.adopted.lightning_binding import NAME_OF_HOOK, RETURNED, bind, noted
 from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
+from hookline.dialects.lightning.brought import brought
 from hookline.dialects.lightning.table import DATA_ACTIONS, DATA_ROWS, MODULE_ACTIONS, MODULE_ROWS
 from hookline.errors import HookError, OptionError
 from hookline.events import EventTable
@@ -35,8 +36,6 @@ def steps_of(module: Any) -> LightningSteps:
     if "train_dataloader" in own:
         own["train_dataloader"] = _side_by_side(module.train_dataloader, view)
     actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
-    if _is_own(module, "configure_callbacks"):
-        actions["configure_hooks"] = staticmethod(module.configure_callbacks)
     # a class of its own, because what a class overrides is what the loop looks at
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
 
@@ -63,12 +62,18 @@ class LightningSteps(Actions):
     def __init__(self, original: Any, view: TrainerView) -> None:
         self.original, self.view = original, view
         self.automatic_optimization = original.automatic_optimization
+        self.run: Any = None
+
+    def configure_hooks(self) -> Any:
+        """What the module brings."""
+        return brought(self.run, self.original, self.original.configure_callbacks())
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One for each hook that the module overrides."""
         return _listeners(self, "M", MODULE_ROWS, name, table)
 
     def _attach(self, run: Any) -> None:
+        self.run = run
         if run is None:
             self.original.__dict__[NAME_OF_HOOK] = None
         else:  # it stays attached after the run, as in Lightning

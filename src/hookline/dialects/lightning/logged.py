@@ -19,17 +19,18 @@ def log_value(
     log, state = run.state.log, run.state
     if log.mode == "eval" and add_dataloader_idx and len(run.loaders.get("test" if state.stage == "test" else "val", ())) > 1:
         name = f"{name}/dataloader_idx_{state.dataloader_idx}"
-    reduce = reduction(name, reduce_fx)
-    is_metric = hasattr(value, "compute") and hasattr(value, "reset")
-    if is_metric and on_step and log.mode != "now":
-        both = bool(on_epoch)
-        log.log(f"{name}_step" if both else name, value._forward_cache, True, False, prog_bar, reduce, batch_size)
-        if both:
+    reduce, in_batches = reduction(name, reduce_fx), log.mode != "now"
+    on_step = log.mode == "train" if on_step is None else on_step
+    on_epoch = log.mode == "eval" if on_epoch is None else on_epoch
+    if in_batches and on_step and hasattr(value, "compute") and hasattr(value, "reset"):
+        if on_epoch:  # the epoch's value is the object's own, not the mean of the batches'
             log.log(f"{name}_epoch", value, False, True, prog_bar, reduce, batch_size)
-    else:
-        log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
-        if on_step and on_epoch and log.mode != "now":
-            log.newest.raw()[f"{name}_step"] = log.batch_values[name]
+        value = value._forward_cache
+        if value is None:
+            return  # it was only updated, so it has no value for this batch
+    log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+    if in_batches and on_step and on_epoch:
+        log.newest.raw()[f"{name}_step"] = log.batch_values[name]
     if logger is False:  # known to callbacks and the progress bar, but not in this step's row
         log.pending.pop(name, None)
         log.pending.pop(f"{name}_step", None)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hookline.dialects._shared import DialectHook, Row, adapt_methods
+from hookline.dialects.lightning.brought import brought, brought_by
+from hookline.dialects.lightning.hparams import HyperParameters
 from hookline.dialects.lightning.loaders import drawn_side_by_side
 from hookline.dialects.lightning.logged import Reduction, log_value
 from hookline.dialects.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS
@@ -18,7 +20,7 @@ OF_2019: Mapping[str, Row] = {
 """Hooks of the first Lightning that take an argument; all of them are other spellings of events."""
 
 
-class LightningModule(Module):
+class LightningModule(HyperParameters, Module):
     """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their names."""
 
     __hookline_base__: ClassVar[bool] = True
@@ -27,6 +29,11 @@ class LightningModule(Module):
         super().__init_subclass__(**options)
         adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
         drawn_side_by_side(cls)
+        brought_by(cls)
+
+    def configure_hooks(self) -> Any:
+        """What `configure_callbacks` returns, and the hyper-parameters if there are any."""
+        return brought(self._run, self, None)
 
     def log(  # type: ignore[override]
         self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
@@ -54,7 +61,7 @@ class LightningModule(Module):
         return int(self._run.state.local_rank)
 
 
-class LightningDataModule(DataModule):
+class LightningDataModule(HyperParameters, DataModule):
     """The data of a run, as Lightning has it."""
 
     __hookline_base__: ClassVar[bool] = True

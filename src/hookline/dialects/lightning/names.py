@@ -69,8 +69,9 @@ class LightningNames:
 
     @property
     def validating(self) -> bool:
-        """Whether validation batches are being measured, in a fit or by themselves."""
-        return self._own.state.stage == "validate" or (self._own.state.stage == "fit" and self._evaluating)
+        """Whether validation batches are being measured, in a fit or by themselves; not in the sanity check."""
+        in_fit = self._own.state.stage == "fit" and self._evaluating and not self.sanity_checking
+        return self._own.state.stage == "validate" or in_fit
 
     @property
     def testing(self) -> bool:
@@ -84,8 +85,8 @@ class LightningNames:
 
     @property
     def evaluating(self) -> bool:
-        """Whether this is a validation or a test."""
-        return self.validating or self.testing
+        """Whether this is a validation, the sanity check or a test."""
+        return self.validating or self.testing or self.sanity_checking
 
     @property
     def _evaluating(self) -> bool:
@@ -95,8 +96,11 @@ class LightningNames:
     @property
     def is_last_batch(self) -> bool:
         """Whether this is the epoch's last training batch."""
-        length = self._own.num_training_batches
-        return length is not None and self._own.state.batch_idx + 1 >= length
+        run, length = self._own._last, self._own.num_training_batches
+        if run is None or length is None:
+            return False
+        begun = run.position if self._evaluating else self._own.state.batch_idx + 1  # in a validation, batch_idx is its own
+        return bool(begun >= length)
 
     @property
     def interrupted(self) -> bool:

@@ -1,0 +1,122 @@
+"""`self.save_hyperparameters()` and `self.hparams`: what a module or data module was made with, as Lightning keeps it."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.hooks.hparams import HParams, cannot_keep
+
+
+class AttributeDict(dict[str, Any]):
+    """A dictionary whose entries are attributes as well: `self.hparams.lr`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"hparams has no {name!r}. It has: {', '.join(self) or 'nothing'}.")
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class HyperParameters:
+    """What Lightning's modules and data modules have for their arguments."""
+
+    _log_hyperparams = False
+    _hparams_name: str | None = None
+    """The one argument of `__init__` that all of them came in."""
+
+    @property
+    def hparams(self) -> AttributeDict:
+        """What `save_hyperparameters` has kept."""
+        return self.__dict__.setdefault("_hparams", AttributeDict())  # type: ignore[no-any-return]
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """A copy, as they were when they were kept."""
+        return AttributeDict(copy.deepcopy(self.__dict__.get("_hparams_initial", {})))
+
+    def save_hyperparameters(
+        self, *args: Any, ignore: str | Iterable[str] | None = None, frame: FrameType | None = None, logger: bool = True
+    ) -> None:
+        """Keep the arguments of `__init__`: all, those that are named here, or those in the one mapping or namespace given.
+
+        logger: whether they are logged as well.
+        """
+        here = inspect.currentframe()
+        made_with = _arguments(frame or (here.f_back if here is not None else None), self)
+        objects = [each for each in args if not isinstance(each, str)]
+        if objects:
+            kept = _as_dict(objects[0])
+            self._hparams_name = next((name for name, value in made_with.items() if value is objects[0]), None)
+        elif unknown := [name for name in args if name not in made_with]:
+            raise OptionError(f"save_hyperparameters({unknown[0]!r}): {type(self).__name__}.__init__ has no such argument. "
+                              f"It has: {', '.join(made_with) or 'none'}.")  # fmt: skip
+        else:
+            kept = {name: made_with[name] for name in args or made_with}
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        self.hparams.update({name: value for name, value in kept.items() if name not in left_out})
+        self.__dict__["_hparams_initial"] = {name: _copied(value) for name, value in self.hparams.items()}
+        self._log_hyperparams = logger
+
+
+def _arguments(frame: FrameType | None, owner: Any) -> dict[str, Any]:
+    """What the running `__init__` was called with, and those of the classes derived from it that called it."""
+    found: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name == "__init__":
+        given = inspect.getargvalues(frame)
+        if not given.args or given.locals[given.args[0]] is not owner:
+            break
+        found |= {name: given.locals[name] for name in given.args[1:]} | (given.locals[given.keywords] if given.keywords else {})
+        frame = frame.f_back
+    return found
+
+
+def _as_dict(given: Any) -> dict[str, Any]:
+    if isinstance(given, argparse.Namespace):
+        return dict(vars(given))
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return dataclasses.asdict(given)
+    if isinstance(given, Mapping):
+        return dict(given)
+    raise OptionError(f"save_hyperparameters takes names, a mapping, a namespace or a dataclass, not {type(given).__name__}.")
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # an open file, a lock: there is one of it only
+        return value
+
+
+class KeptHParams(HParams):
+    """Puts what a module has kept into every checkpoint, for `load_from_checkpoint`, and with the data module's into the log."""
+
+    name = "hparams"
+
+    def __init__(self, module: Any, data: Any = None) -> None:
+        kept, whole = _plain(module.hparams), module._hparams_name
+        super().__init__(kept if whole in (None, "kwargs") else {whole: kept})
+        self.logged: dict[str, Any] = {}
+        for each in (module, data):
+            if getattr(each, "_log_hyperparams", False):
+                self.logged |= _plain(each.hparams_initial)
+
+    def setup(self, stage: str, logger: Any) -> None:
+        if stage == "fit" and self.logged:
+            logger.log_hyperparams(self.logged)
+
+
+def _plain(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a checkpoint and a log can hold."""
+    return {str(name): value for name, value in hparams.items() if not cannot_keep(value)}
+
+
+__all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
