@@ -34,6 +34,19 @@ class HookAdapter(Adapter, Protocol):
         ...
 
 
+class DataLike(Protocol):
+    """What a data module, Hookline's or another package's, looks like to a type checker."""
+
+    def prepare_data(self) -> Any:
+        """Download or write data to disk."""
+
+    def setup(self, stage: str, /) -> Any:
+        """Make the datasets."""
+
+    def train_dataloader(self) -> Any:
+        """The training loader."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A base class of another package, and who adapts what derives from it."""
@@ -71,8 +84,22 @@ def adopt_data(given: Any) -> Any:
     return given if make is None else make(given)
 
 
+def is_hook_class(cls: type) -> bool:
+    """Whether its objects are hooks of another package that can be adapted."""
+    return _adapter_for(cls, KINDS) is not None
+
+
+def is_data_class(cls: type) -> bool:
+    """Whether its objects are data modules of another package that can be adapted."""
+    return _adapter_for(cls, DATA) is not None
+
+
 def _adapter_of(given: Any, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
-    for cls in type(given).__mro__:
+    return _adapter_for(type(given), kinds)
+
+
+def _adapter_for(kind_of: type, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
+    for cls in kind_of.__mro__:
         package = cls.__module__.partition(".")[0]
         for kind in kinds:
             if cls.__name__ == kind.base and package in kind.packages:

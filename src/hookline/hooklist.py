@@ -92,13 +92,11 @@ class HookList:
         self._entries: dict[str, Entry] = {}
         self._serial = itertools.count()
         self.guests: Guests | None = None
-        self.additions = 0
-        """How often a hook was added."""
         self.stopwatch = Stopwatch()
         """How long the run has been training."""
         self.dismiss: Callable[[str], None] = self.disable
         """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one boundary."""
-        plan.disable = lambda listener: self.disable(listener.name) if listener.name in self._entries else None
+        plan.disable = self._give_up
 
     # ---- looking ------------------------------------------------------------------------------------------------
 
@@ -157,7 +155,6 @@ class HookList:
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
         self._entries[entry.name] = entry
-        self.additions += 1
         self._join(entry)
         return Handle(self, entry)
 
@@ -210,6 +207,12 @@ class HookList:
             entry.enabled = False
             is_up = ("H", entry.name) in self._plan.up
             self._plan.remove([each for each in entry.listeners if each.event.name != "teardown" or not is_up])
+
+    def _give_up(self, listener: Listener) -> None:
+        """A hook has failed and is to be switched off: here at once, and in a run of several ranks on all of them."""
+        if listener.name in self._entries:
+            self.disable(listener.name)
+            self.dismiss(listener.name)
 
     # ---- making -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -9,13 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.errors import END_EPOCH, LossError, StopTraining
+from hookline.errors import END_EPOCH, HooklineError, LossError, StopTraining
 from hookline.hosts.course import Course
 from hookline.hosts.guests import note
 from hookline.hosts.host import Host
 from hookline.hosts.keeping import load
 from hookline.hosts.tables import RAW_LOOP
 from hookline.hosts.updates import plain
+
+log = logging.getLogger("hookline")
 
 
 class Line(Course):
@@ -45,7 +48,7 @@ class Line(Course):
         options: logger (True: a log below the run's directory; False, the default; a Logger, or several), run_dir, config,
         accounting, log_every_n_steps, count_tokens, and max_epochs and max_steps, which hooks are told; the loop decides.
         """
-        super().__init__(host, hooks=hooks, meets_ranks=True, **options)
+        super().__init__(host, hooks=hooks, **options)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -84,8 +87,12 @@ class Line(Course):
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs that are left, until a hook asks for the end. What is done in one belongs to it."""
-        for number in range(self.state.epochs_seen, n):
-            if self.state.should_stop:
+        done = self.state.epochs_seen
+        if done >= n:
+            log.warning("Nothing is left to train: %d epochs are done, and the loop asks for %d in all. A new training "
+                        "takes a new Line.", done, n)  # fmt: skip
+        for number in range(done, n):
+            if self.should_stop:
                 return
             yield number
             self.end_epoch()
@@ -96,7 +103,7 @@ class Line(Course):
         Batches that a hook leaves out are not seen; after a request to stop there are no more.
         """
         self.end_epoch()
-        if self.state.should_stop:
+        if self.should_stop:
             return
         self.start_epoch(_length(loader))
         for batch in loader:
@@ -106,7 +113,7 @@ class Line(Course):
             if signal is None:
                 yield self.state.batch
                 self.end_batch()
-            if self.state.should_stop:
+            if self.should_stop:
                 return
         self.epoch_is_whole = True
 
@@ -114,9 +121,13 @@ class Line(Course):
         """The batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. Modes and gradients are the loop's."""
         current = self.start_validation()
         for batch in loader:
+            if self.current_pass is not current:
+                raise HooklineError("Another validation, or a training batch, began inside this validation. "
+                                    "Finish one before the other begins.")  # fmt: skip
             current.start_batch(batch)
             yield batch
-            current.end_batch()
+            if self.current_pass is current:
+                current.end_batch()
         self.end_validation()
 
     # ---- the update -------------------------------------------------------------------------------------------------
@@ -140,11 +151,13 @@ class Line(Course):
         """Clip by the total norm, which is returned. Hooks see the gradients before, and hear of it after."""
         s = self.state
         chosen = s.optimizers if optimizer is None else [plain(optimizer)]
-        for index, each in enumerate(s.optimizers):
-            if any(each is one for one in chosen):
-                self.updates.before(index)
+        indices = [index for index, each in enumerate(s.optimizers) if any(each is one for one in chosen)]
+        for index in indices:
+            self.updates.before(index)
+        if gradients := self.updates.left_out(indices):
+            return nn.utils.get_total_norm(gradients)  # there will be no update: nothing to clip
         parameters = [p for each in chosen for group in each.param_groups for p in group["params"]]
-        s.norm_tensor = self.clip(parameters, max_norm)
+        s.norm_tensor = self.updates.clipped_norm = self.clip(parameters, max_norm)
         s.gradient_clip_val = max_norm
         self.plan.on_gradient_clip(s)
         return s.norm_tensor
@@ -152,6 +165,15 @@ class Line(Course):
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
         """What `clip_gradients` does between its events."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of the hooks and of how far the run is.
+
+        A batch whose update is made ends now, if the loop asks for this in its body: its hooks have heard of it then.
+        """
+        if self.state.step != self.updates.step_before:
+            self.end_batch()
+        return super().state_dict()
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Go on from a checkpoint that `save_checkpoint` wrote: module, optimizers, schedulers, hooks and counters."""

@@ -47,6 +47,9 @@ class Plan:
         """Facts that somebody asks for, on any rank; the loops capture costly ones only if they are in here."""
         self.wanted_at: dict[str, frozenset[str]] = {}
         """The same by event."""
+        self.asked_at: dict[str, frozenset[str]] = {}
+        """What listeners ask for as they are now; ranks that have agreed on what is wanted stay with that until they next do."""
+        self._is_agreed = False
         self.tracers: tuple[Tracer, ...] = ()
         self.up: set[tuple[str, str]] = set()
         """Whose set-up has begun in this run: they are the ones who get a teardown."""
@@ -134,7 +137,17 @@ class Plan:
         at: dict[str, set[str]] = {}
         for listener in (*acting, *heard, *self._elsewhere):
             at.setdefault(listener.event.name, set()).update(listener.facts)
-        self.wanted_at = {event: frozenset(facts) for event, facts in at.items()}
+        self.asked_at = {event: frozenset(facts) for event, facts in at.items()}
+        if not self._is_agreed:
+            self._want(self.asked_at)
+
+    def agree_on_wants(self, everywhere: dict[str, frozenset[str]] | None) -> None:
+        """Work out what is asked for anywhere, until told otherwise; None: there is nobody else any more."""
+        self._is_agreed = everywhere is not None
+        self._want(self.asked_at if everywhere is None else everywhere)
+
+    def _want(self, at: dict[str, frozenset[str]]) -> None:
+        self.wanted_at = at
         self.wanted = self.table.with_needs({fact for facts in at.values() for fact in facts})
 
     def _compose(self, name: str) -> None:

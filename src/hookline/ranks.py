@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +16,8 @@ from hookline.errors import HooklineError
 
 T = TypeVar("T")
 INT = torch.int64
+LONGEST = 1000
+"""Characters of an error's message that the other ranks are told."""
 
 
 class Ranks:
@@ -40,6 +44,14 @@ class Ranks:
         """Every rank's value, in the order of ranks, on every rank. Waits for all."""
         if self.group is None:
             return [value]
+        try:
+            return self._gather(value)
+        except RuntimeError as error:
+            if "gloo" in str(error):
+                error.add_note(self._who_has_ended())
+            raise
+
+    def _gather(self, value: Any) -> list[Any]:
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=INT) for _ in range(self.world_size)]
         dist.all_gather(lengths, torch.tensor([len(mine)], dtype=INT), group=self.group)
@@ -76,6 +88,19 @@ class Ranks:
         """A store where ranks leave each other notes, over a connection of its own: one for each thread that uses it."""
         c10d: Any = dist.distributed_c10d
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
+
+    def tell_end(self, error: BaseException | None) -> None:
+        """This process ends, by an error that nobody has caught: whoever then waits for it in vain can say so."""
+        if error is not None and self.group is not None:
+            with contextlib.suppress(RuntimeError, dist.DistError):
+                self.board("ended").set(str(self.rank), f"{type(error).__name__}: {str(error)[:LONGEST]}")
+
+    def _who_has_ended(self) -> str:
+        ended = []
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            board = self.board("ended")
+            ended = [f"rank {rank} by {board.get(str(rank)).decode()}" for rank in range(self.world_size) if board.check([str(rank)])]
+        return f"Processes of this job have ended: {'; '.join(ended) or 'which, their own logs say'}."
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -114,6 +139,10 @@ class Ranks:
         work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
         return Answer(numbers, work)
 
+    def rounds(self, count: int) -> Rounds:
+        """For what is asked after every batch: so many numbers, of each the largest over all ranks."""
+        return Rounds(self.group, count)
+
     def _begin(self, values: Sequence[int], operation: Any) -> Answer:
         numbers = torch.tensor(values, dtype=INT)
         work = None if self.group is None else dist.all_reduce(numbers, operation, group=self.group, async_op=True)
@@ -135,6 +164,52 @@ class Answer:
         return self._work is None or self._work.is_completed()
 
     def read(self) -> list[Any]:
+        """The answer; waits for it if it has not come yet."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._numbers.tolist()
+
+
+class Rounds:
+    """The same question after every batch: the next one is asked before the answer to the last one is read.
+
+    It is in the way of every batch. So nothing is made anew for it, and the group is called without torch's wrapper, which takes
+    longer than beginning the exchange.
+    """
+
+    __slots__ = ("_next", "_other")
+
+    def __init__(self, group: Any, count: int) -> None:
+        self._next, self._other = Round(group, count), Round(group, count)
+
+    def ask(self, values: Sequence[int]) -> Round:
+        """Begin to find each number's largest; the answer must be read before the next but one is asked for."""
+        asked, self._next, self._other = self._next, self._other, self._next
+        asked.begin(values)
+        return asked
+
+
+class Round:
+    """A question whose numbers, and later their answers, are always in the same place."""
+
+    __slots__ = ("_group", "_numbers", "_options", "_tensors", "_work")
+
+    def __init__(self, group: Any, count: int) -> None:
+        c10d: Any = dist.distributed_c10d
+        self._group = group
+        self._options = c10d.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.MAX
+        self._numbers = array("q", bytes(8 * count))
+        self._tensors = [torch.frombuffer(self._numbers, dtype=INT)]  # shares the memory
+        self._work: Any = None
+
+    def begin(self, values: Sequence[int]) -> None:
+        """Say this rank's numbers."""
+        self._numbers[:] = array("q", values)
+        self._work = self._group.allreduce(self._tensors, self._options)
+
+    def read(self) -> list[int]:
         """The answer; waits for it if it has not come yet."""
         if self._work is not None:
             self._work.wait()

@@ -52,6 +52,15 @@ class RunDirectory:
         """The directory's name, made if it is a new one: what rank zero tells the others."""
         return str(self.path().absolute())
 
+    def intended(self) -> Path:
+        """The directory, which need not exist yet: for those who only want to know where something would be written."""
+        if self._options.run_dir is not None:
+            return self._here(self._options.run_dir)
+        if self._named is None:  # nothing is made that would keep others from the name, so it has this process's number
+            name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
+            self._named = self.root / name
+        return self._here(self._named)
+
     def path(self) -> Path:
         """The directory, which exists from now on."""
         if self._options.run_dir is not None:

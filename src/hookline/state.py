@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.context import OnceFloat, StepContext
-from hookline.errors import closest
+from hookline.errors import HooklineError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
 
@@ -72,6 +72,8 @@ class State(MutableMapping[str, Any]):
     shared_loss: Any = None
     """The window's loss over all ranks, on its way, if somebody asks for it and there are several; `float` reads it."""
     norm_tensor: Tensor | None = None
+    norm_takes_all: bool = False
+    """Whether all ranks must measure the norm together, because each holds only a part of the gradients."""
     used_lr: float | None = None
     """The learning rate that the newest update used."""
     optimizer: Any = None
@@ -140,8 +142,17 @@ class State(MutableMapping[str, Any]):
     def norm_on_device(self) -> Tensor | None:
         """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be measured."""
         if self.norm_tensor is None:
+            if self.norm_takes_all:
+                self._check_norm_is_asked_for()
+                return None
             self.norm_tensor = total_norm(self.optimizers)
         return self.norm_tensor
+
+    def _check_norm_is_asked_for(self) -> None:
+        """A hook that has just come gets its first norm when the ranks know of it; who has not asked would wait for ever."""
+        if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
+            raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and only "
+                                "if a hook asks for it by name, as in `def on_step_end(self, grad_norm)`. No hook does.")  # fmt: skip
 
     def add_norm(self, norm: Tensor | None) -> None:
         """One optimizer's share of the total norm."""

@@ -18,7 +18,7 @@ from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
-from hookline.foreign import adopt_data, adopt_steps
+from hookline.foreign import DataLike, adopt_data, adopt_steps
 from hookline.hooklist import FunctionRegistration, Handle, HookList
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
@@ -97,7 +97,7 @@ class Trainer(RunView):
         train: Any = None,
         val: Any = None,
         *,
-        datamodule: DataModule | None = None,
+        datamodule: DataLike | None = None,
         loss: Callable[..., Any] | None = None,
         step: Callable[..., Any] | None = None,
         optimizer: Any = None,
@@ -121,7 +121,7 @@ class Trainer(RunView):
         return self.metrics
 
     def validate(
-        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
         checkpoint: str | Path | None = None,
     ) -> Metrics:  # fmt: skip
@@ -139,7 +139,7 @@ class Trainer(RunView):
         return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
 
     def test(
-        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
         checkpoint: str | Path | None = None,
     ) -> Metrics:  # fmt: skip
@@ -150,7 +150,7 @@ class Trainer(RunView):
         return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
 
     def predict(
-        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataModule | None = None,
+        self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         return_predictions: bool = True, checkpoint: str | Path | None = None,
     ) -> list[Any]:  # fmt: skip
         """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as in `validate`."""
@@ -160,7 +160,7 @@ class Trainer(RunView):
         return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
 
     def _start(
-        self, stage: str, module: nn.Module | None, datamodule: DataModule | None, loaders: dict[str, Any],
+        self, stage: str, module: nn.Module | None, datamodule: Any, loaders: dict[str, Any],
         loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any,
     ) -> Run:  # fmt: skip
         if self._run is not None:
@@ -234,6 +234,8 @@ class Trainer(RunView):
         if not load(run, "val"):
             _no_loader("validate")
         s.nested_validate = False
+        if run.peers is not None:
+            run.peers.nested.begin()
         try:
             with isolated_rng():
                 return evaluate(run, VALIDATION)
@@ -284,7 +286,7 @@ class Trainer(RunView):
             self.state.own = before
 
     def explain(
-        self, module: nn.Module | None = None, train: Any = None, *, datamodule: DataModule | None = None, verb: str = "fit",
+        self, module: nn.Module | None = None, train: Any = None, *, datamodule: DataLike | None = None, verb: str = "fit",
         mixture: Mixture | Mapping[str, Any] | None = None,
     ) -> Explanation:  # fmt: skip
         """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`.
@@ -325,9 +327,12 @@ class Trainer(RunView):
         elif (last := self._fitted or self._last) is not None:
             guests = Guests(last)
             guests.bind()
+            brought = [each for entry in last.brought for each in entry.listeners]  # the module's hooks have left with the run
+            self.plan.add(brought)
             try:
                 save(last, request)
             finally:
+                self.plan.remove(brought)
                 guests.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")

@@ -25,7 +25,8 @@ def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:
     for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         if end > start:
             save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
-            places.append(Place(Opened(folder / f"{number}.safetensors"), "x", (start, *(0,) * (whole.dim() - 1))))
+            begins_at = (start, *(0,) * (whole.dim() - 1))
+            places.append(Place(Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape))
     return Pieces("x", whole.shape, whole.dtype, lambda: iter(places))
 
 
@@ -57,7 +58,7 @@ def test_a_rank_that_has_all_it_needs_looks_at_no_other_file(tmp_path: Path) -> 
 
 def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
     save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
-    place = Place(Opened(tmp_path / "0.safetensors"), "x", ())
+    place = Place(Opened(tmp_path / "0.safetensors"), "x", (), ())
     assert Pieces("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
     assert Pieces("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
 

@@ -42,6 +42,8 @@ def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.
     assert "Did you mean 'counts'?" in answers[0][2] and "Did you mean 'enable'?" in answers[1][2]
     assert "disable takes HOOK; got nothing." in answers[2][2]
     assert said(capsys, "status")[0] == 1
+    for wrong in ("nan", "-1", "inf"):
+        assert main(["control", "run", f"--wait={wrong}"]) == 2 and "--wait" in capsys.readouterr().err
     assert main(["control", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
 
 

@@ -100,14 +100,14 @@ def test_a_new_interval_counts_from_where_the_run_is() -> None:
 def test_an_interval_that_would_mean_nothing_is_refused_with_the_reason() -> None:
     answers, _ = asked(("every", {"hook": "early_stopping", "interval": "5 steps"}), ("every", {"hook": "heartbeat", "interval": "5 steps"}),
                        ("every", {"hook": "heartbeat", "interval": "5 seconds"}), ("every", {"hook": "counts", "interval": "5 stps"}),
-                       ("every", {"hook": "counts"}),
+                       ("every", {"hook": "counts"}), ("every", {"hook": "counts", "interval": "²"}),
                        hooks=[EarlyStopping(monitor="train/loss"), Heartbeat(every="30 seconds"), Counts()])  # fmt: skip
     texts = [str(each) for each in answers]
     assert "nothing that comes with every batch" in texts[0]
     assert "use such as '30 seconds'" in texts[1]
     assert "error" not in texts[2] and answers[2]["hook"] == "heartbeat"
     assert "unknown unit 'stps'. Did you mean 'step'?" in texts[3]
-    assert "every=None" in texts[4]
+    assert "every=None" in texts[4] and "every='²'" in texts[5]
 
 
 def saved_by(answer: dict[str, Any]) -> Path:
@@ -155,6 +155,7 @@ def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown(
         ("prob.py:Probe", "Did you mean 'probe.py'?"),
         ("torn.py:Probe", "SyntaxError"),
         ("loud.py:Probe", "ZeroDivisionError"),
+        ("script.py:Probe", "SystemExit: 2"),
         ("none.py:Probe", "has no class that derives from hookline.Hook"),
         ("probe.txt:Probe", "such as probe.py:Probe"),
     ],
@@ -164,6 +165,7 @@ def test_a_file_that_cannot_be_attached_is_refused_and_leaves_the_run_as_it_was(
     Path("torn.py").write_text("class Probe(")
     Path("loud.py").write_text("1 / 0")
     Path("none.py").write_text("import os")
+    Path("script.py").write_text("import sys\nsys.exit(2)")  # as argparse does in a script
     answers, trainer = asked(("attach", {"file": str(Path(file).resolve())}))
     assert isinstance(answers[0], Refused) and said in str(answers[0])
     assert trainer.status == "stopped" and trainer.hooks.list_hooks() == ["asks"]

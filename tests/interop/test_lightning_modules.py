@@ -470,7 +470,7 @@ def test_modules_of_the_other_package_name_are_trained_too_with_callbacks_of_eit
                  for each in (pl, pytorch_lightning)]  # fmt: skip
     trainer = quiet(hooks=callbacks, max_epochs=2)
     trainer.fit(Other(), Data())
-    assert seen == [(Other, 1)] * 2 and trainer.metrics["loss"] == pytest.approx(trainer.metrics["train/loss"])
+    assert seen == [(Other, 2)] * 2 and trainer.metrics["loss"] == pytest.approx(trainer.metrics["train/loss"])
 
 
 def test_a_module_trained_here_is_trained_on_by_lightning() -> None:

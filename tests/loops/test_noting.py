@@ -165,3 +165,27 @@ def test_a_very_long_message_is_cut():
     with pytest.raises(ValueError) as failed:
         quiet().fit(Long(), batches(1))
     assert len(failed.value.__notes__[-1]) < 700 and "…" in failed.value.__notes__[-1]
+
+
+def test_the_last_record_says_how_the_run_ended():
+    trainer = quiet(run_dir="run", logger=True)
+    trainer.on("step_end")(lambda step, state: state.request_stop("enough") if step == 2 else None)
+    trainer.fit(Net(), batches(4))
+    last = json.loads(Path("run/log.jsonl").read_text().splitlines()[-1])
+    assert (last["type"], last["status"], last["reason"], last["step"]) == ("end", "stopped", "enough", 2)
+
+
+def test_an_error_that_cannot_even_be_told_is_still_the_one_that_is_raised():
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("no words")
+
+    def fail():
+        raise Mute
+
+    trainer = logged()
+    trainer.on("step_end")(fail)
+    with pytest.raises(Mute) as caught:
+        trainer.fit(Net(), batches(1))
+    assert "Failed: Mute: (its text cannot be told: KeyError), in" in caught.value.__notes__[-1]
+    assert records("failure")[0]["exception"] == "Mute"

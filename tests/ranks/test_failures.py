@@ -79,7 +79,7 @@ class Stubborn(Hook):
 if CASE.startswith("hangs"):
     quiet().fit(Net(), batches(2))  # whatever takes long the first time
     OPTIONS = {"hang_after": 6, "hang_action": "abort"}
-quiet(hooks=[Fails(), OnZero(), Stubborn(), Careful()], default_root_dir=FOLDER, **OPTIONS).fit(Net(), batches(400))
+quiet(hooks=[Fails(), OnZero(), Stubborn(), Careful()], logger=True, default_root_dir=FOLDER, **OPTIONS).fit(Net(), batches(400))
 '''
 
 
@@ -103,6 +103,10 @@ def test_a_hook_that_raises_on_one_rank_ends_all_and_is_named_everywhere(tmp_pat
     where = r"raised by hook 'fails' in on_step_end \(.*script\.py:\d+\) at epoch 0, batch 2, step 3"
     assert re.search(rf"Rank 1 has failed: ValueError: the disk is full \({where}\)", said_by(0, outcome)), outcome.output
     assert re.search(where, said_by(1, outcome))
+    assert "Failed: rank 1: ValueError: the disk is full (raised by hook 'fails' in on_step_end" in said_by(0, outcome)
+    (log,) = tmp_path.glob("runs/*/log.jsonl")
+    (failure,) = [each for each in map(json.loads, log.read_text().splitlines()) if each["type"] == "failure"]
+    assert (failure["rank"], failure["exception"]) == (1, "ValueError") and failure["message"].startswith("the disk is full (raised by")
     assert outcome.lines("TEARDOWN") == ["0", "1"]
     assert "1 ValueError" in outcome.lines("EXCEPTION")
 

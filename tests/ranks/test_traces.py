@@ -12,7 +12,8 @@ from ranks.torchrun import Outcome, torchrun
 
 from hookline import on
 from hookline.replay import replay
-from hookline.tracing.reading import merge
+from hookline.tracing.happened import count, differences
+from hookline.tracing.reading import merge, read_trace
 
 SCRIPT = '''
 import time
@@ -74,6 +75,12 @@ def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_
     assert len(told) == 2
     assert told[0] == told[1]
     assert 3 <= int(told[0][0]) < int(told[0][1])
+
+
+def test_a_strategy_around_the_modules_step_is_as_planned(job: tuple[Outcome, Path]) -> None:
+    seen = count(read_trace(job[1] / "run/trace.json"))
+    assert seen.heard["strategy", "DDP", "training_step"].calls == seen.heard["module", "Net", "training_step"].calls
+    assert [each for each in differences(seen.rows, seen) if "dear" not in each] == []
 
 
 def test_one_rank_tells_what_the_hooks_cost(job: tuple[Outcome, Path]) -> None:

@@ -110,6 +110,9 @@ def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
     made = Opened(browser, address(write_report([whole_run(), "other"])[0]), viewport={"width": 360, "height": 740})
     scroll_through(made.page)
     assert made.page.evaluate("document.documentElement.scrollWidth") <= 360
+    right = "[...document.querySelectorAll('#cost tbody tr:first-child td')].map((cell) => cell.getBoundingClientRect().right)"
+    total, share = made.page.evaluate(right)[:2]
+    assert total < share <= 360  # what a hook costs is seen without a swipe
     assert made.trouble == []
     made.page.close()
 

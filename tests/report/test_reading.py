@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -169,7 +171,9 @@ def test_what_is_no_run_is_refused_with_what_may_have_been_meant() -> None:
 def test_odd_records_are_passed_over() -> None:
     odd = [{"type": "metrics", "step": "x", "metrics": {"loss": 1.0, "list": [1], "none": None}}, {"type": "metrics", "metrics": 3},
            {"type": "text"}, {"type": "image", "path": "\0"}, {"type": "hyperparams", "params": 1}, {"type": "cost", "rows": [1]},
-           {"type": "resume", "superseded": True}, {"type": "histogram", "counts": []}, {"type": 1}]  # fmt: skip
+           {"type": "resume", "superseded": True}, {"type": "histogram", "counts": []}, {"type": 1},
+           {"type": "end", "status": ["x"], "reason": {}}, {"type": "metrics", "time": float("inf"), "step": 1, "metrics": {}},
+           {"type": "metrics", "time": float("nan"), "step": 1, "metrics": {}}, {"type": "metrics", "time": 10**400, "metrics": {}}]  # fmt: skip
     path = written("run", *odd)
     (path / "hangs.log").write_text("2026-13-45 99:00:00 at step 1\n")
     (path / "run.json").write_text(json.dumps({"id": 1, "status": "stopped", "reason": 3, "step": "x", "limits": 0, "noted_at": 0}))
@@ -178,3 +182,83 @@ def test_odd_records_are_passed_over() -> None:
     data = data_of(path)
     assert [each["name"] for each in data["summary"]] == ["loss"]
     assert any("1 histograms" in each for each in data["notes"])
+
+
+class Fails(Hook):
+    def on_step_end(self, step: int) -> None:
+        if step == 5:
+            raise RuntimeError("on purpose")
+
+
+def failed_run() -> Path:
+    """Saved at step 3, failed at step 5."""
+    checkpoint = ModelCheckpoint(every_n_train_steps=3)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        quiet(run_dir="run", logger=True, max_epochs=2, log_every_n_steps=1, hooks=[checkpoint, Fails()]).fit(Net(), batches())
+    return Path("run")
+
+
+def test_a_failure_is_told_also_after_the_run_was_resumed_from_before_it() -> None:
+    path = failed_run()
+    assert data_of(path)["runs"][0]["status"] == "failed"
+    trainer = quiet(run_dir="run", logger=True, max_epochs=2, log_every_n_steps=1)
+    trainer.fit(Net(), batches(), resume="auto")
+    data = data_of(path)
+    told = [(each["kind"], each["step"]) for each in data["events"] if each["kind"] in ("failure", "resume", "end")]
+    assert told == [("failure", 5), ("resume", 3), ("end", 8)]
+    assert curve(data, "train/loss")["x"] == list(range(1, 9))
+    assert data["runs"][0]["status"] == "completed"
+
+
+def test_a_run_without_a_checkpoint_says_how_it_ended_too() -> None:
+    quiet(run_dir="run", logger=True).fit(Net(), batches())
+    assert not Path("run/run.json").exists()
+    data = data_of(Path("run"))
+    assert (data["runs"][0]["status"], data["runs"][0]["mood"]) == ("completed", "good")
+    assert [each["step"] for each in data["events"] if each["kind"] == "end"] == [4]
+
+
+def test_a_failed_run_has_one_event_of_its_failure() -> None:
+    events = data_of(failed_run())["events"]
+    assert [(each["text"], each["step"]) for each in events if each["level"] == "bad"] == [
+        ("RuntimeError: on purpose (by hook 'fails' in on_step_end)", 5)
+    ]
+
+
+def test_a_finished_run_that_goes_on_is_not_called_finished() -> None:
+    path = written("run", {"type": "hyperparams", "time": time.time(), "params": {}}, {**metrics(1, loss=1.0), "time": time.time()})
+    (path / "run.json").write_text(json.dumps({"id": "a", "status": "completed", "reason": "", "step": 1, "limits": {},
+                                               "noted_at": "2026-01-02T04:00:00+00:00"}))  # fmt: skip
+    assert data_of(path)["runs"][0]["status"] == "training"
+
+
+def test_a_killed_run_is_not_called_training() -> None:
+    path = written("run", {**metrics(1, loss=1.0), "time": time.time()})
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind("run/control.sock")
+        left.listen()
+        assert data_of(path)["runs"][0]["status"] == "training"
+    assert data_of(path)["runs"][0]["status"] == "killed, or trains on another machine"
+
+
+def test_pipes_in_the_place_of_files_are_not_waited_for() -> None:
+    path = written("run", metrics(1, loss=1.0))
+    (path / "logs").mkdir()
+    for name in ("hangs.log", "logs/rank0.jsonl", "trace.json", "control.sock"):
+        os.mkfifo(path / name)
+    assert curve(data_of(path), "loss")["x"] == [1]
+
+
+def test_whatever_is_nested_too_deep_is_no_obstacle() -> None:
+    deep = '{"a":' * 600 + "1" + "}" * 600
+    path = written("run", metrics(1, loss=1.0), after=f'{{"type": "hyperparams", "params": {deep}}}\n')
+    (path / "run.json").write_text("[" * 100_000)
+    assert [row["key"].count(".") for row in data_of(path)["config"]] == [19]
+
+
+def test_a_log_that_is_none_is_refused_and_half_a_line_is_not() -> None:
+    path = written("run", after='{"type": "met')
+    assert data_of(path)["runs"][0]["records"] == 0
+    (path / "log.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(1000))
+    with pytest.raises(OptionError, match="no log of Hookline"):
+        read_run(path)

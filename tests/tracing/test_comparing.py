@@ -73,3 +73,9 @@ def test_another_order_and_another_module_are_named():
     found = compare(first, second, ("a", "b"))
     assert "on_step_end: one → two in a, two → one in b" in found
     assert "on_train_batch_end: module Listening only in b" in found
+
+
+def test_a_hook_that_only_one_has_is_named_once_with_all_that_it_hears():
+    first, second = quiet(hooks=[Watch()]).explain(Net()), quiet().explain(Net())
+    line = "hook watch only in a: on_train_batch_end, on_step_end"
+    assert compare(first, second, ("a", "b")) == [line] and compare(second, first, ("b", "a")) == [line]

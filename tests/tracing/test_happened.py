@@ -141,3 +141,8 @@ def test_a_run_that_failed_is_said_to_have_failed_and_those_after_the_guilty_one
     found = different()
     assert found[0].startswith("the run failed, or was interrupted, at step 3")
     assert not any("switched off" in each for each in found)
+
+
+def test_a_bar_does_not_miss_a_validation_that_was_never_to_come():
+    quiet(trace="trace.json", enable_progress_bar=True).fit(Net(), batches(2))
+    assert different() == []

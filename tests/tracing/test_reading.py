@@ -9,7 +9,9 @@ import pytest
 from tracing.traced import load, trace_run
 
 from hookline import OptionError
-from hookline.tracing.reading import merge, read_trace
+from hookline.tracing.comparing import beside
+from hookline.tracing.happened import count
+from hookline.tracing.reading import merge, of_first_rank, read_trace
 
 
 def test_a_trace_reads_as_it_was_written():

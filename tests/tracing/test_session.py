@@ -115,4 +115,18 @@ def test_a_hook_that_stops_the_trace_and_takes_its_time_ends_the_trace_and_not_t
     trainer.on("train_batch_end")(lambda batch_idx: trainer.tracing.stop() if batch_idx == 2 else None)
     trainer.fit(Net(), batches(5))
     assert trainer.status == "completed"
-    assert [each["args"]["step"] for each in named(load("trace.json"), "on_step_end")] == [1, 2, 3]
+    assert [each["args"]["step"] for each in named(load("trace.json"), "on_step_end")] == [1, 2]
+
+
+def test_after_a_full_disk_another_trace_can_be_started():
+    trainer = quiet(trace="trace.json", hooks=[Watch()])
+
+    @trainer.on("train_batch_end")
+    def switch(batch_idx):
+        if batch_idx == 1:
+            trainer.tracing._tracer.failed = True  # as when the disk is full
+        if batch_idx == 2:
+            trainer.tracing.start("other.json")
+
+    trainer.fit(Net(), batches(5))
+    assert [each["args"]["step"] for each in named(load("other.json"), "on_step_end")] == [3, 4, 5]

@@ -64,6 +64,21 @@ def main() -> Metrics:
     return metrics
 
 
+class Theirs:
+    """A data module as another package has it, which is recognised when it comes from there."""
+
+    def prepare_data(self) -> None: ...
+
+    def setup(self, stage: str | None = None) -> None: ...
+
+    def train_dataloader(self) -> object: ...
+
+
+def with_the_data_of_another_package(trainer: Trainer, data: Theirs) -> None:
+    trainer.fit(Regression(), datamodule=data)
+    trainer.validate(Regression(), datamodule=data)
+
+
 def own_event() -> float:
     declare_event("on_reward", facts=("reward",), doc="A reward came in.", replaces="reward")
     trainer = Trainer(logger=False, enable_progress_bar=False)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import threading
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from report.reported import metrics, written
 
+from hookline.control.address import listen
 from hookline.report import content
 from hookline.watch import feed as feed_module
 from hookline.watch.feed import Feed
@@ -78,3 +81,33 @@ def test_what_could_end_the_script_of_the_page_or_a_line_of_the_feed_is_data() -
     found = feed.wait("", 1.0)
     assert found is not None and "\n" not in found[1] and "\r" not in found[1]
     assert {each["name"] for each in json.loads(found[1])["summary"]} == {"</script>\n\ndata: x", "\u2028"}
+
+
+def test_a_job_that_was_killed_is_told_although_it_wrote_nothing_about_it() -> None:
+    path = written("run", {**metrics(1, loss=1.0), "time": time.time()})
+    with closing(listen(path)) as listener:
+        answers = threading.Thread(target=_answer_all, args=(listener,), daemon=True)
+        answers.start()
+        feed = Feed(path)
+        feed.look()
+        assert _statuses(feed) == (True, "training")
+        listener.shutdown(socket.SHUT_RDWR)
+        answers.join(10)
+    feed.look()
+    assert _statuses(feed) == (False, "killed, or trains on another machine")
+
+
+def _answer_all(listener: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                if connection.recv(1000):
+                    connection.sendall(b'{"status": "training"}\n')
+
+
+def _statuses(feed: Feed) -> tuple[bool, str]:
+    found = feed.wait("", 1.0)
+    assert found is not None
+    told = json.loads(found[1])
+    return told["job"]["running"], told["runs"][0]["status"]

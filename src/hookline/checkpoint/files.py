@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import read_folder, read_for_rank, verify_folder
+from hookline.checkpoint.reading import check_pieces, read_folder, read_for_rank, read_module, verify_folder
 from hookline.checkpoint.tidying import remove_folder, tidy
 from hookline.checkpoint.writing import write_folder
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
 
-__all__ = ["read", "read_manifest", "read_together", "remove", "tidy", "verify", "write"]
+__all__ = ["read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
+
+
+T = TypeVar("T")
 
 
 def write(
@@ -47,18 +50,36 @@ def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     """
     if ranks.alone:
         return read(path)
-    url = remote.as_url(path)
-    contents, problem = {}, ""
+    url, folder = remote.as_url(path), Path(path)
+    rank, world_size = ranks.rank, ranks.world_size
+    if url:
+        return _agreed(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
+    _agreed(ranks, lambda: verify_folder(folder, rank, world_size))
+    contents, of_ranks = _agreed(ranks, lambda: read_for_rank(folder, rank, world_size))
+    check_pieces(folder, sum(ranks.gather(of_ranks.counted)))
+    return contents
+
+
+def _agreed(ranks: Ranks, act: Callable[[], T]) -> T:
+    """What comes of it on this rank, if nothing was wrong on any."""
+    result, problem = cast(T, None), ""
     try:
-        if url:
-            contents = remote.read_url(url, ranks.rank, ranks.world_size)
-        else:
-            verify_folder(Path(path), ranks.rank, ranks.world_size)
+        result = act()
     except CheckpointError as error:
         problem = str(error)
-    if problems := dict.fromkeys(filter(None, ranks.gather(problem))):
-        raise CheckpointError("; ".join(problems))
-    return contents if url else read_for_rank(Path(path), ranks.rank, ranks.world_size)
+    told = ranks.gather(problem)
+    if any(told):
+        said = {each: [rank for rank, text in enumerate(told) if text == each] for each in filter(None, told)}
+        raise CheckpointError("; ".join(
+            text if len(who) == len(told) else f"{text} (found by rank {', '.join(map(str, who))})" for text, who in said.items()
+        ))  # fmt: skip
+    return result
+
+
+def read_weights(path: Path | str, as_pieces: bool = False) -> dict[str, Any]:
+    """The weights of a checkpoint and nothing else, verified; `as_pieces`: for a module that needs only a part of each."""
+    url = remote.as_url(path)
+    return remote.read_url_module(url) if url else read_module(Path(path), as_pieces)
 
 
 def read_manifest(path: Path | str) -> Manifest:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.files import read_manifest, read_together, tidy
+from hookline.checkpoint.files import read, read_manifest, tidy
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
 
 ALONE = Ranks()
+Read = Callable[[Path | str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,12 @@ def best_first(found: list[Found]) -> list[Found]:
     return sorted(scored, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
 
 
-def first_whole(found: list[Found], ranks: Ranks = ALONE) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
+def first_whole(found: list[Found], read: Read = read) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
     """The first one that can be read, what is in it, and why those before it could not."""
     passed_over: dict[Path, str] = {}
     for each in found:
         try:
-            return each, read_together(each.path, ranks), passed_over
+            return each, read(each.path), passed_over
         except CheckpointError as error:
             passed_over[each.path] = str(error)
     return None, {}, passed_over

@@ -51,15 +51,15 @@ class Shards(TensorStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begins_at: dict[str, list[int]] = {}
-        """Where each piece begins in the whole."""
+        self.blocks: dict[str, tuple[list[int], list[int]]] = {}
+        """Where each piece begins in the whole, and its size."""
         self.names: dict[str, Any] = {}
         """All such tensors, those included that this rank has no piece of: every rank must choose the same names."""
         self.numbers_wanted = self.numbers_here = 0
 
     def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> Part:
         """These pieces, and what else a rank writes for itself."""
-        structure = {"own": own, "shards": self.begins_at, "shared": self.shared}
+        structure = {"own": own, "shards": self.blocks, "shared": self.shared}
         return Part(structure, tensors, self.numbers_wanted, self.numbers_here)
 
 
@@ -246,7 +246,7 @@ def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
         if piece is not None:
             shards.numbers_here += piece.numbers.numel()
             if _keep(piece.numbers, shards, name) == name:
-                shards.begins_at[name] = list(piece.begins_at)
+                shards.blocks[name] = (list(piece.begins_at), list(piece.numbers.shape))
     return {TAG: "sharded", "key": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from hookline.checkpoint.weights import put_weights, read_checkpoint
 from hookline.errors import OptionError, closest
 from hookline.events import EVENTS
+from hookline.foreign import adopt_steps
 from hookline.listener import find_listeners
 from hookline.state import State
 
@@ -22,10 +23,12 @@ def load_module(cls: type[M], path: str | os.PathLike[str], strict: bool = True,
     """Make a `cls` with the arguments that `HParams` kept, or these instead, and give it the weights of a checkpoint."""
     where, contents = read_checkpoint(path)
     module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
-    if hasattr(module, "configure_model"):  # a hookline.Module
+    if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
         state = State(module=module, checkpoint=contents, path=Path(where) if "://" not in where else where)
-        for listener in find_listeners(module, "M", cls.__name__, EVENTS):
+        foreign = adopt_steps(module)  # one of another package has its own hooks
+        listeners = foreign.listeners(cls.__name__, EVENTS) if foreign else find_listeners(module, "M", cls.__name__, EVENTS)
+        for listener in listeners:
             if listener.event.name == "module_load_checkpoint":
                 listener.binding.call(state)
     put_weights(module, contents["module"], where, strict)

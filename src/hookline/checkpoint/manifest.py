@@ -67,6 +67,9 @@ def signature(manifest: Mapping[str, Any]) -> str:
 def load(path: Path) -> Manifest:
     """The manifest of the checkpoint at this path, if nobody has changed it."""
     file = path / NAME
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file; a checkpoint of a run is a directory. The weights in another program's file "
+                              f"are taken over by load_weights(module, hookline.import_checkpoint({str(path)!r})).")  # fmt: skip
     if not file.is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no {NAME}.{_beside(path)}")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,27 @@ class Opened:
 
     def part(self, name: str) -> Any:
         """A tensor whose numbers are read when it is sliced."""
+        return self._opened().get_slice(name)
+
+    def others(self, names: Container[str]) -> dict[str, Tensor]:
+        """Every tensor but these, in memory of its own."""
+        file = self._opened()
+        return {name: file.get_tensor(name).clone() for name in file.keys() if name not in names}  # noqa: SIM118 - no mapping
+
+    def _opened(self) -> Any:
         if self._file is None:
             self._file = safe_open(self.path, framework="pt")
-        return self._file.get_slice(name)
+        return self._file
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a piece is: its file and its name there, and where it begins in the whole."""
+    """Where a piece is: its file and its name there, where it begins in the whole, and its size."""
 
     file: Opened
     name: str
-    begins_at: tuple[int, ...]
+    begins_at: Sequence[int]
+    size: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +68,13 @@ class Pieces:
         missing = made.numel()
         places = self.places()
         while missing and (place := next(places, None)) is not None:
-            stored = place.file.part(place.name)
             there, here = [], []
-            for start, length, at, wide in zip(begins_at, size, place.begins_at, stored.get_shape(), strict=True):
+            for start, length, at, wide in zip(begins_at, size, place.begins_at, place.size, strict=True):
                 low, high = max(start, at), min(start + length, at + wide)
                 there.append(slice(low - at, high - at))
                 here.append(slice(low - start, high - start))
             if all(each.stop > each.start for each in here):
+                stored = place.file.part(place.name)
                 made[tuple(here)] = stored[tuple(there)] if there else stored[...]
                 missing -= math.prod(each.stop - each.start for each in here)
         if missing:
@@ -76,10 +85,11 @@ class Pieces:
 def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like it.
 
+    So are those that were spread, under another name, like one of the same shape: a hook may call them what it likes.
     Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed in place.
     """
     if isinstance(value, Pieces | Tensor):
-        return lay_out_tensor(value, like.get(name))
+        return lay_out_tensor(value, like[name] if name in like else _of_shape(value, like))
     if isinstance(value, dict):
         for key, each in value.items():
             value[key] = lay_out(each, like, key if isinstance(key, str) else "")
@@ -88,6 +98,10 @@ def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     elif type(value) is tuple:
         return tuple(lay_out(each, like) for each in value)
     return value
+
+
+def _of_shape(value: Pieces | Tensor, like: Mapping[str, Any]) -> Any:
+    return next((each for each in like.values() if each.shape == value.shape), None) if isinstance(value, Pieces) else None
 
 
 def lay_out_tensor(value: Any, like: Any) -> Any:
@@ -115,7 +129,7 @@ def lay_out_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
     """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and stay whole."""
     for name, value in window.get("gradients", {}).items():
         window["gradients"][name] = lay_out_tensor(value, like.get(name) if isinstance(value, Pieces) else None)
-    lay_out({name: value for name, value in window.items() if name != "gradients"}, {})
+    window.update(lay_out({name: value for name, value in window.items() if name != "gradients"}, {}))
 
 
 def spread_tensors(module: torch.nn.Module) -> dict[str, Any]:

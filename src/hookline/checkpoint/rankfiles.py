@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hookline.checkpoint.format import Stored, unpack
+from hookline.checkpoint.format import TAG, Stored, unpack
 from hookline.checkpoint.parts import BUFFERS, HOOK
 from hookline.checkpoint.pieces import Opened, Pieces, Place
-from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError
 
 Find = Callable[[dict[str, Any]], Any]
@@ -28,6 +29,8 @@ class RankFiles:
         self.ranks = sorted(found, key=lambda each: each != rank)
         self.files = {rank: Opened(path / f"rank-{rank}.safetensors") for rank in found}
         self._structures: dict[int, dict[str, Any]] = {}
+        self._read: dict[str, Tensor] = {}
+        self.counted = 0
 
     def structure(self, rank: int) -> dict[str, Any]:
         """What a rank says of its files: what is its own, and where its pieces belong."""
@@ -40,12 +43,31 @@ class RankFiles:
         name: str = entry["key"]
         return Pieces(name, torch.Size(entry["shape"]), getattr(torch, entry["dtype"]), lambda: self._places(name))
 
+    def whole(self, entry: dict[str, Any]) -> Tensor:
+        """All of such a tensor; tied ones are one tensor again."""
+        pieces = self.pieces(entry)
+        first = next(pieces.places(), None)
+        stored = pieces.name if first is None else first.name
+        if stored not in self._read:
+            self._read[stored] = pieces.whole()
+        return self._read[stored]
+
     def _places(self, name: str) -> Iterator[Place]:
         for rank in self.ranks:
             structure = self.structure(rank)
             stored = structure["shared"].get(name, name)  # tied ones are stored once
             if stored in structure["shards"]:
-                yield Place(self.files[rank], stored, tuple(structure["shards"][stored]))
+                yield Place(self.files[rank], stored, *structure["shards"][stored])
+
+    def count(self, share: int = 0, of: int = 1) -> int:
+        """How many numbers the pieces have, or those in one of so many shares of the files."""
+        found = 0
+        for rank in sorted(self.ranks)[share::of]:
+            structure = self.structure(rank)
+            sizes = {name: math.prod(size) for name, (_, size) in structure["shards"].items()}
+            found += sum(sizes.values()) + sum(sizes[first] for name, first in structure["shared"].items() if first in sizes)
+        self.counted = found
+        return found
 
     def adapt(self, contents: dict[str, Any], rank: int, world_size: int, find: Find) -> None:
         """Rank zero's contents become those of this rank: its own if there are as many ranks as before, else fair shares."""
@@ -72,8 +94,21 @@ class RankFiles:
         structures = self.structure(rank)["own"] if rank in self.ranks else {}
         if not structures:
             return {}
-        tensors = Stored(read_tensors(self.path / f"rank-{rank}.safetensors"), find)
+        tensors = Stored(self.files[rank].others(self.structure(rank)["shards"]), find)  # pieces are read if they are needed
         return {name: unpack(structure, tensors) for name, structure in structures.items()}
+
+
+def numbers_wanted(structure: Any) -> int:
+    """How many numbers the tensors have that are spread over ranks, by what is said of the whole contents."""
+    return sum({entry["key"]: math.prod(entry["shape"]) for entry in _spread_in(structure)}.values())
+
+
+def _spread_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict) and value.get(TAG) == "sharded":
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _spread_in(each)
 
 
 def _put(contents: dict[str, Any], name: str, value: Any) -> None:

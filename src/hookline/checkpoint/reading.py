@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from torch import Tensor
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Stored, unpack_contents
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.pieces import Pieces
-from hookline.checkpoint.rankfiles import RankFiles
+from hookline.checkpoint.rankfiles import Find, RankFiles, numbers_wanted
 from hookline.checkpoint.tensors import map_tensors, read_tensors
 from hookline.errors import CheckpointError
 
@@ -27,44 +27,73 @@ AT_ONCE = 4
 """Files that are summed up at a time; more would not keep a disk busier."""
 
 
-def read_folder(path: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+def read_folder(path: Path) -> dict[str, Any]:
     """Everything that was written, verified; what several ranks have written is put together."""
     verify_folder(path)
-    return _read(path, Pieces.whole, read_tensors, rank, world_size)
+    with _telling_why(path):
+        of_ranks = RankFiles(path)
+        return _read(of_ranks, of_ranks.whole, read_tensors, 0, 1)
 
 
-def read_for_rank(path: Path, rank: int, world_size: int) -> dict[str, Any]:
-    """The same for one rank of several, of a checkpoint that they have verified: large tensors are not read yet.
+def read_module(path: Path, as_pieces: bool = False) -> dict[str, Any]:
+    """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked to."""
+    verify_folder(path)
+    with _telling_why(path):
+        of_ranks = RankFiles(path)
+        read = map_tensors if as_pieces else read_tensors
+        tensors = Stored(read(path / "model.safetensors"), of_ranks.pieces if as_pieces else of_ranks.whole)
+        return unpack_contents({"module": _structure(path)["module"]}, tensors, {})
+
+
+def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any], RankFiles]:
+    """Everything for one rank of several, of a checkpoint that they have verified: large tensors are not read yet.
 
     Tensors that were spread over ranks are `Pieces`, the others lie in the file's own memory until they are copied.
     """
-    return _read(path, lambda pieces: pieces, map_tensors, rank, world_size)
+    with _telling_why(path):
+        of_ranks = RankFiles(path, rank)
+        of_ranks.count(rank, world_size)
+        return _read(of_ranks, of_ranks.pieces, map_tensors, rank, world_size), of_ranks
 
 
 def _read(
-    path: Path, take: Callable[[Pieces], Any], read: Callable[[Path], dict[str, Tensor]], rank: int, world_size: int
+    of_ranks: RankFiles, find: Find, read: Callable[[Path], dict[str, Tensor]], rank: int, world_size: int
 ) -> dict[str, Any]:
+    path = of_ranks.path
+    model, rest = (Stored(read(path / name), find) for name in ("model.safetensors", "state.safetensors"))
+    contents = unpack_contents(_structure(path), model, rest)
+    of_ranks.adapt(contents, rank, world_size, find)
+    return contents
+
+
+def _structure(path: Path) -> dict[str, Any]:
+    return json.loads((path / "state.json").read_bytes())  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _telling_why(path: Path) -> Iterator[None]:
+    """What is in the files makes no sense, although they are what the manifest says."""
     try:
-        of_ranks = RankFiles(path, rank)
-        structure = json.loads((path / "state.json").read_bytes())
-
-        def find(entry: dict[str, Any]) -> Any:
-            return take(of_ranks.pieces(entry))
-
-        model, rest = (Stored(read(path / name), find) for name in ("model.safetensors", "state.safetensors"))
-        contents = unpack_contents(structure, model, rest)
-        of_ranks.adapt(contents, rank, world_size, find)
-        return contents
+        yield
     except CheckpointError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def check_pieces(path: Path, counted: int | None = None) -> None:
+    """Whether the pieces of all ranks make whole tensors; `counted`: how many numbers they have, if that is known."""
+    with _telling_why(path):
+        wanted = numbers_wanted(_structure(path))
+        found = RankFiles(path).count() if counted is None else counted
+        if found != wanted:
+            raise CheckpointError(f"its tensors that are spread over ranks have {wanted} numbers, but their pieces {found}.")
 
 
 def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     """Its manifest, if every file is there, has its size and its sha256, and nothing else lies beside them.
 
-    rank, ranks: several may share the work; then the sums of the others' files are not looked at.
+    rank, ranks: several may share the work; then neither the sums of the others' files nor the pieces are looked at.
     """
     manifest = manifests.load(path)
     try:
@@ -83,6 +112,8 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
             each.result()
     if wrong:
         raise CheckpointError(f"The checkpoint {path} is damaged: {'; '.join(sorted(wrong))}.")
+    if ranks == 1:
+        check_pieces(path)
     return manifest
 
 

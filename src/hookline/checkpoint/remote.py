@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import read_folder, verify_folder
+from hookline.checkpoint.reading import read_folder, read_for_rank, read_module, verify_folder
 from hookline.checkpoint.tidying import tidy
 from hookline.checkpoint.writing import left_alone, owner, write_folder
 from hookline.errors import CheckpointError
@@ -56,10 +57,26 @@ def copy_to_url(folder: Path, url: str) -> None:
         put_folder(fs, folder, root)
 
 
-def read_url(url: str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+def read_url(url: str) -> dict[str, Any]:
     """Fetch a checkpoint and read it."""
     with _fetched(url) as folder:
-        return read_folder(folder, rank, world_size)
+        return read_folder(folder)
+
+
+def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
+    """Fetch a checkpoint and read what one rank of several needs; what was fetched goes once nobody reads from it any more."""
+    with contextlib.ExitStack() as until_read:
+        folder = until_read.enter_context(_fetched(url))
+        verify_folder(folder)
+        contents, of_ranks = read_for_rank(folder, rank, world_size)
+        weakref.finalize(of_ranks, until_read.pop_all().close)
+    return contents
+
+
+def read_url_module(url: str) -> dict[str, Any]:
+    """Fetch a checkpoint and read its weights alone."""
+    with _fetched(url) as folder:
+        return read_module(folder)
 
 
 def verify_url(url: str) -> None:

@@ -77,8 +77,8 @@ def _all_written(ranks: Ranks, packed: Packed, aside: Path, path: Path | str) ->
         with telling_why(packed, Path(path)):
             files = write_parts(aside, packed, ranks.rank)
             flush(aside)
-    except CheckpointError as error:
-        problem = str(error)
+    except Exception as error:  # whatever it is, the others must not wait
+        problem = _said(error)
     part = packed.part
     told = ranks.gather({"problem": problem, "files": files, "here": part.numbers_here, "wanted": part.numbers_wanted})
     _refuse(path, {rank: each["problem"] for rank, each in enumerate(told) if each["problem"]})
@@ -104,11 +104,15 @@ def _tell(ranks: Ranks, path: Path | str, act: Callable[[], Any]) -> Any:
     if ranks.rank == 0:
         try:
             result = act()
-        except (CheckpointError, OSError) as error:
-            problem = str(error)
+        except Exception as error:
+            problem = _said(error)
     told = ranks.from_zero([problem, result])
     _refuse(path, {0: told[0]} if told[0] else {})
     return told[1]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if not isinstance(error, CheckpointError) else str(error)
 
 
 def _refuse(path: Path | str, problems: dict[int, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections import OrderedDict
@@ -14,10 +15,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.files import read, read_manifest
-from hookline.checkpoint.finding import find, first_whole
+from hookline.checkpoint.files import read, read_manifest, read_weights
+from hookline.checkpoint.finding import Read, find, first_whole
 from hookline.checkpoint.importing import Imported
-from hookline.checkpoint.pieces import lay_out_tensor, spread_tensors
+from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
 from hookline.checkpoint.remote import as_url, list_urls, shown
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
@@ -87,12 +88,12 @@ def load_weights(module: nn.Module, source: Any, strict: bool = True, rename: Re
     strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits is loaded.
     rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or to None to leave it out.
     """
-    where, weights = find_weights(source)
+    where, weights = find_weights(source, as_pieces=bool(spread_tensors(module)))
     return put_weights(module, _renamed(weights, rename, where), where, strict)
 
 
-def find_weights(source: Any) -> tuple[str, Mapping[str, Any]]:
-    """The weights that a source holds, and what to call it."""
+def find_weights(source: Any, as_pieces: bool = False) -> tuple[str, Mapping[str, Any]]:
+    """The weights that a source holds, and what to call it; `as_pieces`: those of a checkpoint may be read later, in parts."""
     if isinstance(source, Imported):
         return str(source.path), source.weights
     if isinstance(source, Mapping):
@@ -102,20 +103,20 @@ def find_weights(source: Any) -> tuple[str, Mapping[str, Any]]:
                           ".safetensors file, or a mapping such as module.state_dict().")  # fmt: skip
     if not as_url(_plain(source)) and Path(source).is_file():
         return str(source), _read_file(Path(source))
-    where, contents = read_checkpoint(source)
+    where, contents = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
     return where, contents["module"]
 
 
-def read_checkpoint(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> tuple[str, dict[str, Any]]:
     """A checkpoint by its path or URL, or the newest whole one below it; its place and its contents."""
     path = _plain(source)
     url = as_url(path)
     if url:
-        return _read_below_url(url)
+        return _read_below_url(url, read)
     if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
         return str(path), read(path)
     found, broken = find(Path(path))
-    chosen, contents, unreadable = first_whole(found)
+    chosen, contents, unreadable = first_whole(found, read)
     passed_over = {**broken, **unreadable}
     if chosen is None:
         reasons = "".join(f"\n  {reason}" for reason in passed_over.values())
@@ -139,7 +140,8 @@ def put_weights(module: nn.Module, weights: Mapping[str, Any], where: str, stric
         if name in own and not _fits(value, own[name]):
             report.mismatched[name] = (_shape(value), _shape(own[name]))
         else:
-            fitting[name] = lay_out_tensor(value, spread[name]) if name in spread and isinstance(value, Tensor) else value
+            is_laid_out = isinstance(value, Pieces) or (name in spread and isinstance(value, Tensor))
+            fitting[name] = lay_out_tensor(value, spread.get(name)) if is_laid_out else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
         report.loaded = list(fitting)
@@ -175,7 +177,7 @@ def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: 
 
 
 def _fits(theirs: Any, ours: Any) -> bool:
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor | Pieces):
         return _is_lazy(ours) or _is_lazy(theirs) or theirs.shape == ours.shape
     return not isinstance(ours, Tensor)  # state of the user's own kind: the module knows
 
@@ -185,7 +187,7 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, Tensor) and not _is_lazy(value) else f"a {type(value).__name__}"
+    return list(value.shape) if isinstance(value, Tensor | Pieces) and not _is_lazy(value) else f"a {type(value).__name__}"
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
@@ -236,7 +238,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _read_below_url(url: str) -> tuple[str, dict[str, Any]]:
+def _read_below_url(url: str, read: Read) -> tuple[str, dict[str, Any]]:
     below = list_urls(url)
     if url.rstrip("/") in below or not below:
         return shown(url), read(url)

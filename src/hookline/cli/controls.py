@@ -11,6 +11,7 @@ from hookline.cli.codes import OK
 from hookline.control.client import ask
 from hookline.errors import OptionError, closest
 
+LONGEST_WAIT = 3600.0
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (), "enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
     "attach": ("file",),
@@ -20,6 +21,8 @@ ACTIONS: dict[str, tuple[str, ...]] = {
 
 def run(chosen: argparse.Namespace) -> int:
     """Ask, and say what came of it."""
+    if not 0 <= chosen.wait <= LONGEST_WAIT:
+        raise OptionError(f"--wait {chosen.wait:g} must be a number of seconds from 0 to {LONGEST_WAIT:g}.")
     answer = ask(chosen.run_dir, chosen.action, patience=chosen.wait, **_given(chosen))
     if chosen.json:
         print(json.dumps(answer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ class Parts:
 
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
         """Call the class of trainers with its options, and give it the hooks under their names."""
+        asked = [getattr(each, "__hookline_trainer__", "") for each in (self.module, *self.hooks.values())]
+        if dialect := next(filter(None, asked), ""):  # parts that are written for a trainer with further names
+            trainer = pkgutil.resolve_name(dialect)
         try:
             made = trainer(**self.trainer_arguments)
         except OptionError as error:

@@ -8,12 +8,13 @@ from hookline.config.files import Source
 from hookline.config.parts import Part, Place, check, make, parameters, resolve
 from hookline.config.permissions import Permissions
 from hookline.config.problems import nearest
+from hookline.foreign import adopt, is_hook_class
 from hookline.hook import FunctionHook, Hook
 from hookline.registry import offered_hooks
 
 SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
 """What can be set of any hook, whatever its own parameters."""
-HOOK = Place("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS)
+HOOK = Place("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS, adopts=is_hook_class)
 
 
 def find_by_name(source: Source, part: Part) -> None:
@@ -50,7 +51,8 @@ def _make(source: Source, part: Part, cls: Any, permissions: Permissions) -> Any
     for setting in SETTINGS:
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
-    hook = make(source, part, cls, check(source, part, cls, HOOK, permissions))
+    arguments = check(source, part, cls, HOOK, permissions)
+    hook = make(source, part, lambda **given: adopt(cls(**given)), arguments)  # one of another package may be refused
     for setting, value in part.settings.items():
         if setting not in own and setting != "enabled":
             setattr(hook, setting, value)

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from argparse import ArgumentError
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -29,6 +29,8 @@ class Place:
     """Where a name without a dot is looked up."""
     skip: frozenset[str | int] = frozenset()
     """Parameters that the run fills in itself."""
+    adopts: Callable[[type], bool] = lambda cls: False
+    """Whether a class of another package is taken as well."""
     settings: tuple[str, ...] = ()
     """Keys beside class_path and init_args that are about the part, not for its class."""
 
@@ -101,7 +103,7 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
             return found
         kind = "a module" if inspect.ismodule(found) else f"a {type(found).__name__}"
         raise source.wrong(key, f"this is {kind}, not a class; needed is a subclass of {place.wanted}.", part.class_path)
-    if not issubclass(found, place.kinds):
+    if not issubclass(found, place.kinds) and not place.adopts(found):
         bases = ", ".join(each.__name__ for each in found.__mro__[1:3] if each is not object) or "object"
         raise source.wrong(key, f"{found.__name__} (derived from {bases}) is not {place.word}: needed is a subclass of "
                       f"{place.wanted}.", part.class_path)  # fmt: skip

@@ -12,6 +12,7 @@ from hookline.config.parts import Part, Place, check, make, read_part, resolve
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, nearest, plain
 from hookline.errors import OptionError
+from hookline.foreign import is_data_class
 from hookline.options import Options
 
 
@@ -82,7 +83,7 @@ def read_datamodule(source: Source, permissions: Permissions) -> Any:
     from hookline.module import DataModule
 
     given = source.values.get("datamodule")
-    place = Place("a data module", (DataModule,))
+    place = Place("a data module", (DataModule,), adopts=is_data_class)
     return None if given is None else _object(source, "datamodule", given, place, permissions)
 
 

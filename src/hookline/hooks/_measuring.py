@@ -32,7 +32,7 @@ def between_graphs(function: Callable[..., None]) -> Callable[..., None]:
 
 def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     """The norm of each tensor as one vector, in float32 at least, so that half precision does not overflow."""
-    held = [plain(each) for each in tensors]
+    held = [each if each.numel() else each.new_zeros(1) for each in map(plain, tensors)]  # an empty shard has no largest value
     dtype = torch.float64 if any(each.dtype is torch.float64 for each in held) else torch.float32
     found = torch._foreach_norm(held, order, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     vector = torch.stack([each.to(held[0].device) for each in found])

@@ -126,7 +126,8 @@ class LRFinder(Hook):
                 group["lr"] = group["lr"].new_tensor(rate) if isinstance(group["lr"], Tensor) else rate
 
     def on_step_skipped(self, trainer: Any) -> None:
-        self._end_of_update(trainer, made=False)
+        if trainer.strategy.ranks.alone:  # else they look at it together after the next update
+            self._end_of_update(trainer, made=False)
 
     def on_step_end(self, trainer: Any) -> None:
         self._end_of_update(trainer, made=True)
@@ -136,9 +137,13 @@ class LRFinder(Hook):
 
     def _end_of_update(self, trainer: Any, made: bool) -> None:
         losses, self._window = self._window, []
-        if self._kept is None or not losses:
+        if self._kept is None:
             return
-        loss = math.fsum(losses) / len(losses)
+        told = trainer.strategy.ranks.gather_numbers([sum(losses), len(losses)])  # one curve, and one suggestion, for all ranks
+        count = math.fsum(each for _, each in told)
+        if not count:
+            return
+        loss = sum(each for each, _ in told) / count
         if made and math.isfinite(loss):
             self.lrs.append(self._next())
             self.losses.append(loss)

@@ -17,6 +17,7 @@ from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, norms
 from hookline.hooks._naming import listed
 from hookline.options import check_bool
+from hookline.strategies.sharded import held
 
 log = logging.getLogger("hookline")
 CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
@@ -113,7 +114,8 @@ class NaNGuard(Hook):
         clues = [f"{what} ({state.position}; batch: {describe(state.batch)})"]
         if bad := not_finite(tensors_in("batch", state.batch)):
             clues.append(f"The batch itself is not finite: {listed(bad)}.")
-        if bad := not_finite(list(state.module.named_parameters())):
+        # of shards those that are here: the other ranks may have found nothing, and look at nothing together with this one
+        if bad := not_finite([(name, held(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {listed(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")

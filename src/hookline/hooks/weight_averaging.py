@@ -82,8 +82,10 @@ class WeightAveraging(Hook):
             for key in live:
                 if self.averages[key].device != live[key].device:  # restored from a checkpoint
                     self.averages[key] = self.averages[key].to(live[key].device)
-            mine = [self.averages[key] for key in live]
-            self._mix(mine, [live[key].detach().to(self.averages[key].dtype) for key in live], self.updates)
+            for kind in {type(each) for each in self.averages.values()}:  # where weights are sharded, buffers are not
+                keys = [key for key in live if type(self.averages[key]) is kind]
+                theirs = [live[key].detach().to(self.averages[key].dtype) for key in keys]
+                self._mix([self.averages[key] for key in keys], theirs, self.updates)
         self.updates += 1
 
     def _tensors(self, module: Any) -> dict[str, Tensor]:

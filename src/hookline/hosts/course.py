@@ -16,17 +16,17 @@ from hookline.data.batch import batch_size
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.errors import HooklineError, OptionError, Signal
 from hookline.events import EVENTS
+from hookline.hosts.agreeing import AT_VALIDATION, BETWEEN, Together
 from hookline.hosts.guests import LateGuests, note
 from hookline.hosts.host import Host, HostedHooks
-from hookline.hosts.keeping import keep, put_back, save_due
+from hookline.hosts.keeping import put_back
 from hookline.hosts.passes import Pass
-from hookline.hosts.places import listed, own_module, place_among_ranks
+from hookline.hosts.places import joins, listed, own_module, place_among_ranks
+from hookline.hosts.recording import Recording
 from hookline.hosts.updates import Updates, plain
-from hookline.hosts.view import HostView
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import VALIDATION, Names
 from hookline.loops.reducing import Rows
-from hookline.metrics import Metrics
 from hookline.options import make_options
 from hookline.plan import Plan, nobody
 from hookline.ranks import Ranks
@@ -35,19 +35,18 @@ from hookline.state import State
 from hookline.strategies.distributed import control_group
 
 
-class Course(HostView):
+class Course(Recording):
     """The plan, the state and the hooks of one run; hooks see it as `trainer`."""
 
     def __init__(
         self, host: Host, *, hooks: Iterable[Any] = (), logger: bool | Logger | Iterable[Logger] = False,
         run_dir: str | Path | None = None, config: Any = None, accounting: bool = True, log_every_n_steps: int = 50,
         max_epochs: int = -1, max_steps: int = -1, count_tokens: Callable[[Any], int] | None = None,
-        announces_steps: bool = True, holds_rows: bool = False, meets_ranks: bool = False,
+        announces_steps: bool = True, host_logs: bool = False, holds_rows: bool = False,
     ) -> None:  # fmt: skip
         """announces_steps: whether optimizers are heard by themselves before they step, or the host says when.
 
-        holds_rows: whether rows of metrics wait until the host itself logs something. meets_ranks: whether the means of a pass
-        are taken over all ranks of the process group; else the host does that for its own metrics.
+        host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they wait until it does.
         """
         self.options = make_options({"log_every_n_steps": log_every_n_steps, "max_epochs": max_epochs, "max_steps": max_steps,
                                      "run_dir": run_dir, "count_tokens": count_tokens, "num_sanity_val_steps": 0})  # fmt: skip
@@ -60,8 +59,9 @@ class Course(HostView):
         self.take_place(rank, local_rank, world_size)
         self.updates = Updates(self.plan, self.state, on_step=announces_steps)
         self.holds_rows = holds_rows
-        self.meets_ranks = meets_ranks
+        self.host_logs = host_logs
         self.ranks = Ranks()
+        self.together: Together | None = None
         self._rows: Rows | None = None
         self.is_running = False
         self.current_pass: Pass | None = None
@@ -69,7 +69,7 @@ class Course(HostView):
         self._directory = RunDirectory(self.options)
         self._guests = LateGuests(self.plan, self.state)
         self._count_tokens = count_tokens or elements_of_ids
-        self._batch_is_open = self._epoch_is_open = False
+        self._batch_is_open = self.epoch_is_open = False
         self.epoch_is_whole = False
         """Whether the loader has come to its end in this epoch."""
         self._next_batch = 0
@@ -112,9 +112,10 @@ class Course(HostView):
         s.window_losses = s.norm_tensor = s.used_lr = None
         s.should_stop, s.stop_reason, s.exception = False, "", None
         self.plan.up.clear()
-        if self.meets_ranks and s.world_size > 1 and distributed.is_initialized():
+        if s.world_size > 1 and distributed.is_initialized():
             self.ranks = Ranks(s.rank, s.local_rank, s.world_size, control_group())
-            self._rows = Rows(self.ranks, s.log)
+            self._rows, self.together = Rows(self.ranks, s.log), Together(self, self.ranks)
+            self.updates.agree = self.together.on_update
         self._directory.renew()
         if not self.ranks.alone:
             self._directory.continue_in(Path(self.ranks.decide(self._directory.chosen)))
@@ -143,7 +144,7 @@ class Course(HostView):
     def start_training(self) -> None:
         """The training begins."""
         self.plan.on_train_start(self.state)
-        self.save_due()
+        self.settle()
 
     def end_training(self) -> None:
         """The training has ended as meant."""
@@ -152,13 +153,13 @@ class Course(HostView):
         s.status = "stopped" if s.should_stop else "completed"
         self.plan.on_train_end(s)
         self.write_pending()
-        self.save_due()
+        self.settle()
         self.updates.leave()
 
     def end_fit(self) -> None:
         """The last event of a run that ended as meant."""
         self.plan.on_fit_end(self.state)
-        self.save_due()
+        self.settle()
 
     def fail(self, error: BaseException) -> None:
         """Something has failed: everyone hears of it. What fails then is noted on the error."""
@@ -166,13 +167,14 @@ class Course(HostView):
         if self.current_pass is not None:
             self.current_pass.leave()
             self.current_pass = None
-        self._batch_is_open = self._epoch_is_open = False
+        self._batch_is_open = self.epoch_is_open = False
         s.exception = error
         s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+        self.together, self.updates.agree = None, None  # the other ranks may not know of it
         self.save_requests.clear()
         failures = self.plan.on_exception(s) or []
         try:
-            self.save_due()
+            self.save_due(Ranks())
         except BaseException as failure:
             failures.append(failure)
         note(error, failures)
@@ -192,15 +194,18 @@ class Course(HostView):
 
     # ---- epochs and batches -----------------------------------------------------------------------------------------
 
-    def start_epoch(self, batches: int | None = None) -> None:
-        """An epoch begins."""
+    def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
+        """An epoch begins, or goes on after a resume with its batch number `first`: then its means go on too."""
         s = self.state
         self.end_epoch()
         self.must_run()
         self.num_training_batches = batches
-        s.epoch, s.batch_idx, self._next_batch = s.epochs_seen, 0, 0
-        s.log.begin("train")
-        self._epoch_is_open, self.epoch_is_whole = True, False
+        s.epoch, s.batch_idx, self._next_batch = s.epochs_seen, first, first
+        if not first:
+            s.log.begin("train")
+        self.epoch_is_open, self.epoch_is_whole = True, False
+        if self.together is not None:
+            self.together.note_steering()
         self.plan.on_train_epoch_start(s)
         s.log.mode = "train"
 
@@ -209,6 +214,8 @@ class Course(HostView):
         s = self.state
         if self._batch_is_open:
             self.end_batch()
+        if self.current_pass is not None:  # left by a `break`
+            self.end_validation()
         if s.cache:
             s.cache.clear()
         if s.log.batch_values:
@@ -219,6 +226,8 @@ class Course(HostView):
         s.last_loss = s.returned = None
         self.updates.step_before = s.step
         signal: Signal | None = self.plan.on_train_batch_start(s)
+        if self.together is not None:
+            signal = self.together.on_batch(signal)
         self._batch_is_open = signal is None
         return signal
 
@@ -228,6 +237,8 @@ class Course(HostView):
         s.live_loss = loss
         self.plan.on_before_backward(s)
         loss, s.live_loss = s.live_loss, None
+        if self.updates.recomputing:
+            return loss
         noted = loss.item() if loss.is_cpu else loss.detach()
         if self.updates.windows != self._window_number:
             self._window, self._window_number = [], self.updates.windows
@@ -255,8 +266,13 @@ class Course(HostView):
         if "tokens_seen" in plan.wanted:
             s.tokens_seen += self._count_tokens(s.batch)
         plan.on_train_batch_end(s)
-        if s.step != self.updates.step_before:
+        is_update = s.step != self.updates.step_before
+        if is_update:
             self._end_step()
+        if self.together is not None and not joins(s.wrapped_model):
+            self.together.meet()
+        if is_update and (self.save_requests or self.together is not None):
+            self.save_due()
         s.returned = None
         self.updates.step_before = -1
         if self._guests.leaving:
@@ -268,38 +284,39 @@ class Course(HostView):
             self.loggers or self.holds_rows or plan.on_train_metrics is not nobody
         ):
             row, log.pending = log.pending, {}
-            if (loss := s.mean_of_window()) is not None:
-                row.setdefault("train/loss", loss)
-            if s.used_lr is not None:
-                row.setdefault("lr", s.used_lr)
+            if not self.holds_rows:  # else the host logs the loss and the rate itself
+                if (loss := s.mean_of_window()) is not None:
+                    row.setdefault("train/loss", loss)
+                if s.used_lr is not None:
+                    row.setdefault("lr", s.used_lr)
             self.write_row(row)
         if plan.on_step_end is not nobody:
             waiting, log.pending = log.pending, {}
             plan.on_step_end(s)
             self.write_pending()  # what a hook logged here belongs to this very step
             log.pending = {**waiting, **log.pending}
-        if self.save_requests:
-            self.save_due()
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The epoch is over, and what the loop has left open in it by `break`, which could not be told from an error before."""
         s = self.state
         self.end_batch()
         self.end_validation()
-        if not self._epoch_is_open:
+        if not self.epoch_is_open:
             return
-        self._epoch_is_open = False
+        self.epoch_is_open = False
         s.log.mode = "now"
+        if self.together is not None:
+            self.together.settle(BETWEEN)
         results = self.finish_pass("train")
-        if not self.ranks.alone and self.ranks.largest([int(s.should_stop)]).read()[0]:
-            s.request_stop("another rank has asked for the end")
         self.take_new(metrics or {})
         if self.epoch_is_whole or not s.should_stop or self._next_batch == self.num_training_batches:
             s.epochs_seen += 1  # else it was cut short
         self.plan.on_train_epoch_end(s)
         pending, s.log.pending = s.log.pending, {}
+        if self.holds_rows:
+            results.pop("train/loss", None)
         self.write_row({**results, **pending})
-        self.save_due()
+        self.settle()
 
     # ---- validation -------------------------------------------------------------------------------------------------
 
@@ -308,6 +325,8 @@ class Course(HostView):
         self.end_batch()
         self.end_validation()
         self.must_run()
+        if self.together is not None:
+            self.together.settle(AT_VALIDATION)
         self.current_pass = Pass(self.plan, self.state, self.finish_pass, names)
         self.current_pass.start()
         return self.current_pass
@@ -325,63 +344,9 @@ class Course(HostView):
             return
         results = current.end()
         if not self.state.sanity_checking:
-            self.write_row(results.raw(), train=False)
-            self.save_due()
-
-    # ---- what is kept and written -----------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of the hooks and of how far the run is."""
-        return keep(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned: at once in a run, else when it begins, after the hooks are set up."""
-        if self.is_running:
-            put_back(self, state)
-        else:
-            self._kept = state
-
-    def save_checkpoint(
-        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
-    ) -> None:
-        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
-        super().save_checkpoint(path, reason, monitor)
-        if not self.is_running:
-            self.save_due()
-
-    def write_row(self, values: dict[str, Any], train: bool = True) -> None:
-        """Let hooks edit a row of metrics, then hand it to the loggers."""
-        s = self.state
-        heard = train and self.plan.on_train_metrics is not nobody
-        if not values or not (self.loggers or heard or self.holds_rows):
-            return
-        if self.holds_rows:
-            s.log.pending.update(values)
-            return
-        s.row = Metrics(values)
-        if train:
-            self.plan.on_train_metrics(s)
-        if self.loggers:
-            self.loggers.log_metrics(s.row.read(), s.step, s.epoch)
-        s.row = None
-
-    def take_new(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values by that."""
-        newest = self.state.log.newest
-        for name, value in metrics.items():
-            if name not in newest or newest[name] != float(value):
-                newest[name] = value
-
-    def write_pending(self) -> None:
-        """Send out what was logged since the last row."""
-        if pending := self.state.log.pending:
-            self.state.log.pending = {}
-            self.write_row(pending)
-
-    def save_due(self) -> None:
-        """Write the checkpoints that were asked for."""
-        if self.save_requests:
-            save_due(self)
+            told = current.told if self.host_logs else {}
+            self.write_row({key: value for key, value in results.raw().items() if key not in told}, train=False)
+            self.settle(AT_VALIDATION)
 
     def must_run(self) -> None:
         """Refuse what has no meaning outside of a run."""

@@ -38,7 +38,7 @@ class Listening:
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
         super().__init__()
         own = "logger" not in options
-        self.line = Course(LIGHTNING, hooks=hooks, announces_steps=False,
+        self.line = Course(LIGHTNING, hooks=hooks, announces_steps=False, host_logs=own,
                            **{**options, "logger": [LightningLoggers(self)] if own else options["logger"]})  # fmt: skip
         self._logs_as_told = "log_every_n_steps" in options
         self._has_begun = False
@@ -61,7 +61,7 @@ class Listening:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """A run of Lightning begins."""
-        line, options = self.line, self.line.options
+        line, options, stage = self.line, self.line.options, str(getattr(stage, "value", stage))
         line.outer = trainer
         line.attach(pl_module)
         s = line.state
@@ -137,12 +137,17 @@ class Listening:
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """An epoch under Lightning's number."""
+        self._start_epoch(trainer)
+
+    def _start_epoch(self, trainer: Any, first: int = 0) -> None:
         self.line.state.epochs_seen = trainer.current_epoch
         batches = trainer.num_training_batches
-        self.line.start_epoch(int(batches) if batches != float("inf") else None)
+        self.line.start_epoch(int(batches) if batches != float("inf") else None, first)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """StopIteration is what Lightning itself raises when a module ends the epoch."""
+        if not self.line.epoch_is_open:  # Lightning does not tell of an epoch that it resumes in the middle
+            self._start_epoch(trainer, batch_idx)
         signal = self.line.start_batch(batch)
         if signal is END_EPOCH:
             raise StopIteration
@@ -193,9 +198,7 @@ class Listening:
         """Lightning's own, its epoch start with it."""
         self.line.start_validation(TEST)
 
-    def _eval_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def _eval_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._pass().start_batch(batch, batch_idx, dataloader_idx)
 
     def _eval_batch_end(

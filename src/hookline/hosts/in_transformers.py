@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +15,8 @@ from torch import Tensor
 from hookline.errors import HookError
 from hookline.hosts.course import Course
 from hookline.hosts.guests import note
+from hookline.hosts.in_json import as_json, from_json
+from hookline.hosts.model_ears import Ears, loss_in, with_loss
 from hookline.hosts.tables import TRANSFORMERS
 from hookline.metrics import Metrics
 from hookline.optimizers import total_norm
@@ -23,6 +24,8 @@ from hookline.plan import nobody
 
 log = logging.getLogger("hookline")
 NAME = "HooklineCallback"
+OWN = {"loss": "train/loss", "learning_rate": "lr"}
+"""What transformers logs itself, and what we call it."""
 
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
@@ -39,7 +42,7 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
 
     kind = type(NAME, (Listening, TrainerCallback, ExportableState), {"__new__": the_one, "__doc__": Listening.__doc__})
     made.append(kind())
-    made[0].open(Course(TRANSFORMERS, hooks=hooks, announces_steps=False, holds_rows=True, **options))
+    made[0].open(Course(TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options))
     return made[0]
 
 
@@ -54,17 +57,22 @@ class Listening:
     def open(self, line: Course) -> None:
         """Take up the hooks."""
         self.line = line
-        self._ears: list[Any] = []
+        self._ears = Ears(self)
         self._control: Any = None
         self._scaler: Any = None
+        self._gathering: Any = None
         self._outputs: Any = None
-        self._is_heard = self._epoch_waits = self._inside_with = False
+        self._is_heard = self._epoch_waits = self._inside_with = self._evaluates_first = self._backward_is_told = False
+        self._window = self._ranks_in_loss = 1
+        self._batch_of_epoch = 0
+        self._share = 1
+        """What a batch's loss is to be multiplied by, where transformers has divided it by the tokens of the whole window."""
 
     # ---- what a checkpoint of transformers keeps --------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The hooks' state, as far as JSON can hold it."""
-        return {"args": {}, "attributes": {"kept": as_json(self.line.state_dict())}}
+        return {"args": {}, "attributes": {"kept": self.kept}}
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -73,7 +81,7 @@ class Listening:
 
     @kept.setter
     def kept(self, kept: dict[str, Any]) -> None:
-        self.line.load_state_dict(kept)
+        self.line.load_state_dict(from_json(kept))
 
     # ---- from set-up to teardown ------------------------------------------------------------------------------------
 
@@ -96,16 +104,17 @@ class Listening:
             line.tear_down()
         self._warn_of_silence()
         self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
+        self._gathering = getattr(given["optimizer"], "gradient_state", None)
         line.attach(given["model"], given["optimizer"], given["lr_scheduler"])
         line.take_place(args.process_index, args.local_process_index, args.world_size)
         line.options.max_steps = state.max_steps
         line.options.max_epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -1
         line.options.log_every_n_steps = max(1, int(state.logging_steps or 1))
+        self._window, self._evaluates_first = args.gradient_accumulation_steps, args.eval_on_start
+        self._ranks_in_loss = args.world_size if args.average_tokens_across_devices else 1
         self._resume(state)
         line.begin()
-        ears = Ears(self)
-        self._ears = [line.module.register_forward_pre_hook(ears.called, with_kwargs=True),
-                      line.module.register_forward_hook(ears.returned, with_kwargs=True)]  # fmt: skip
+        self._ears.listen(line.module)
         line.start_fit()
         line.start_training()
         self._steer(control)
@@ -116,7 +125,7 @@ class Listening:
         s.resumed, s.step, s.epochs_seen = state.global_step > 0, state.global_step, int((state.epoch or 0) + 1e-6)
         found = state.stateful_callbacks.get(NAME) if s.resumed else None
         if found is not None:
-            self.line.load_state_dict((found[0] if isinstance(found, list) else found)["attributes"]["kept"])
+            self.kept = (found[0] if isinstance(found, list) else found)["attributes"]["kept"]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The run ended as meant."""
@@ -131,9 +140,7 @@ class Listening:
             raise failures[0]
 
     def _let_go(self) -> None:
-        ears, self._ears = self._ears, []
-        for each in ears:
-            each.remove()
+        self._ears.let_go()
         self._outputs = None
 
     def _warn_of_silence(self) -> None:
@@ -147,20 +154,31 @@ class Listening:
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """An epoch under transformers' number."""
         self.line.end_epoch()
-        self.line.state.epochs_seen = int((state.epoch or 0) + 1e-6)
+        self._evaluates_first = False
+        whole, part = divmod((state.epoch or 0) + 1e-6, 1)
+        self.line.state.epochs_seen = int(whole)
         try:
             batches = len(given["train_dataloader"])
         except TypeError:
             batches = None
-        self.line.start_epoch(batches)
+        self._batch_of_epoch = 0 if batches is None or args.ignore_data_skip else int(part * batches)
+        self.line.start_epoch(batches, self._batch_of_epoch)
 
     def forward_begins(self, batch: Any) -> None:
         """The model is called in training mode: a batch begins, unless it is a second call in the same one."""
         if not self._is_heard:
-            self._is_heard = True
+            self._is_heard, self._backward_is_told = True, False
+            is_share = isinstance(batch, dict) and batch.get("num_items_in_batch") is not None
+            self._share = self._share_of_window() if is_share else 1
+            self._batch_of_epoch += 1
             if (signal := self.line.start_batch(batch)) is not None:
                 raise HookError(f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot leave a "
                                 "batch out; trainer.stop() ends the run after it.")  # fmt: skip
+
+    def _share_of_window(self) -> int:
+        """The losses of a window's batches are its loss together; times its length each of them is a loss by itself."""
+        batches, first = self.line.num_training_batches, self._batch_of_epoch // self._window * self._window
+        return self._ranks_in_loss * (self._window if batches is None else max(1, min(self._window, batches - first)))
 
     def forward_ends(self, outputs: Any) -> Any:
         """The model has returned: its loss is what backward begins with. A replaced loss goes back to the model's caller."""
@@ -175,27 +193,40 @@ class Listening:
             return None
         if "outputs" in line.plan.wanted:
             self._outputs = outputs
-        new = line.before_backward(loss)
-        if "grad_norm" in line.plan.wanted:
-            new.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-        return None if new is loss else with_loss(outputs, new)
+        whole = loss if self._share == 1 else loss * self._share
+        new = line.before_backward(whole)
+        is_new = new is not whole
+        if is_new:
+            loss = new if self._share == 1 else new / self._share
+        if line.plan.on_before_optimizer_step is not nobody or "grad_norm" in line.plan.wanted:
+            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        return with_loss(outputs, loss) if is_new else None
 
     def _backward_begins(self, gradient: Tensor) -> None:
-        """Measure the gradients when this backward is over, because the clipping comes before any callback."""
+        """Hooks are to see the gradients when this backward is over, because the clipping comes before any callback."""
         engine = torch.autograd.Variable._execution_engine
         # twice, so that it comes after what DistributedDataParallel does at the end
         engine.queue_callback(lambda: engine.queue_callback(self._backward_is_over))
 
     def _backward_is_over(self) -> None:
         s = self.line.state
-        s.norm_tensor = total_norm(s.optimizers)
-        if self._scaler is not None and s.norm_tensor is not None:
-            s.norm_tensor = s.norm_tensor / self._scaler.get_scale()
-        self.line.updates.norm_is_known = True
+        if self._scaler is None:
+            if self._gathering is not None and self._gathering.sync_gradients:  # the last one of its window
+                self._tell_of_backward()
+                self.line.updates.before(0)
+        elif "grad_norm" in self.line.plan.wanted:  # nobody may unscale them before transformers does
+            norm = total_norm(s.optimizers)
+            s.norm_tensor = None if norm is None else norm / self._scaler.get_scale()
+            self.line.updates.norm_is_known = True
+
+    def _tell_of_backward(self) -> None:
+        if not self._backward_is_told:
+            self._backward_is_told = True
+            self.line.after_backward()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """After the window's last backward, and after the clipping."""
-        self.line.after_backward()
+        """After the window's last backward, and after the clipping: for whoever could not be told before it."""
+        self._tell_of_backward()
         self.line.updates.before(0)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -209,7 +240,7 @@ class Listening:
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A batch that is not the last of its window."""
-        self.line.after_backward()
+        self._tell_of_backward()
         self._end_batch(control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -233,7 +264,7 @@ class Listening:
 
     def evaluation_begins(self, batch: Any) -> None:
         """The model is called in eval mode. Only if an evaluation is due: others may look at the model too."""
-        if self._control.should_evaluate:
+        if self._control.should_evaluate or self._evaluates_first:
             (self.line.current_pass or self.line.start_validation()).start_batch(batch)
 
     def evaluation_ends(self, outputs: Any) -> None:
@@ -254,11 +285,9 @@ class Listening:
             return
         found = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
         numbers = {key: value for key, value in found.items() if key != "epoch"}
-        numbers |= {"val/" + key.removeprefix("eval_"): value for key, value in numbers.items() if key.startswith("eval_")}
+        numbers |= _as_ours(numbers)
         (line.current_pass or line.start_validation()).end_data(numbers)
         line.end_validation()
-        for key in ("val/loss", *numbers):  # transformers has logged them itself
-            line.state.log.pending.pop(key, None)
         if self._epoch_waits:
             self._epoch_waits = False
             line.end_epoch()
@@ -270,11 +299,13 @@ class Listening:
         if not line.is_running or logs is None:
             return
         pending, s.log.pending = s.log.pending, {}
-        s.row = Metrics({**{key: value for key, value in logs.items() if isinstance(value, int | float)}, **pending})
+        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
+        ours = _as_ours(numbers)
+        s.row = Metrics({**numbers, **ours, **pending})
         if not any(key.startswith("eval_") for key in logs):
             line.plan.on_train_metrics(s)
         row = s.row.read()
-        logs.update(row)
+        logs.update({key: value for key, value in row.items() if key not in ours or value != ours[key]})
         if line.loggers:
             line.loggers.log_metrics(row, s.step, s.epoch)
         s.row = None
@@ -293,61 +324,8 @@ class Listening:
             control.should_training_stop = True
 
 
-class Ears:
-    """Hear the model being called. A copy of the model is deaf: it is not what is trained."""
-
-    def __init__(self, callback: Listening | None) -> None:
-        self.callback = callback
-
-    def __deepcopy__(self, memo: Any) -> Ears:
-        return Ears(None)
-
-    def __reduce__(self) -> Any:
-        return Ears, (None,)
-
-    def called(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Before the forward."""
-        if self.callback is not None:
-            begins = self.callback.forward_begins if module.training else self.callback.evaluation_begins
-            begins(kwargs or args)
-
-    def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-        """After it."""
-        if self.callback is None:
-            return None
-        return self.callback.forward_ends(outputs) if module.training else self.callback.evaluation_ends(outputs)
-
-
-def loss_in(outputs: Any) -> Tensor | None:
-    """The loss among a model's outputs."""
-    if isinstance(outputs, dict):
-        found = outputs.get("loss")
-    else:
-        found = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
-    return found if isinstance(found, Tensor) and found.numel() == 1 else None
-
-
-def with_loss(outputs: Any, loss: Tensor) -> Any:
-    """The same outputs with another loss."""
-    if isinstance(outputs, dict):
-        outputs["loss"] = loss
-        return outputs
-    return type(outputs)([loss, *outputs[1:]]) if isinstance(outputs, tuple | list) else loss
-
-
-def as_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """As transformers keeps it. A hook whose state JSON cannot hold is left out, with a warning."""
-    hooks = {}
-    for name, state in kept["hooks"].items():
-        try:
-            hooks[name] = json.loads(json.dumps(state, default=_number))
-        except TypeError:
-            log.warning("The state of hook %r cannot be kept in transformers' checkpoints: it is no JSON.", name)
-    whole: dict[str, Any] = json.loads(json.dumps({**kept, "hooks": hooks}, default=_number))
-    return whole
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+def _as_ours(values: Mapping[str, float]) -> dict[str, float]:
+    """What transformers has measured, under the names that it has everywhere else; how long it took is nobody's metric."""
+    ours = {OWN[key]: value for key, value in values.items() if key in OWN}
+    measured = [key for key in values if key.startswith("eval_") and not key.endswith(("_runtime", "_per_second"))]
+    return ours | {"val/" + key.removeprefix("eval_"): values[key] for key in measured}

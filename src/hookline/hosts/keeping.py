@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import distributed
-
 from hookline.checkpoint import files
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
 from hookline.errors import CheckpointError
 from hookline.hosts.view import HostView
 from hookline.loops.restoring import load_optimizer, restore_hook
 from hookline.loops.saving import counts_of
+from hookline.ranks import Ranks
 
 log = logging.getLogger("hookline")
 
@@ -44,15 +43,8 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
         restore_hook(entry, kept, s)
 
 
-def save_due(view: HostView) -> None:
-    """Write what hooks have asked for."""
-    requests, view.save_requests = view.save_requests, []
-    for request in requests:
-        save(view, request)
-
-
-def save(view: HostView, request: SaveRequest) -> None:
-    """One checkpoint: the first rank writes, and all hear of it once it is durable."""
+def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
+    """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
     s, plan = view.state, view.plan
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
     s.checkpoint, s.path, s.reason = contents_of(view), path, request.reason
@@ -64,8 +56,9 @@ def save(view: HostView, request: SaveRequest) -> None:
             files.write(contents, path, about(view, request), staging=lambda: view.run_dir)
         except CheckpointError as error:
             saved = replace(saved, error=error)
-    if s.world_size > 1 and distributed.is_initialized():
-        distributed.barrier()
+    refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)
+    if refused is not None and saved.error is None:
+        saved = replace(saved, error=CheckpointError(refused))
     s.path, s.reason, s.saved_step = path, request.reason, s.step
     if saved.error is None:
         plan.on_checkpoint_save(s)

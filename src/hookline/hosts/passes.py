@@ -23,6 +23,8 @@ class Pass:
         self.names = names
         self.own = OwnMetrics(names.prefix, several=False)
         self.results: dict[str, Any] = {}
+        self.told: Mapping[str, Any] = {}
+        """What the host has measured itself."""
         self._interlude = Interlude(state)
         self._batches = 0
         self._has_results = False
@@ -59,7 +61,8 @@ class Pass:
         s = self.state
         s.log.mode = "now"
         self._has_results = True
-        self.results = {**self.finish("eval", self.own.sums), **(metrics or {})}
+        self.told = metrics or {}
+        self.results = {**self.finish("eval", self.own.sums), **self.told}
         s.log.newest.raw().update(self.results)
         self.names.epoch_end(self.plan)(s)
 

@@ -27,6 +27,11 @@ def own_module(module: nn.Module) -> nn.Module:
         module = inner
 
 
+def joins(model: Any) -> bool:
+    """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot meet after each."""
+    return isinstance(model, DistributedDataParallel) and model._join_config.enable
+
+
 def listed(given: Any) -> list[Any]:
     """One optimizer or scheduler, or several."""
     if hasattr(given, "step"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
 
-from hookline.errors import SKIP_STEP, STEP_DONE
+from hookline.errors import SKIP_STEP, STEP_DONE, Signal
 from hookline.optimizers import total_norm, used_rate
 from hookline.plan import Plan
 from hookline.state import State
@@ -27,6 +28,12 @@ class Updates:
         """The step when this batch began; -1 outside of batches, where every update counts."""
         self.norm_is_known = False
         """Whether the host has measured the gradients of this window already, before it clipped them."""
+        self.agree: Callable[[Signal | None], Signal | None] | None = None
+        """What becomes of a hook's signal, if other ranks have a say in it."""
+        self.recomputing = False
+        """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same update."""
+        self.clipped_norm: Any = None
+        """What the loop's clipping has found, until the update is made: if it never is, that says why."""
         self.announced: set[int] = set()
         self._hidden: dict[int, tuple[Any, list[Any]]] = {}
         self._watched: list[Any] = []
@@ -38,8 +45,28 @@ class Updates:
             self._watched.append(post.remove)
             if self.announces:
                 pre = optimizer.register_step_pre_hook(functools.partial(self._stepping, index))
-                optimizer.zero_grad = functools.partial(self._zeroing, index, optimizer, optimizer.zero_grad)
-                self._watched += [pre.remove, functools.partial(delattr, optimizer, "zero_grad")]
+                self._watched += [pre.remove, self._hear_zero_grad(index, optimizer)]
+
+    def _hear_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
+        """Torch has no hook for it, so it is covered; returns what uncovers it. Another line may do the same with it."""
+        covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
+
+        def heard(*args: Any, **kwargs: Any) -> None:
+            if self._watched and not self.recomputing:
+                self.windows += 1  # the gradients so far are dropped
+                self.state.optimizer_idx, self.state.optimizer = index, optimizer
+                self.plan.on_before_zero_grad(self.state)
+            zero_grad(*args, **kwargs)
+
+        def uncover() -> None:
+            if vars(optimizer).get("zero_grad") is not heard:
+                return  # somebody else has covered it since, and still calls this one
+            del optimizer.zero_grad
+            if covered is not None:
+                optimizer.zero_grad = covered
+
+        optimizer.zero_grad = heard
+        return uncover
 
     def leave(self) -> None:
         """Leave the optimizers as they were found."""
@@ -47,6 +74,7 @@ class Updates:
         for undo in watched:
             undo()
         self.announced.clear()
+        self.recomputing = False
 
     def before(self, index: int) -> None:
         """The gradients are complete. Once per optimizer and update, whoever says so first."""
@@ -60,6 +88,8 @@ class Updates:
         if "grad_norm" in self.plan.wanted and not self.norm_is_known:
             s.add_norm(total_norm([s.optimizer]))
         signal = self.plan.on_before_optimizer_step(s)
+        if self.agree is not None:
+            signal = self.agree(signal)
         if signal is not None:
             self._hide(index, s.optimizer, signal)
 
@@ -70,12 +100,31 @@ class Updates:
         for parameter, _ in hidden:
             parameter.grad = None
 
-    def _stepping(self, index: int, optimizer: Any, *given: Any) -> None:
+    def left_out(self, indices: list[int]) -> list[Any]:
+        """The gradients of these optimizers, if hooks leave the steps of all of them out."""
+        if not all(index in self._hidden for index in indices):
+            return []
+        return [gradient for index in indices for _, gradient in self._hidden[index][1]]
+
+    def _stepping(self, index: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.before(index)
+            return None
+        evaluated = functools.partial(self._evaluate, index, closure)
+        return (args[0], evaluated, *args[2:]) if len(args) > 1 else args, kwargs | {"closure": evaluated} if kwargs else kwargs
+
+    def _evaluate(self, index: int, closure: Callable[[], Any]) -> Any:
+        """The gradients are there once the loss was computed; an optimizer may ask for it several times in one step."""
+        loss = closure()
         self.before(index)
+        self.recomputing = True
+        return loss
 
     def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
         s, plan = self.state, self.plan
-        self.norm_is_known = False
+        self.norm_is_known = self.recomputing = False
+        self.clipped_norm = None
         self.windows += 1
         s.optimizer_idx, s.optimizer = index, optimizer
         if index not in self.announced:  # a step was made for form's sake: there was no loss
@@ -98,17 +147,12 @@ class Updates:
             s.step += 1
         plan.on_after_optimizer_step(s)
 
-    def _zeroing(self, index: int, optimizer: Any, zero_grad: Any, *args: Any, **kwargs: Any) -> None:
-        self.state.optimizer_idx, self.state.optimizer = index, optimizer
-        self.plan.on_before_zero_grad(self.state)
-        zero_grad(*args, **kwargs)
-
     def account_for_missing(self) -> None:
         """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
-        s = self.state
+        s, norm = self.state, self.clipped_norm
         for index in self.missed():
-            norm = total_norm([s.optimizers[index]])
             if norm is not None and not norm.isfinite():
+                self.windows += 1
                 s.optimizer_idx, s.optimizer, s.reason = index, s.optimizers[index], "nonfinite"
                 self.plan.on_step_skipped(s)
 
@@ -116,6 +160,7 @@ class Updates:
         """Optimizers that were announced and have not made their step."""
         missed = sorted(self.announced)
         self.announced.clear()
+        self.clipped_norm = None
         for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
             parameter.grad = gradient
         self._hidden.clear()

@@ -14,6 +14,7 @@ from hookline.hosts.host import Host, HostedHooks
 from hookline.optimizers import Schedule
 from hookline.options import Options
 from hookline.plan import Plan
+from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
 from hookline.view import View
 
@@ -25,6 +26,7 @@ class HostView(View):
     plan: Plan
     hooks: HostedHooks  # pyright: ignore[reportIncompatibleVariableOverride]
     options: Options
+    ranks: Ranks
     outer: Any = None
     """The host's own trainer, if there is one: what a hook finds there is between the two of them."""
     num_training_batches: int | None = None

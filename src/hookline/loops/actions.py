@@ -31,6 +31,7 @@ def install_actions(run: Run) -> None:
     run.clips = run.options.gradient_clip_val is not None or clips_itself
     tells_norm = run.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
     run.measures_norm = not tells_norm and (run.clips or run.strategy.shards)
+    run.state.norm_takes_all = run.strategy.shards
     run.state.gradient_clip_val = run.options.gradient_clip_val
     run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
 

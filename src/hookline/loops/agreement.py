@@ -17,7 +17,7 @@ from hookline.listener import Listener, can_answer
 from hookline.loops.errands import do_errands
 from hookline.loops.run import Run
 from hookline.loops.signals import heed_signal
-from hookline.ranks import Answer
+from hookline.ranks import Round
 
 AFTER_BATCH, ELSEWHERE = 0, 1
 STEERED = ("on_train_batch_start", "on_before_optimizer_step")
@@ -31,11 +31,16 @@ class Agreement:
         self.ranks = run.strategy.ranks
         self.stop = False
         """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        self.asks = 0
+        """How often the ranks have met: the same number at the same place of the run."""
         self._seconds: float = self.ranks.from_zero(time.monotonic())
-        self._asked: Answer | None = None
+        self._rounds = self.ranks.rounds(6)
+        self._asked: Round | None = None
         self._kept: list[SaveRequest] = []
         """Checkpoints that this rank, but not all, asked for."""
-        self._additions = -1
+        self._told: Any = None
+        """What the hooks asked for when the ranks last spoke about that."""
+        self._agree_on_wants(self.ranks.gather(self._wants()))
 
     def now(self) -> float:
         """Rank zero's clock when the ranks last agreed: all of them find the same time is over at the same batch."""
@@ -50,14 +55,18 @@ class Agreement:
         before, self._asked = self._asked, asked
         if before is not None and self._hear(before.read()):
             self._exchange()
-        elif run.save_requests and (mine := self._requests()):
-            answer = asked.read()  # a checkpoint is worth the wait: it is of this very step if everybody wants it
-            if -answer[3] > 0:
-                self._exchange()
-            else:
-                self._kept += mine
-                for each in mine:
-                    run.save_requests.remove(each)
+        elif run.save_requests or run.plan.asked_at is not self._told:
+            self._meet_at_once(asked)
+
+    def _meet_at_once(self, asked: Round) -> None:
+        """This rank wants a checkpoint, or has other hooks. If all do, it is worth the wait: it is of this very step."""
+        run, mine = self.run, self._requests()
+        if (mine or run.plan.asked_at is not self._told) and -asked.read()[3] > 0:
+            self._exchange()
+        else:
+            self._kept += mine
+            for each in mine:
+                run.save_requests.remove(each)
 
     def settle(self) -> None:
         """Between batches: wait for all, and do at once what any of them wants."""
@@ -68,15 +77,16 @@ class Agreement:
         if self._hear(answer) or answer[2]:
             self._exchange()
 
-    def _ask(self, kind: int) -> Answer:
+    def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
-        if s.hooks.additions != self._additions:
-            self.note_steering()
-        saves = len(self._requests()) if run.save_requests else 0
+        self.asks += 1
+        wishes = len(self._requests()) if run.save_requests else 0
+        if run.plan.asked_at is not self._told:
+            wishes += 1
         news = s.should_stop is not self.stop or (run.heard > 0 and not run.signal) or run.errands.waiting or bool(self._kept)
         clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
         place = 2 * run.position + kind
-        return self.ranks.largest((news, clock, saves, -saves, place, -place))
+        return self._rounds.ask((news, clock, wishes, -wishes, place, -place))
 
     def _hear(self, answer: list[int]) -> bool:
         """Set the clock; whether there is something to discuss."""
@@ -100,13 +110,14 @@ class Agreement:
             run.save_requests.remove(each)
         told = {
             "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.heard,
-            "errands": run.errands.left(), "saves": [_plain(each) for each in (*self._kept, *mine)],
+            "errands": run.errands.left(), "saves": [_plain(each) for each in (*self._kept, *mine)], "wants": self._wants(),
         }  # fmt: skip
         everybody = self.ranks.gather(told)
         if self._asked is not None:  # what it would say has been said
             self._asked.read()
             self._asked = None
         self._kept = []
+        self._agree_on_wants([each["wants"] for each in everybody])
         for rank, each in enumerate(everybody):
             do_errands(run, each["errands"], rank)
         for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
@@ -132,16 +143,32 @@ class Agreement:
 
     # ---- what hooks return --------------------------------------------------------------------------------------
 
-    def note_steering(self) -> None:
-        """Whether any hook on any rank may return a signal: only then must the ranks wait for each other to hear of it.
+    def _wants(self) -> list[Any]:
+        """The facts that this rank's hooks ask for, by event, and at which events they may return a signal.
 
-        Found from the list of hooks, which is the same on every rank, limited or switched off as they may be.
+        Some facts take all ranks, and signals are only waited for where somebody may give one: so ranks must know it of each other.
         """
         run, hooks = self.run, self.run.state.hooks
-        self._additions = hooks.additions
+        self._told = run.plan.asked_at
         steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_all_listeners(hooks))
                     if each.event.name == event and can_answer(each.function)}  # fmt: skip
-        run.steers_batches, run.steers_updates = (event in steering for event in STEERED)
+        return [{event: sorted(facts) for event, facts in self._told.items()}, sorted(steering)]
+
+    def _agree_on_wants(self, everybody: list[list[Any]]) -> None:
+        """What a hook on any rank asks for is worked out by all. Hooks that come and go on one rank keep nobody waiting."""
+        wanted: dict[str, frozenset[str]] = {}
+        for facts, _ in everybody:
+            for event, names in facts.items():
+                wanted[event] = wanted.get(event, frozenset()).union(names)
+        self.run.plan.agree_on_wants(wanted)
+        steering = {event for _, events in everybody for event in events}
+        self.run.steers_batches, self.run.steers_updates = (event in steering for event in STEERED)
+
+    def refuse(self, signal: Signal) -> None:
+        """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go another way."""
+        raise HooklineError(f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. All of them "
+                            "wait for such signals from the second batch after it on, not before: return it later, or add the "
+                            "hook before the run.")  # fmt: skip
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
         """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by all of them where

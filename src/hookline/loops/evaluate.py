@@ -80,20 +80,20 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     loaders = run.loaders[names.loaders]
     own = OwnMetrics(names.prefix, several=len(loaders) > 1)
     logged = log.pending
-    with Interlude(s):
+    with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
         s.modes = [(module, module.training) for module in run.module.modules()]
         names.model_eval(plan)(s)
+        run.strategy.begin_evaluation(run.module)
         names.start(plan)(s)
         names.epoch_start(plan)(s)
         log.begin("eval")
         log.prefix = names.prefix
         pace = Pace(run, can_be_cut)
-        with torch.no_grad():
-            for s.dataloader_idx, loader in enumerate(loaders):
-                s.dataloader_name = loader.name
-                log.loader = loader.name if own.several else ""
-                if not go_through(run, names, own, loader, limit, pace):
-                    break
+        for s.dataloader_idx, loader in enumerate(loaders):
+            s.dataloader_name = loader.name
+            log.loader = loader.name if own.several else ""
+            if not go_through(run, names, own, loader, limit, pace):
+                break
         log.mode = "now"
         log.loader = ""
         results = log.finish("eval", more=own.sums) if run.rows is None else run.rows.finish("eval", own.sums, logged)

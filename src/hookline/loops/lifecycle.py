@@ -284,6 +284,7 @@ class Guests:
         if hooks.guests is self:  # a run, not a look at its plan
             note_ending(run)
         hooks.guests, hooks.dismiss = None, hooks.disable
+        run.plan.agree_on_wants(None)
         for handle in self.handles:
             run.brought.append(handle.entry)
             handle.remove()

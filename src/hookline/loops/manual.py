@@ -11,7 +11,7 @@ from hookline.errors import SKIP_STEP, STEP_DONE
 from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.step import differentiate, overflowed
-from hookline.optimizers import used_rate
+from hookline.optimizers import total_norm, used_rate
 
 
 class ManualOptimizer:
@@ -44,10 +44,12 @@ class ManualOptimizer:
             if unscale_once(run, self.optimizer):
                 skip_step(run, "nonfinite")
                 return
-        s.norm_tensor = None
+        s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
         signal = plan.on_before_optimizer_step(s)
         if run.steers_updates:
             signal = run.agreement.on_update(signal)
+        elif signal is not None and run.agreement is not None:
+            run.agreement.refuse(signal)
         if signal is SKIP_STEP:
             skip_step(run, "hook")
         else:

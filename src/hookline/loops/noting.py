@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ FIRST_SKIPS = 100
 MESSAGE = 500
 """Characters of an error's message in the log and in the last words."""
 _WORDS = "__hookline_last_words__"
+log = logging.getLogger("hookline")
 
 
 def skip_step(run: Run, reason: str) -> None:
@@ -32,14 +34,17 @@ def skip_step(run: Run, reason: str) -> None:
 
 
 def dismiss_everywhere(run: Run, name: str) -> None:
-    """Ranks find a hook too dear at different moments; it is switched off on all of them at one boundary."""
+    """A hook fails on one rank, or some find it too dear: it is switched off on all of them at one boundary."""
     run.errands.send("dismiss", hook=name)
 
 
 @carries_out("dismiss")
 def _dismiss(run: Any, sender: int, hook: str) -> None:
-    if hook in run.state.hooks:
-        run.state.hooks.disable(hook)
+    hooks = run.state.hooks
+    if hook in hooks:
+        if hooks.entry(hook).enabled:
+            log.warning("hook %r is switched off, because rank %d has switched it off", hook, sender)
+        hooks.disable(hook)
 
 
 def note_ending(run: Run) -> None:
@@ -59,8 +64,17 @@ def note_ending(run: Run) -> None:
 
 def _failure(run: Run, error: Exception) -> dict[str, Any]:
     s, guilty = run.state, blamed(error)
+    if (other := _other_rank(run)) is not None:
+        kind, _, message = (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
+        return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
     who = {} if guilty is None else {"who": guilty.who, "event": guilty.event}
     return {"step": s.step, "epoch": s.epoch, "rank": s.rank, "exception": type(error).__name__, "message": _short(error), **who}
+
+
+def _other_rank(run: Run) -> Any:
+    """The failure of the rank that has failed first, if it is another one: what this rank raises is only the echo."""
+    failure = run.peers.failure if run.peers is not None else None
+    return failure if failure is not None and failure.rank != run.state.rank else None
 
 
 class Recorded:
@@ -105,7 +119,10 @@ class LastWords:
         """Gathered when the run is over."""
         s, guilty = run.state, blamed(error)
         who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
-        failed = f"Failed: {type(error).__name__}{': ' if str(error) else ''}{_short(error)}, {who}{s.position}, rank {s.rank}."
+        text = _short(error)
+        failed = f"Failed: {type(error).__name__}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
+        if (other := _other_rank(run)) is not None:
+            failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
         exists = path is not None and ("://" in str(path) or Path(path).exists())
         return cls(failed, str(path) if exists else "", step, s.step > 0)
@@ -125,5 +142,8 @@ def last_words(error: BaseException) -> LastWords | None:
 
 
 def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as broken:  # the error of the run must not be lost for that
+        return f"(its text cannot be told: {type(broken).__name__})"
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

@@ -7,6 +7,7 @@ thread nor the others.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import Any
 from torch import distributed as dist
 
 from hookline.errors import PeerError
+from hookline.loops.nested import Nested
 from hookline.loops.ring import Ring
 from hookline.loops.run import Run
 from hookline.loops.signals import Signals
@@ -40,6 +42,8 @@ CLOSING = 1.0
 """Seconds for the loggers to write what they have."""
 SILENCE = 3.0
 """Seconds to wait for word of who has died, when this rank has only lost contact."""
+LEAVING = 30.0
+"""Seconds in which a call to the store comes back, however busy the machine is."""
 LONGEST = 1000
 """Characters of an error's message that the other ranks are told."""
 EXIT_FAILED = 1
@@ -81,6 +85,7 @@ class Peers:
         self._name = ranks.from_zero(uuid.uuid4().hex)  # a job that is started again may find the old notes still there
         self._board, self._notes = ranks.board(self._name), ranks.board(self._name)  # a connection for each thread
         self._ring = Ring(ranks.rank, ranks.world_size, self._board)
+        self.nested = Nested(run, self._board, self._notes)
         run.peers = self
         for each in (self._watch_next, self._watch_notes):
             thread = threading.Thread(target=each, name=f"hookline peers: {each.__name__}", daemon=True)
@@ -94,6 +99,8 @@ class Peers:
         self._ring.wake()
         for each in self._threads:
             each.join(2 * POLL)
+            if each.is_alive():
+                wait_at_exit(each)
         self._ring.leave()
 
     # ---- this rank fails ----------------------------------------------------------------------------------------
@@ -118,6 +125,10 @@ class Peers:
             self._deadline = self._deadline or time.monotonic() + OWN_PATIENCE
         self._write(self._board, {"rank": rank, "text": text, "failed": failed})
 
+    def ask_for(self, number: int, asks: int) -> None:
+        """Ask the others whether they will still call validate() for that time."""
+        self._write(self._board, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, asks]})
+
     def _write(self, board: Any, note: dict[str, Any]) -> None:
         try:
             number = board.add("notes", 1)
@@ -138,7 +149,9 @@ class Peers:
             if self._ring.lost(POLL) and not self._over.is_set():
                 self._heard(Failure(self._ring.next, "it died without a word: it was killed, or its machine is gone.", died=True))
                 # the place of the notes may be gone as well, and to find that out may take long
-                threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True).start()
+                telling = threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True)
+                self._threads.append(telling)
+                telling.start()
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 self._end_process()
@@ -156,6 +169,7 @@ class Peers:
             try:
                 for self._known in range(self._known + 1, self._notes.add("notes", 0) + 1):
                     self._read(json.loads(self._notes.get(f"note/{self._known}")))
+                self.nested.look()
             except (RuntimeError, dist.DistError):
                 if self.run.state.status in ("training", "running") and not self._over.is_set():
                     gone = "it, or the launcher beside it through which the ranks find each other, is gone."
@@ -165,6 +179,8 @@ class Peers:
     def _read(self, note: dict[str, Any]) -> None:
         if note["failed"]:
             self._heard(Failure(note["rank"], note["text"], note.get("died", False)))
+        elif "nested" in note:
+            self.nested.heard(*note["nested"])
         elif note["rank"] != self.run.strategy.rank:
             log.warning("Rank %d says: %s", note["rank"], note["text"])
 
@@ -195,6 +211,14 @@ class Peers:
         for each in (sys.stdout, sys.stderr):
             each.flush()
         os._exit(EXIT_FAILED)
+
+
+def wait_at_exit(thread: threading.Thread) -> None:
+    """Let the process end only after this thread has.
+
+    One that comes back from a call to the store while the interpreter ends would abort the process, whatever it has achieved.
+    """
+    atexit.register(thread.join, LEAVING)
 
 
 def _is_ours(handler: Any) -> bool:

@@ -21,25 +21,25 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
     """
     plan, s = run.plan, run.state
     s.predictions = [[] for _ in run.loaders["predict"]]
-    with Interlude(s):
+    with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
         s.modes = [(module, module.training) for module in run.module.modules()]
         plan.on_predict_model_eval(s)
+        run.strategy.begin_evaluation(run.module)
         plan.on_predict_start(s)
         plan.on_predict_epoch_start(s)
         pace = Pace(run, can_be_cut=False)
-        with torch.no_grad():
-            for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
-                s.dataloader_name = loader.name
-                for s.batch_idx, s.batch in enumerate(loader.batches(0)):
-                    s.cache.clear()
-                    if not loader.share.turn.is_ghost:
-                        predict_batch(run, plan, s, keep)
-                    elif run.strategy.forward_communicates:
-                        run_along(run, plan.predict_step)
-                    if pace.is_over():
-                        break
-                if pace.was_over:
+        for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
+            s.dataloader_name = loader.name
+            for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+                s.cache.clear()
+                if not loader.share.turn.is_ghost:
+                    predict_batch(run, plan, s, keep)
+                elif run.strategy.forward_communicates:
+                    run_along(run, plan.predict_step)
+                if pace.is_over():
                     break
+            if pace.was_over:
+                break
         plan.on_predict_epoch_end(s)
         plan.on_predict_end(s)
         plan.on_predict_model_train(s)

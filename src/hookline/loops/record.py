@@ -64,7 +64,7 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
     try:
         record = json.loads((run_dir / RECORD).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     whole = isinstance(record, dict) and {"id", "status", "step", "reason", "limits"} <= set(record)
     return record if whole else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -119,7 +120,7 @@ def look_up(
 def _search(which: str, folder: Path, ranks: Ranks) -> Start | None:
     candidates, broken, known = ranks.decide(lambda: _candidates(which, folder))
     mine = [Found(Path(path), manifest) for path, manifest in candidates]
-    chosen, contents, unreadable = first_whole(mine, ranks)
+    chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     for path, reason in {**broken, **{str(path): reason for path, reason in unreadable.items()}}.items():
         say("resume=%r passes over %s: %s", which, path, reason)

@@ -34,7 +34,8 @@ def save_due(run: Run) -> None:
         request = run.save_requests.pop(0)
         if request is not None and not run.sealed:
             save(run, request)
-    announce(run)
+    if run.saver is None or run.strategy.ranks.alone:  # else they hear of it at different moments, and wait for the errand
+        announce(run)
 
 
 def save(run: Run, request: SaveRequest) -> None:

@@ -23,6 +23,8 @@ LONGEST_VALUE = 500
 MOST_EVENTS = 600
 MOST_CHECKPOINTS = 300
 MOST_KEYS = 800
+DEEPEST = 20
+"""Groups inside each other in a configuration; what is deeper is shown as one value."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -117,9 +119,9 @@ def _config(runs: list[RunData]) -> list[dict[str, Any]]:
     return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys]
 
 
-def _flat(value: Any, key: str = "") -> dict[str, str]:
-    if isinstance(value, dict) and value:
-        named = [_flat(each, f"{key}.{inner}" if key else str(inner)) for inner, each in value.items()]
+def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
+    if isinstance(value, dict) and value and depth < DEEPEST:
+        named = [_flat(each, f"{key}.{inner}" if key else str(inner), depth + 1) for inner, each in value.items()]
         return {name: text for each in named for name, text in each.items()}
     spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return {key: cut(spelled, LONGEST_VALUE)} if key else {}

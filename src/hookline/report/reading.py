@@ -23,6 +23,8 @@ EPOCH = " (epoch)"
 MOST_NAMES = 5000
 """Metrics of different names that are kept; a name with a number in it can make any number of them."""
 MOST_EVENTS = 2000
+FAR_AWAY = 1e11
+"""Seconds since 1970: what lies beyond, NaN included, is no time."""
 LASTING = ("failure", "control", "resume")
 """What happened to the job and not to the model: told although a resume has superseded the steps around it."""
 MOST_TEXTS = 20
@@ -123,8 +125,15 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
                 _take_lasting(run, record)
         if foreign and not run.records:
             raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
+        if not run.records and until is None and _has_lines(log):
+            raise OptionError(f"{log} is no log of Hookline: it holds no line of JSON.")
     run.settle()
     return run
+
+
+def _has_lines(log: Path) -> bool:
+    with log.open("rb") as file:
+        return b"\n" in file.read(1_000_000)
 
 
 def read_beside(run: RunData) -> None:
@@ -173,7 +182,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
 
 def _take_time(run: RunData, record: dict[str, Any]) -> None:
     time = record.get("time")
-    if type(time) is float or type(time) is int:
+    if (type(time) is float or type(time) is int) and abs(time) < FAR_AWAY:
         run.began = time if run.began is None else run.began
         run.ended = time
 
@@ -248,7 +257,8 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.ending = {"status": str(record.get("status", "")), "reason": str(record.get("reason") or ""), "step": step, "time": run.ended}
+    said = {key: str(record.get(key) or "") for key in ("status", "reason")}
+    run.ending = {**said, "step": step, "time": run.ended}
 
 
 def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:

@@ -68,6 +68,9 @@ class Strategy(StrategyMethods):
     def sync_without_batch(self, after_forward: bool) -> None:
         """Take part in bringing gradients together although this rank's step gave no loss, or was not even run."""
 
+    def begin_evaluation(self, module: nn.Module) -> None:
+        """Batches are about to be measured: see to it that every rank measures the same model."""
+
     def barrier(self) -> None:
         """Wait for all ranks."""
 

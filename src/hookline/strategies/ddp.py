@@ -34,13 +34,13 @@ class DDP(ManyRanks):
         """What DistributedDataParallel takes.
 
         find_unused_parameters: some steps leave parameters out. static_graph: every step uses the same ones.
-        sync_buffers: rank zero's buffers (batch norm's averages) go to all before a step.
+        sync_buffers: rank zero's buffers (batch norm's averages) go to all before a step and before an evaluation.
         bucket_cap_mb: gradients that are sent together. communication_hook: how, such as
         `torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook`.
         sync_batchnorm: batch norm over the batches of all ranks; on accelerators only.
         """
         super().__init__(device, precision, timeout)
-        self.sync_batchnorm = sync_batchnorm
+        self.sync_batchnorm, self.sync_buffers = sync_batchnorm, sync_buffers
         self.communication_hook = communication_hook
         self.options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, "static_graph": static_graph,
                         "bucket_cap_mb": bucket_cap_mb, **({} if sync_buffers else {BUFFERS: False})}  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import datetime
 import logging
+import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from hookline.errors import OptionError
@@ -24,6 +25,9 @@ BACKENDS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl", "npu": "hccl"}
 
 class ManyRanks(Strategy):
     """A strategy of several processes. With one process it is that process and talks to nobody."""
+
+    sync_buffers: bool = True
+    """Whether rank zero's buffers are those of all."""
 
     def __init__(self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800) -> None:
         """`timeout`: seconds after which a collective of the model's that not all ranks have joined is an error."""
@@ -41,7 +45,15 @@ class ManyRanks(Strategy):
         if self.world_size > 1 and self.ranks.group is None:
             join_group(self.device, self.place_in_job, self.timeout)
             self.ranks = Ranks(self.rank, self.local_rank, self.world_size, control_group())
+            atexit.register(_tell_end, self.ranks)
             name_rank_in_log(self.rank)
+
+    def begin_evaluation(self, module: nn.Module) -> None:
+        """Buffers (batch norm's averages) become rank zero's, which are those that are saved: each rank has moved its own."""
+        if self.world_size > 1 and self.sync_buffers:
+            begun = [dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor]
+            for each in begun:
+                each.wait()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -105,6 +117,11 @@ def _leave_group() -> None:
     _CONTROL.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _tell_end(ranks: Ranks) -> None:
+    if dist.is_initialized():
+        ranks.tell_end(getattr(sys, "last_value", None))  # what has ended the interpreter, if something did
 
 
 _CONTROL: dict[int, Any] = {}

@@ -93,8 +93,12 @@ class FSDP(ManyRanks):
             "mesh": self._mesh(), "mp_policy": policy, "reshard_after_forward": self.reshard_after_forward,
             "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy(),
         }  # fmt: skip
+        apart = batch_norms(module) if policy.param_dtype is not None and self.mixed_precision is None else []
+        for each in apart:
+            fully_shard(each, **{**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
         for each in reversed(self.units_of(module)):  # innermost first
-            fully_shard(each, **options)
+            if each not in apart:
+                fully_shard(each, **options)
         # a step that makes updates itself needs weights anew after each, so there every call of the module gathers them
         root = Shell(module) if getattr(module, "automatic_optimization", True) else module
         fully_shard(root, **options)
@@ -184,9 +188,18 @@ class FSDP(ManyRanks):
 
 
 def _explain(error: RuntimeError) -> None:
+    if "expected scalar type" in str(error):
+        error.add_note("Parameters are computed with in the policy's param_dtype, buffers stay as they are. Batch norm needs both in "
+                       "float32: leave mixed_precision out, and precision= sees to it.")  # fmt: skip
     if MIXED in str(error):
         error.add_note("A parameter was used outside the layer that gathers it: leave that layer out of wrap, or use the "
                        "parameter in the layer's own forward.")  # fmt: skip
+
+
+def batch_norms(module: nn.Module) -> list[nn.Module]:
+    """Layers that keep running averages, and compute with parameters of the same type as those: always in float32."""
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return [each for each in module.modules() if isinstance(each, kinds) and each.track_running_stats and each.affine]
 
 
 def same_everywhere(module: nn.Module) -> None:

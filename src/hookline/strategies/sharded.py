@@ -33,7 +33,8 @@ def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> T
             alike.setdefault((each.device_mesh, each.placements), []).append(index)
     for (mesh, placements), where in alike.items():
         highest = math.isinf(order)
-        part = vector[where] if highest else vector[where] ** order
+        # a maximum over ranks may lose a NaN, but no infinity
+        part = vector[where].nan_to_num(math.inf, math.inf) if highest else vector[where] ** order
         for dim, place in enumerate(placements):
             if place.is_shard():
                 operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM

@@ -7,6 +7,7 @@ from typing import Any
 from hookline.explain import Explanation, explain_rows
 from hookline.tracing.happened import Happened, differences
 
+Listeners = dict[str, list[dict[str, Any]]]
 LISTENER = ("function", "asks", "when", "on_error")
 """What two plans may say differently about one listener."""
 
@@ -36,13 +37,15 @@ def beside(told: Happened, planned: list[dict[str, Any]] | None = None) -> tuple
 
 def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> list[str]:
     """Every difference between two plans, in words."""
-    found: list[str] = []
     left, right = ({row["event"]: row["listeners"] for row in each.data()} for each in (first, second))
+    alone = {**_hooks_without(left, right, names[0]), **_hooks_without(right, left, names[1])}
+    found = list(alone.values())
     for event in dict.fromkeys([*left, *right]):
         before, after = left.get(event, []), right.get(event, [])
         for only, others, name in ((before, after, names[0]), (after, before, names[1])):
             keys = [_key(each) for each in others]
-            found += [f"{event}: {_label(each)} only in {name}" for each in only if _key(each) not in keys]
+            found += [f"{event}: {_label(each)} only in {name}" for each in only
+                      if _key(each) not in keys and _key(each) not in alone]  # fmt: skip
         found += _changed(event, before, after, names)
         common = [_key(each) for each in before if _key(each) in map(_key, after)]
         order = [_key(each) for each in after if _key(each) in common]
@@ -50,6 +53,17 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
             found.append(f"{event}: {' → '.join(name for _, name in common)} in {names[0]}, "
                          f"{' → '.join(name for _, name in order)} in {names[1]}")  # fmt: skip
     return found
+
+
+def _hooks_without(plan: Listeners, other: Listeners, name: str) -> dict[tuple[str, str], str]:
+    """Hooks that one plan has and the other has not at all: a line for each, with what it hears."""
+    known = {_key(each) for listeners in other.values() for each in listeners}
+    heard: dict[tuple[str, str], list[str]] = {}
+    for event, listeners in plan.items():
+        for each in listeners:
+            if each["receiver"] == "hooks" and _key(each) not in known:
+                heard.setdefault(_key(each), []).append(event)
+    return {key: f"hook {key[1]} only in {name}: {', '.join(events)}" for key, events in heard.items()}
 
 
 def _changed(event: str, before: list[dict[str, Any]], after: list[dict[str, Any]], names: tuple[str, str]) -> list[str]:

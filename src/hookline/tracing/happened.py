@@ -14,6 +14,8 @@ KINDS = {word.removesuffix("s"): word for word in RECEIVERS.values()}
 """A call's category in a trace -> the receiver as `explain` calls it."""
 SOMETIMES = ("on_step_skipped", "on_gradient_clip", "on_validation_abandoned", "on_load_checkpoint", "module_load_checkpoint",
              "on_checkpoint_load")  # fmt: skip
+BAR = "progress_bar"
+"""Hears of whatever there may be, asked for or not: it does not miss a validation in a run that has none."""
 Who = tuple[str, str, str]
 """Receiver, name, event."""
 
@@ -54,7 +56,7 @@ class Happened:
 def count(records: Iterable[Record]) -> Happened:
     """Go through a trace once."""
     told = Happened()
-    calls: dict[str, list[tuple[str, str]]] = {}
+    calls: dict[str, list[tuple[float, tuple[str, str]]]] = {}
     for record in records:
         name, cat, args = record["name"], record.get("cat"), record["args"]
         if cat in ("event", "action"):
@@ -62,7 +64,7 @@ def count(records: Iterable[Record]) -> Happened:
             told.last_step[name] = args.get("step", 0)
             if name == "on_exception":
                 told.failed.append(told.last_step[name])
-            called = calls.pop(name, [])
+            called = [who for _, who in sorted(calls.pop(name, []))]  # one inside another is over first, and began later
             orders = told.order.setdefault(name, [])
             if called and called not in orders and len(orders) < 20:
                 orders.append(called)
@@ -73,7 +75,7 @@ def count(records: Iterable[Record]) -> Happened:
             heard.calls += 1
             heard.micros += record["dur"]
             heard.last_step = step
-            calls.setdefault(event, []).append(who)
+            calls.setdefault(event, []).append((record["ts"], who))
         elif name == "hookline_plan" and not told.rows:
             told.verb, told.rows, told.partial = args["verb"], args["rows"], args.get("partial", False)
     return told
@@ -83,14 +85,15 @@ def differences(planned: list[dict[str, Any]], told: Happened) -> list[str]:
     """Every way in which the run was not as planned, in words."""
     found: list[str] = []
     if told.failed:
-        found.append(f"the run failed, or was interrupted, at step {', '.join(map(str, told.failed))}: what was planned right after "
-                     "that did not come")  # fmt: skip
+        steps = ", ".join(map(str, told.failed))
+        found.append(f"the run failed, or was interrupted, at step {steps}: what was planned right after that did not come")
     known: set[Who] = set()
     for row in planned:
         event, listeners = row["event"], row["listeners"]
         times = told.events.get(event, 0)
-        if listeners and not times and not told.partial and not is_conditional(event):
-            who = ", ".join(dict.fromkeys(_label(each["receiver"], each["name"]) for each in listeners))
+        waiting = [each for each in listeners if each["name"] != BAR]
+        if waiting and not times and not told.partial and not is_conditional(event):
+            who = ", ".join(dict.fromkeys(_label(each["receiver"], each["name"]) for each in waiting))
             found.append(f"{event} never came: {who} was not called there")
         for each in listeners:
             who_at = (each["receiver"], each["name"], event)

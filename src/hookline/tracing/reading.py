@@ -67,6 +67,7 @@ def check_trace(path: Path) -> None:
         raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline()
+    written: Any = None
     try:
         about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
         written = about["format"]

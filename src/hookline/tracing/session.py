@@ -37,8 +37,9 @@ class Tracing:
         """From the next event on. `path`: by default trace.json in the run's directory; ranks beyond zero add their number."""
         if self._run is None:
             raise HooklineError("A trace is started in a run, from a hook; for a whole run there is Trainer(trace=True).")
-        if self._tracer is not None:
+        if self.is_on:
             raise HooklineError("A trace is being written already; trainer.tracing.stop() ends it.")
+        self.stop()  # one that could not be written any further
         return self._begin(path, in_the_middle=True)
 
     def stop(self) -> None:

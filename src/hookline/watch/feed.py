@@ -40,6 +40,7 @@ class Feed:
         self._watchers = 0
         self._ended = False
         self._told_at = time.monotonic()
+        self._was_running: bool | None = None
         self._take(page_data([self._run.run]))
 
     # ---- keeping it fresh -----------------------------------------------------------------------------------------
@@ -61,16 +62,19 @@ class Feed:
     def look(self) -> None:
         """See what is new."""
         with self._looking:
-            self._take({**self._written(), "job": self._job()})
+            job = self._job()
+            has_changed = self._was_running not in (None, job["running"])  # a job that was killed writes nothing about it
+            self._was_running = job["running"]
+            self._take({**self._written(has_changed), "job": job})
 
-    def _written(self) -> dict[str, Any]:
+    def _written(self, has_changed: bool) -> dict[str, Any]:
         """What the run's files tell, if that is anything new."""
         try:
             is_new = self._run.refresh()
         except (OSError, HooklineError):
             return {}  # the directory is gone, or somebody is moving it: what is known is still true
         now = time.monotonic()
-        if not is_new and now - self._told_at < DOUBT:
+        if not is_new and not has_changed and now - self._told_at < DOUBT:
             return {}
         self._told_at = now
         return page_data([self._run.run])

@@ -8,7 +8,7 @@ from hookline.binding import Binding
 from hookline.dialects.adopted.lightning_binding import bind
 from hookline.dialects.adopted.lightning_face import is_lightning_module, shown_to_callbacks
 from hookline.dialects.adopted.lightning_parts import missing
-from hookline.dialects.adopted.lightning_reading import mentions, out_of_reach
+from hookline.dialects.adopted.lightning_reading import mentions, out_of_reach, owner_of
 from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
 from hookline.dialects.lightning.table import CALLBACK_ROWS
 from hookline.errors import HookError
@@ -42,7 +42,7 @@ class LightningCallback:
         if asked := out_of_reach(self.original, self.base):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
             raise HookError(f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
-                            f"{missing(asked[0][0], TrainerView)}")  # fmt: skip
+                            f"{missing(asked[0][0], owner_of(asked[0][0]))}")  # fmt: skip
         for method in vars(self.base):
             if method.startswith("on_") and method not in CALLBACK_ROWS and self._overrides(method):
                 raise HookError(f"{who} listens to {method}, an event of Lightning that Hookline does not have. "

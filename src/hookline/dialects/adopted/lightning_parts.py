@@ -18,7 +18,7 @@ class NotInView(HookError, AttributeError):
     """A callback asked for something of Lightning's trainer that Hookline's has not."""
 
 
-HIDDEN = ("PARTS", "path", "attach", "of_lightning", "remove_later", "remove_replaced", "removals", "moment", "asked")
+HIDDEN = ("PARTS", "STATUS", "path", "attach", "of_lightning", "remove_later", "remove_replaced", "removals", "moment", "asked")
 """What a view has for Hookline's own use."""
 
 
@@ -56,6 +56,28 @@ class RunState(Part):
     """`trainer.state`: which verb, and what of it is going on."""
 
     path = "state"
+    STATUS: ClassVar[Mapping[str, str]] = {
+        "waiting": "initializing", "training": "running", "running": "running", "error": "interrupted",
+        "interrupted": "interrupted", "preempted": "interrupted",
+    }  # fmt: skip
+    """Hookline's words for how a run is, and Lightning's; any other ending is one that was meant."""
+
+    @property
+    def status(self) -> Any:
+        """Running, finished or interrupted, in Lightning's enumeration."""
+        in_run = self._own.state.exception is None and self._own._run is not None
+        word = "running" if in_run else self.STATUS.get(self._own.status, "finished")
+        return self._view.of_lightning("trainer.states", "TrainerStatus")(word)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over as it was meant to be."""
+        return bool(self.status == "finished")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over, in whatever way."""
+        return self.status in ("finished", "interrupted")
 
     @property
     def fn(self) -> Any:
@@ -154,9 +176,14 @@ class StrategyView(Part):
 
 
 class PrecisionView(Part):
-    """`trainer.precision_plugin`: clipping by hand."""
+    """`trainer.precision_plugin`: clipping by hand, and a forward as the run does it."""
 
     path = "precision_plugin"
+
+    def forward_context(self) -> Any:
+        """Where a forward computes with the run's numbers."""
+        dtype = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(self._view.precision)
+        return torch.autocast(self._own.device.type, dtype=dtype, enabled=dtype is not None)
 
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
         """Clip by total norm or by value, true gradients also where they are scaled."""
@@ -250,6 +277,19 @@ class Connector(Part):
             super().__setattr__(name, value)
 
 
+class DataConnector(Part):
+    """`trainer._data_connector`: who moves a batch, for a Lightning module that moves one itself (its summary does)."""
+
+    path = "_data_connector"
+
+    @property
+    def _datahook_selector(self) -> Any:
+        data = self._view.datamodule
+        base = self._view.of_lightning("core.datamodule", "LightningDataModule")
+        selector = self._view.of_lightning("trainer.connectors.data_connector", "_DataHookSelector")
+        return selector(self._own.state.module, data if isinstance(data, base) else None)
+
+
 class Distributed(Part):
     """`trainer._accelerator_connector`."""
 
@@ -277,50 +317,3 @@ class Results(Part):
 
     def reset(self, *args: Any, **kwargs: Any) -> None:
         """Hookline's log begins each pass anew by itself."""
-
-
-class LoggerView:
-    """All of Hookline's loggers as one of Lightning's."""
-
-    group_separator = "/"
-
-    def __init__(self, view: Any) -> None:
-        self._trainer = view._own
-
-    @property
-    def experiment(self) -> Any:
-        """The client underneath, or Hookline's loggers, which take add_scalar, add_histogram, add_text, ..."""
-        return self._trainer.loggers
-
-    @property
-    def save_dir(self) -> str:
-        """With `name` and `version` the run's directory."""
-        return str(self._trainer.run_dir.absolute().parent.parent)
-
-    @property
-    def name(self) -> str:
-        """The folder that the run is in."""
-        return str(self._trainer.run_dir.absolute().parent.name)
-
-    @property
-    def version(self) -> str:
-        """The run's own folder."""
-        return str(self._trainer.run_dir.absolute().name)
-
-    @property
-    def log_dir(self) -> str:
-        """The run's directory."""
-        return str(self._trainer.run_dir)
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """A row of numbers."""
-        state = self._trainer.state
-        values = {name: float(value) for name, value in metrics.items()}
-        self._trainer.loggers.log_metrics(values, state.step if step is None else step, state.epoch)
-
-    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """What the run was made with."""
-        self._trainer.loggers.log_hyperparams(dict(params))
-
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Hookline's loggers hear of checkpoints by themselves."""

@@ -27,6 +27,14 @@ def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
     return list(found.items())
 
 
+def owner_of(path: str) -> type:
+    """The part of the view that should have the last name of `trainer.a.b`."""
+    part: Any = TrainerView
+    for name in path.split(".")[1:-1]:
+        part = part.PARTS.get(name, part)
+    return part  # type: ignore[no-any-return]
+
+
 def mentions(callback: Any, base: type, name: str) -> bool:
     """Whether the callback's code has this name in it."""
     return any(name in function.__code__.co_names for _, function in _functions(callback, base))

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hookline.dialects.adopted.lightning_logger import LoggerView
 from hookline.dialects.adopted.lightning_parts import (
     Connector,
+    DataConnector,
     Distributed,
     FitLoop,
-    LoggerView,
     Part,
     PrecisionView,
     Results,
@@ -18,7 +19,7 @@ from hookline.dialects.adopted.lightning_parts import (
     StrategyView,
     missing,
 )
-from hookline.dialects.lightning.names import LightningNames
+from hookline.dialects.lightning.names import LightningNames, directory_of
 from hookline.errors import HookError
 
 
@@ -45,6 +46,7 @@ class TrainerView(LightningNames):
     PARTS: ClassVar[dict[str, type[Part]]] = {
         "state": RunState, "strategy": StrategyView, "fit_loop": FitLoop, "_logger_connector": Connector,
         "_results": Results, "precision_plugin": PrecisionView, "_accelerator_connector": Distributed,
+        "_data_connector": DataConnector,
     }  # fmt: skip
     """Attributes that have attributes of their own."""
 
@@ -109,11 +111,6 @@ class TrainerView(LightningNames):
         return int(self._own.global_step)
 
     @property
-    def current_epoch(self) -> int:
-        """The current epoch, from 0."""
-        return int(self._own.current_epoch)
-
-    @property
     def num_training_batches(self) -> int | float:
         """Batches per training epoch; infinite if the loader cannot tell."""
         length = self._own.num_training_batches
@@ -155,13 +152,23 @@ class TrainerView(LightningNames):
     @property
     def log_dir(self) -> str:
         """The run's directory."""
-        return str(self._own.run_dir)
+        return str(directory_of(self._own))
 
     @property
     def accelerator(self) -> Any:
         """Lightning's own accelerator for the device, which knows how to measure it."""
         kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(self._own.device.type, "CPUAccelerator")
         return self.of_lightning("accelerators", kind)()
+
+    @property
+    def device_ids(self) -> list[int]:
+        """This process's one device."""
+        return [self._own.device.index or 0]
+
+    @property
+    def profiler(self) -> Any:
+        """Lightning's own that measures nothing; Hookline's Profiler is a hook."""
+        return self.of_lightning("profilers", "PassThroughProfiler")()
 
     # ---- saving -------------------------------------------------------------------------------------------------
 

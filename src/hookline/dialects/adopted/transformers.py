@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline.binding import Binding, Caller
@@ -32,8 +32,10 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """Their method -> our events. At one event they are called in this order."""
 NOT_HERE = {"on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints anywhere"}
-REFRESHES = ("on_train_start", "on_train_epoch_start", "on_train_metrics", "on_step_end", "on_train_epoch_end")
-"""Where `state.global_step` and `state.epoch` move on: in transformers they stand still until an update is complete."""
+INSIDE = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is complete."""
+REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
+"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are called."""
 SETTLES = ("on_step_end", "on_train_epoch_end")
 """Where what a callback has asked for by `control` is done: a validation may run here."""
 
@@ -57,8 +59,14 @@ class TransformersCallback:
         self.state: Any = theirs.TrainerState()
         self.control: Any = theirs.TrainerControl()
         self.given: dict[str, Any] = {}
+        self._given: dict[str, dict[str, Any]] = {}
+        """What each method takes of it."""
         self._batches: int | None = None
         self._accumulate = 1
+        self._ends_epoch = False
+        """Whether should_epoch_stop was set when a method had been called: that counts, whatever is set later."""
+        self._asleep: list[Listener] = []
+        """Called only after the callback has asked for something, so that asking for nothing costs nothing."""
         for method, reason in NOT_HERE.items():
             if self._overrides(method):
                 raise HookError(f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}.")
@@ -70,26 +78,25 @@ class TransformersCallback:
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One per event: the methods that the callback overrides, and then what it asks for by `control`."""
-        heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES}
-        heard["on_fit_start"] = [self._take_in]
-        heard["on_train_start"], heard["on_train_epoch_start"] = [self._measure, self._refresh], [self._new_epoch, self._refresh]
-        if not self._overrides("on_log"):
-            del heard["on_train_metrics"]  # a row would be made for nobody
+        looks_inside = any(self._overrides(method) for method in INSIDE)
+        heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
+        heard["on_fit_start"], heard["on_train_start"] = [self._take_in], [self._measure, self._refresh]
+        heard["on_train_epoch_start"] = [self._new_epoch, self._refresh]
         facts: dict[str, tuple[str, ...]] = {}
         for method, events in METHODS.items():
             if self._overrides(method):
                 for event in events:
                     heard.setdefault(event, []).append(self._caller(method, event))
                     facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
-        heard.setdefault("on_train_batch_start", []).append(self._end_epoch)
         if self._overrides("on_evaluate"):
             heard["on_validation_end"].append(self._note_best)
-        for event in SETTLES:
-            heard.setdefault(event, []).append(self._settle)
-        return [
-            Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
-            for event, calls in heard.items()
-        ]
+        heard.setdefault("on_train_epoch_end", []).append(self._settle)
+
+        def listener(event: str, *calls: Caller) -> Listener:
+            return Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
+
+        self._asleep = [listener("on_train_batch_start", self._end_epoch), listener("on_step_end", self._settle)]
+        return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
 
     def _origin(self, event: str) -> Callable[..., Any]:
         """The method that `explain` shows for an event."""
@@ -98,24 +105,43 @@ class TransformersCallback:
         return function
 
     def _caller(self, method: str, event: str) -> Caller:
-        function = getattr(self.original, method)
-        parameters = inspect.signature(function).parameters.values()
-        named = None if any(p.kind is p.VAR_KEYWORD for p in parameters) else {p.name for p in parameters}
-        extra, applies = EXTRAS.get((method, event)), APPLIES.get(method)
+        function, extra, applies = getattr(self.original, method), EXTRAS.get((method, event)), APPLIES.get(method)
+        moves_on, settles = method not in INSIDE, self._settle if event == "on_step_end" else self._wake
 
         def call(s: Any) -> None:
             if applies is not None and not applies(self, s):
                 return
-            given = self.given if extra is None else {**self.given, **extra(self, s)}
-            if named is not None:
-                given = {key: value for key, value in given.items() if key in named}
-            answer = function(self.args, self.state, self.control, **given)
-            if answer is not None:
-                self.control = answer
-            if self.control.should_training_stop:
+            state, batches = self.state, self._batches
+            if moves_on:
+                state.global_step = s.step
+                state.epoch = s.batches_seen / batches if batches else float(s.epochs_seen)
+            given = self._given[method] if extra is None else {**self._given[method], **self._named(method, extra(self, s))}
+            control = function(self.args, state, self.control, **given)
+            if control is None:
+                control = self.control
+            else:
+                self.control = control
+            if control.should_training_stop:
                 s.request_stop(f"{type(self.original).__name__} set control.should_training_stop")
+            if control.should_log or control.should_evaluate or control.should_save or control.should_epoch_stop:
+                settles(s)
 
         return call
+
+    def _named(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        """As far as the method takes it."""
+        parameters = inspect.signature(getattr(self.original, method)).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return given
+        return {key: value for key, value in given.items() if key in parameters}
+
+    def _wake(self, s: Any) -> None:
+        plan, self._ends_epoch = s.trainer.plan, self._ends_epoch or self.control.should_epoch_stop
+        plan.add([each for each in self._asleep if each not in plan.listeners(each.event.name)])
+
+    def _sleep(self, s: Any) -> None:
+        plan = s.trainer.plan
+        plan.remove([each for each in self._asleep if each in plan.listeners(each.event.name)])
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +151,7 @@ class TransformersCallback:
         self.control.should_training_stop = False
         self.state.is_world_process_zero, self.state.is_local_process_zero = state.rank == 0, state.local_rank == 0
         self._accumulate = getattr(state.trainer.options, "accumulate_grad_batches", 1)
+        self._sleep(state)
         self._take_in(state)
 
     def _take_in(self, s: Any) -> None:
@@ -136,13 +163,14 @@ class TransformersCallback:
             "lr_scheduler": s.schedulers[0] if s.schedulers else None,
             "train_dataloader": loaders.get("train"), "eval_dataloader": loaders.get("val"),
         }  # fmt: skip
+        self._given = {method: self._named(method, self.given) for method in METHODS}
         self.state.logging_steps = options.log_every_n_steps
         self.state.num_train_epochs = max(0, options.max_epochs or 0)
         if isinstance(self.args, ArgsView):
             self.args.settle(s, bool(trainer.num_batches("val")) or loaders.get("val") is not None)
 
     def _new_epoch(self, s: Any) -> None:
-        self.control.should_epoch_stop = False
+        self.control.should_epoch_stop = self._ends_epoch = False
         self._measure(s)  # a loop of one's own has its loader only now
 
     def _measure(self, s: Any) -> None:
@@ -159,7 +187,7 @@ class TransformersCallback:
         self.state.epoch = s.batches_seen / self._batches if self._batches else float(s.epochs_seen)
 
     def _end_epoch(self, s: Any) -> Any:
-        return END_EPOCH if self.control.should_epoch_stop else None
+        return END_EPOCH if self._ends_epoch else None
 
     def _settle(self, s: Any) -> None:
         """What the callback has asked for since the last time."""
@@ -176,6 +204,7 @@ class TransformersCallback:
         if control.should_save:
             control.should_save = False
             trainer.save_checkpoint()
+        (self._wake if control.should_epoch_stop or self._ends_epoch else self._sleep)(s)
 
     def _note_best(self, s: Any) -> None:
         """After the callback has judged an evaluation by the best one before it, as transformers does it."""
@@ -231,7 +260,7 @@ EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str,
 }
 APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
     # a step of theirs is a window of ours
-    "on_step_begin": lambda callback, s: s.batch_idx % callback._accumulate == 0,
+    "on_step_begin": lambda callback, s: s.batch_idx % callback._accumulate == 0 and not callback._ends_epoch,
     "on_substep_end": lambda callback, s: (s.batch_idx + 1) % callback._accumulate != 0
     and s.batch_idx + 1 != callback._batches,
     "on_evaluate": lambda callback, s: not s.sanity_checking,
@@ -240,7 +269,7 @@ APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
 }
 
 
-def _one(calls: list[Caller]) -> Caller:
+def _one(calls: Sequence[Caller]) -> Caller:
     """Several calls as one; the last one's answer counts."""
     if len(calls) == 1:
         return calls[0]

@@ -109,7 +109,8 @@ class KeptHParams(HParams):
             if getattr(each, "_log_hyperparams", False):
                 self.logged |= _plain(each.hparams_initial)
 
-    def setup(self, stage: str, logger: Any) -> None:
+    def setup(self, stage: str, module: Any, logger: Any) -> None:
+        """Log them."""
         if stage == "fit" and self.logged:
             logger.log_hyperparams(self.logged)
 

@@ -10,9 +10,12 @@ from hookline.dialects.lightning.brought import brought, brought_by
 from hookline.dialects.lightning.hparams import HyperParameters
 from hookline.dialects.lightning.loaders import drawn_side_by_side
 from hookline.dialects.lightning.logged import Reduction, log_value
+from hookline.dialects.lightning.names import epoch_of
 from hookline.dialects.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS
 from hookline.module import DataModule, Module
 
+NAMED_TRAINER = "hookline.dialects.lightning.trainer:NamedTrainer"
+"""The class of trainers that has all names that these classes are written for; the command line takes it."""
 OF_2019: Mapping[str, Row] = {
     "on_batch_start": Row("on_train_batch_start", ("batch",)),
     "on_tng_metrics": Row("on_train_metrics", ("metrics",)),
@@ -24,6 +27,7 @@ class LightningModule(HyperParameters, Module):
     """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their names."""
 
     __hookline_base__: ClassVar[bool] = True
+    __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -49,6 +53,11 @@ class LightningModule(HyperParameters, Module):
         """Print, on rank zero only."""
         if self._run.state.rank == 0:
             print(*args, **kwargs)
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0; after the training, the number of epochs."""
+        return epoch_of(self._run.state)
 
     @property
     def global_rank(self) -> int:
@@ -82,6 +91,7 @@ class Callback(DialectHook):
 
     __hookline_base__: ClassVar[bool] = True
     __hookline_rows__ = CALLBACK_ROWS
+    __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)

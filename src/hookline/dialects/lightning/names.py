@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,12 +36,33 @@ class MetricTensors(dict[str, Tensor]):
         return dict, (dict(self),)
 
 
+def _option(name: str, doc: str) -> Any:
+    """An option of Hookline's trainer under its own name."""
+    return property(lambda names: getattr(names._own.options, name), doc=doc)
+
+
+def epoch_of(state: Any) -> int:
+    """The current epoch, from 0; once the training is over, the number of epochs that it has begun, as Lightning counts."""
+    is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
+    return int(state.epoch + (is_over and state.batches_seen > 0))
+
+
+def directory_of(trainer: Any) -> Path:
+    """The run's directory. Outside of fit it need not exist: whoever only asks where things would go makes none."""
+    return trainer.run_dir if trainer.state.stage == "fit" else trainer._directory.intended()  # type: ignore[no-any-return]
+
+
 class LightningNames:
     """Facts of a run under Lightning's names. `_own` is Hookline's trainer."""
 
     _own: Any
 
     # ---- how far it is ------------------------------------------------------------------------------------------
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0; after the training, the number of epochs."""
+        return epoch_of(self._own.state)
 
     @property
     def callback_metrics(self) -> MetricTensors:
@@ -109,20 +132,21 @@ class LightningNames:
 
     # ---- what it was told ---------------------------------------------------------------------------------------
 
-    @property
-    def max_epochs(self) -> int | None:
-        """Epochs to train; None or -1: no limit."""
-        return self._own.options.max_epochs  # type: ignore[no-any-return]
-
-    @property
-    def min_epochs(self) -> int | None:
-        """Epochs to train at least."""
-        return self._own.options.min_epochs or None
-
-    @property
-    def max_steps(self) -> int:
-        """Updates to make; -1: no limit."""
-        return int(self._own.options.max_steps)
+    max_epochs = _option("max_epochs", "Epochs to train; None or -1: no limit.")
+    max_steps = _option("max_steps", "Updates to make; -1: no limit.")
+    val_check_interval = _option("val_check_interval", "Batches, or the fraction of an epoch, between validations.")
+    check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
+    limit_train_batches = _option("limit_train_batches", "Batches of an epoch that are used, or the fraction of them.")
+    limit_val_batches = _option("limit_val_batches", "Batches of a validation that are used, or the fraction of them.")
+    limit_test_batches = _option("limit_test_batches", "Batches of a test that are used, or the fraction of them.")
+    limit_predict_batches = _option("limit_predict_batches", "Batches that are predicted on, or the fraction of them.")
+    overfit_batches = _option("overfit_batches", "Training batches that are used again and again; 0: no.")
+    log_every_n_steps = _option("log_every_n_steps", "Updates between rows of the log.")
+    fast_dev_run = _option("fast_dev_run", "Whether this only tries out whether everything works.")
+    gradient_clip_val = _option("gradient_clip_val", "The largest norm or value of gradients.")
+    min_epochs = _option("min_epochs", "Epochs to train at least.")
+    min_steps: ClassVar[None] = None
+    """Hookline knows no least number of updates."""
 
     @property
     def accumulate_grad_batches(self) -> int:
@@ -141,45 +165,10 @@ class LightningNames:
             run.window.size, run.state.window_losses = 1, None
 
     @property
-    def val_check_interval(self) -> int | float:
-        """Batches, or the fraction of an epoch, between validations."""
-        return self._own.options.val_check_interval  # type: ignore[no-any-return]
-
-    @property
-    def check_val_every_n_epoch(self) -> int:
-        """Epochs between validations."""
-        return int(self._own.options.check_val_every_n_epoch)
-
-    @property
-    def limit_train_batches(self) -> int | float:
-        """Batches of an epoch that are used, or the fraction of them."""
-        return self._own.options.limit_train_batches  # type: ignore[no-any-return]
-
-    @property
-    def limit_val_batches(self) -> int | float:
-        """Batches of a validation that are used, or the fraction of them."""
-        return self._own.options.limit_val_batches  # type: ignore[no-any-return]
-
-    @property
     def num_sanity_val_steps(self) -> int | float:
         """Validation batches before training."""
         steps = self._own.options.num_sanity_val_steps
         return float("inf") if steps < 0 else int(steps)
-
-    @property
-    def log_every_n_steps(self) -> int:
-        """Updates between rows of the log."""
-        return int(self._own.options.log_every_n_steps)
-
-    @property
-    def fast_dev_run(self) -> bool | int:
-        """Whether this only tries out whether everything works."""
-        return self._own.options.fast_dev_run  # type: ignore[no-any-return]
-
-    @property
-    def gradient_clip_val(self) -> float | None:
-        """The largest norm or value of gradients."""
-        return self._own.options.gradient_clip_val  # type: ignore[no-any-return]
 
     @property
     def gradient_clip_algorithm(self) -> str | None:
@@ -196,7 +185,7 @@ class LightningNames:
     @property
     def default_root_dir(self) -> str:
         """Where a callback writes if it was told nothing else: the run's directory."""
-        return str(self._own.run_dir.absolute())
+        return str(directory_of(self._own).absolute())
 
     @property
     def ckpt_path(self) -> str | None:
@@ -263,6 +252,16 @@ class LightningNames:
         return _one_or_all(self._loaders("val"))
 
     @property
+    def test_dataloaders(self) -> Any:
+        """The test loader as it was given, or a list of them."""
+        return _one_or_all(self._loaders("test"))
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        """The loader to predict on as it was given, or a list of them."""
+        return _one_or_all(self._loaders("predict"))
+
+    @property
     def num_val_batches(self) -> list[int | float]:
         """Batches of each validation loader."""
         return self._lengths("val")
@@ -317,6 +316,16 @@ class LightningNames:
     def world_size(self) -> int:
         """The number of processes."""
         return int(self._own.strategy.world_size)
+
+    @property
+    def node_rank(self) -> int:
+        """This machine's number."""
+        return (self.global_rank - self.local_rank) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of machines."""
+        return max(1, self.world_size // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))))
 
     @property
     def num_devices(self) -> int:

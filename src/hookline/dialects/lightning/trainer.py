@@ -26,7 +26,15 @@ WITHOUT_MEANING: dict[str, tuple[Any, str]] = {
 """Options of Lightning that Hookline has no use for: the value that asks for nothing, and what to do instead of another one."""
 
 
-class Trainer(LightningNames, HooklineTrainer):
+class NamedTrainer(LightningNames, HooklineTrainer):
+    """Hookline's trainer with Lightning's names besides its own: what modules and callbacks of this dialect need."""
+
+    @property
+    def _own(self) -> Any:
+        return self
+
+
+class Trainer(NamedTrainer):
     """Lightning's trainer in front of Hookline's.
 
     >>> trainer = Trainer(callbacks=[MyCallback()], max_epochs=1)
@@ -52,10 +60,6 @@ class Trainer(LightningNames, HooklineTrainer):
         if enable_checkpointing and not self.checkpoint_callbacks:
             self.add_hook(hook_class("model_checkpoint")())
 
-    @property
-    def _own(self) -> Any:
-        return self
-
     # ---- the verbs ----------------------------------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
@@ -71,21 +75,21 @@ class Trainer(LightningNames, HooklineTrainer):
         self, model: Any = None, dataloaders: Any = None, ckpt_path: str | Path | None = None, verbose: bool = True,
         datamodule: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Measure on the validation data: a list with one dictionary; from a hook, inside a run, the metrics themselves."""
+        """Measure on the validation data: a list with a dictionary per loader; from a hook, in a run, the metrics themselves."""
         if self._run is not None:
             return super().validate()
         loaders, datamodule = self._told(dataloaders, datamodule)
         measured = super().validate(model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options)
-        return self._results(measured, verbose)
+        return self._told_apart("val", measured, verbose)
 
     def test(  # type: ignore[override]
         self, model: Any = None, dataloaders: Any = None, ckpt_path: str | Path | None = None, verbose: bool = True,
         datamodule: Any = None, **options: Any,
     ) -> Any:  # fmt: skip
-        """Measure on the test data: a list with one dictionary."""
+        """Measure on the test data: a list with a dictionary for each loader."""
         loaders, datamodule = self._told(dataloaders, datamodule)
         measured = super().test(model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options)
-        return self._results(measured, verbose)
+        return self._told_apart("test", measured, verbose)
 
     def predict(  # type: ignore[override]
         self, model: Any = None, dataloaders: Any = None, datamodule: Any = None, return_predictions: bool | None = None,
@@ -104,11 +108,14 @@ class Trainer(LightningNames, HooklineTrainer):
             datamodule.trainer = self
         return loaders, datamodule
 
-    def _results(self, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
+    def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
+        """A dictionary for each loader, with what was measured on it and what is of none."""
         results = dict(measured.read())
         if verbose:
             self.print("\n".join(f"{name}: {value:g}" for name, value in results.items()))
-        return [results]
+        ends = [f"/dataloader_idx_{index}" for index in range(max(1, len(self.num_batches(kind))))]
+        return [{name: value for name, value in results.items() if name.endswith(end) or not name.endswith(tuple(ends))}
+                for end in ends]  # fmt: skip
 
 
 def _chosen(ckpt_path: str | Path | None) -> str | Path | None:
