@@ -11,7 +11,7 @@ LOOP = '''
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
     from tiny import batches
-    from hookline import Hook, Line
+    from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, Hook, HooklineError, Line
     from hookline.hooks import EarlyStopping, ModelCheckpoint
 
     distributed.init_process_group("gloo")
@@ -47,6 +47,56 @@ LOOP = '''
                 line.log("val/loss", [1.0, 4.0][rank] if epoch == 0 else [6.0, 0.0][rank])  # better on one rank, worse on the mean
     say("END", rank, line.status, line.state.epochs_seen)
     say("DIR", line.run_dir)
+
+    # what one rank alone wants
+    class StopsFirst(Hook):
+        ranks = "zero"
+        def on_step_end(self, step, trainer):
+            if step == 2:
+                trainer.stop("enough")
+
+    class SavesOnSecond(Hook):
+        def on_step_end(self, step, trainer, rank):
+            if step == 2 and rank == 1:
+                trainer.save_checkpoint()
+        def on_checkpoint_save(self, step, rank):
+            say("ONCE", rank, step)
+
+    class Skips(Hook):
+        def on_before_optimizer_step(self, rank, batches_seen):
+            return SKIP_STEP if rank == 1 and batches_seen == 1 else None
+
+    class Ends(Hook):
+        def on_train_batch_start(self, rank, batch_idx):
+            return END_EPOCH if rank == 1 and batch_idx == 3 else SKIP_BATCH if rank == 0 and batch_idx == 1 else None
+
+    def run(name, hooks, sizes=(5, 5), spread=True, validating=()):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 2)
+        wrapped = DistributedDataParallel(net) if spread else net
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        line = Line(wrapped, sgd, hooks=hooks)
+        try:
+            with line:
+                for _ in line.epochs(2):
+                    for x, y in line.epoch(batches(sizes[rank])):
+                        sgd.zero_grad()
+                        line.backward(torch.nn.functional.mse_loss(wrapped(x + rank), y))
+                        sgd.step()
+                    for _ in line.validation([0]) if rank in validating else ():
+                        pass
+        except HooklineError as error:
+            say(name, rank, error)
+        else:
+            say(name, rank, line.global_step, line.stop_reason)
+        say(name + "-WEIGHTS", round(net.weight.sum().item(), 5))
+
+    run("STOP", [StopsFirst()])
+    run("SAVE", [SavesOnSecond()])
+    run("SKIP", [Skips()])
+    run("LEFT", [Ends()])
+    run("UNEVEN", [], sizes=(5, 2), spread=False)
+    run("ALONE", [], validating=[0])
     distributed.destroy_process_group()
 '''
 
@@ -75,3 +125,41 @@ def test_they_write_into_one_directory(job: Outcome) -> None:
 
 def test_a_checkpoint_is_written_once_and_told_everywhere(job: Outcome) -> None:
     assert job.lines("SAVED") and set(job.lines("SAVED")) == {"0 True", "1 True"}
+
+
+# ---- what one rank alone wants ----------------------------------------------------------------------------------------------
+
+
+def test_a_stop_in_the_middle_of_an_epoch_is_agreed_on(job: Outcome) -> None:
+    zero, one = job.lines("STOP ")
+    assert zero.split(" ", 1)[1] == one.split(" ", 1)[1]
+    step, reason = zero.split(" ", 2)[1:]
+    assert 2 <= int(step) <= 4 and reason == "enough (asked for by rank 0)"
+
+
+def test_a_checkpoint_is_written_by_all_together(job: Outcome) -> None:
+    first, second = (each.split() for each in job.lines("ONCE "))
+    assert first[1] == second[1] and 2 <= int(first[1]) <= 4
+
+
+def test_an_update_that_one_rank_leaves_out_is_left_out_by_both(job: Outcome) -> None:
+    assert job.lines("SKIP ") == ["0 9", "1 9"]
+
+
+def test_a_batch_and_an_epoch_are_left_out_by_both(job: Outcome) -> None:
+    assert job.lines("LEFT ") == ["0 4", "1 4"]
+
+
+@pytest.mark.parametrize("what", ["STOP", "SAVE", "SKIP", "LEFT"])
+def test_their_weights_stay_the_same(what: str, job: Outcome) -> None:
+    weights = job.lines(f"{what}-WEIGHTS")
+    assert len(weights) == 2 and len(set(weights)) == 1
+
+
+def test_epochs_may_differ_in_length_where_nothing_else_ties_the_ranks(job: Outcome) -> None:
+    assert job.lines("UNEVEN ") == ["0 10", "1 4"]
+
+
+def test_a_validation_on_one_rank_only_is_an_error_on_both_and_no_hang(job: Outcome) -> None:
+    said = job.lines("ALONE ")
+    assert len(said) == 2 and all("out of step: one is at a validation" in each for each in said)

@@ -12,6 +12,7 @@ from hookline._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hookline.checkpoint.importing import import_checkpoint
+    from hookline.checkpoint.loading import load_module
     from hookline.checkpoint.weights import load_weights
     from hookline.context import StepContext
     from hookline.data.mixing import Mixture
@@ -56,7 +57,7 @@ __all__ = [
     "DataModule", "HangError", "Hook", "HookError", "HooklineError", "JSONLines", "Line", "Logger", "LossError", "Metrics",
     "Mixture", "Module", "NonFiniteLoss", "OptionError", "PeerError", "Preempted", "Recorder", "SingleDevice", "State",
     "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event", "every", "explain",
-    "import_checkpoint", "load_weights", "no_event", "on", "once", "seed_everything", "when",
+    "import_checkpoint", "load_module", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
 _HOME = {
@@ -70,7 +71,7 @@ _HOME = {
     "DDP": "strategies.ddp", "FSDP": "strategies.fsdp", "Accelerated": "strategies.accelerated",
     "SingleDevice": "strategies.single", "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base",
     "JSONLines": "loggers.jsonl", "EVENTS": "events", "declare_event": "events",
-    "import_checkpoint": "checkpoint.importing", "load_weights": "checkpoint.weights",
+    "import_checkpoint": "checkpoint.importing", "load_module": "checkpoint.loading", "load_weights": "checkpoint.weights",
 }  # fmt: skip
 
 

@@ -113,7 +113,7 @@ class Line(Course):
             if signal is None:
                 yield self.state.batch
                 self.end_batch()
-            if self.should_stop:
+            if self.state.should_stop and self.should_stop:
                 return
         self.epoch_is_whole = True
 

@@ -144,12 +144,12 @@ class State(MutableMapping[str, Any]):
         if self.norm_tensor is None:
             if self.norm_takes_all:
                 self._check_norm_is_asked_for()
-                return None
+                return torch.tensor(torch.nan)
             self.norm_tensor = total_norm(self.optimizers)
         return self.norm_tensor
 
     def _check_norm_is_asked_for(self) -> None:
-        """A hook that has just come gets its first norm when the ranks know of it; who has not asked would wait for ever."""
+        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait for them for ever."""
         if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
             raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and only "
                                 "if a hook asks for it by name, as in `def on_step_end(self, grad_norm)`. No hook does.")  # fmt: skip

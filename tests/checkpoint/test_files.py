@@ -193,5 +193,5 @@ def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):
         read(path.parent.parent / "far" / "nowhere")
     (path.parent / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is no checkpoint"):
+    with pytest.raises(CheckpointError, match="file is a file; a checkpoint of a run is a directory"):
         read(path.parent / "file")

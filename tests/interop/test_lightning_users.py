@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 import hookline
-from hookline.checkpoint.loading import load_module
+from hookline import load_module
 from hookline.cli import main
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice

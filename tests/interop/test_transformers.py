@@ -261,7 +261,7 @@ def test_what_is_asked_for_at_another_moment_is_done_at_the_end_of_the_step(tmp_
             self.seen.append(("epoch", step))
 
     hears = Hears()
-    trainer = quiet(hooks=[Asks(), hears], max_epochs=1, run_dir=tmp_path)
+    trainer = quiet(hooks=[Asks(), hears], max_epochs=2, run_dir=tmp_path)
     trainer.fit(Net(), DATA)
-    assert hears.seen == [("saved", 2), ("epoch", 4)]
+    assert hears.seen == [("saved", 2), ("epoch", 4), ("epoch", 9)]
     assert not [each for each in trainer.plan.listeners("on_step_end") if each.owner is not hears]  # it listens no longer

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
-from ranks.torchrun import Outcome, torchrun
+from ranks.torchrun import Outcome, environment, torchrun
 
 ALL_DOWN = 10.0
 """Seconds from the failure to the end of the last rank, and of the launcher after it."""
@@ -178,3 +180,45 @@ def test_torchrun_starts_the_job_again_from_the_newest_whole_checkpoint(tmp_path
     assert [json.loads(each) for each in outcome.lines("RESULT")] == [
         [rank, 1, [4, True], 12, "completed"] for rank in (0, 1)
     ]
+
+
+ELSEWHERE = """
+import os
+from tiny import Net, batches, quiet
+
+trainer = quiet()
+trainer.fit(Net(), batches(4))
+if os.environ["RANK"] == "1":
+    raise ValueError("in the user's own lines")
+trainer.fit(Net(), batches(4))
+"""
+
+
+def test_a_failure_outside_every_run_is_named_to_those_who_wait_in_the_next_one(tmp_path: Path) -> None:
+    outcome = torchrun(ELSEWHERE, tmp_path, deadline=60)
+    assert outcome.code != 0
+    assert "Processes of this job have ended: rank 1 by ValueError: in the user's own lines." in said_by(0, outcome)
+
+
+LATE = """
+import threading, time
+from torch.distributed import TCPStore
+from hookline.loops.peers import wait_at_exit
+
+store, over = TCPStore("127.0.0.1", 0, 1, True), time.monotonic() + 1
+
+def ask():
+    while time.monotonic() < over:
+        store.add("notes", 0)
+
+late = threading.Thread(target=ask, daemon=True)
+late.start()
+wait_at_exit(late)
+"""
+
+
+def test_a_process_whose_thread_still_asks_the_store_ends_as_it_should(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    ended = subprocess.run([sys.executable, "late.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+                           check=False)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr  # it would be aborted while the interpreter ends

@@ -120,6 +120,8 @@ class Agreement:
         self._agree_on_wants([each["wants"] for each in everybody])
         for rank, each in enumerate(everybody):
             do_errands(run, each["errands"], rank)
+        if any(each["errands"] for each in everybody):  # they may have changed the hooks
+            self._agree_on_wants(self.ranks.gather(self._wants()))
         for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
             run.save_requests.append(_request(each))
         self._agree_to_stop([each["stop"] for each in everybody])

@@ -1,0 +1,114 @@
+"""Hooks that come, go, fail or ask on one rank only: nobody waits for ever, and the ranks' weights stay the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks.hook_cases import STRATEGIES
+from ranks.torchrun import torchrun
+
+Found = dict[str, list[Any]]
+both = pytest.mark.parametrize("name", STRATEGIES)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each case found, by rank, from one launch."""
+    folder: Path = tmp_path_factory.mktemp("hooks")
+    outcome = torchrun("from ranks.hook_cases import main\nmain()\n", folder, deadline=180)
+    assert outcome.code == 0, outcome.output
+    results: Found = {}
+    for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):
+        results.setdefault(name, []).append(value)
+        assert len(results[name]) == rank + 1, name
+    return results
+
+
+def same(cases: list[Any], step: int = 8) -> list[list[Any]]:
+    """What the hooks saw on each rank, if both ended at the same place."""
+    assert all("error" not in each for each in cases), cases
+    assert [each["step"] for each in cases] == [step, step] and cases[0]["weights"] == cases[1]["weights"]
+    return [each["seen"] for each in cases]
+
+
+@both
+def test_a_hook_that_comes_on_one_rank_keeps_nobody_waiting_and_soon_gets_what_it_asks_for(found: Found, name: str) -> None:
+    _, (seen,) = same(found[f"{name}: comes"])
+    assert [step for step, _, _ in seen] == [*range(2, 9)]
+    assert all(math.isfinite(value) for each in seen[3:] for value in each)
+
+
+@both
+def test_a_hook_that_is_switched_off_on_one_rank_goes_on_on_the_other(found: Found, name: str) -> None:
+    (zero,), (one,) = same(found[f"{name}: goes"])
+    assert [step for step, _, _ in zero] == [*range(1, 9)] and [step for step, _, _ in one] == [1]
+
+
+@both
+def test_a_hook_that_fails_on_one_rank_is_switched_off_on_all(found: Found, name: str) -> None:
+    (zero,), (one,) = same(found[f"{name}: fails"])
+    assert one == [[1]] and 2 <= len(zero) <= 4
+    assert all("fails" not in each["on"] for each in found[f"{name}: fails"])
+
+
+@both
+def test_a_hook_for_rank_zero_may_be_registered_there_alone_and_reads_what_takes_all_ranks(found: Found, name: str) -> None:
+    (seen,), _ = same(found[f"{name}: on zero"])
+    assert len(seen) == 8 and all(math.isfinite(value) for each in seen for value in each)
+
+
+@both
+def test_an_update_that_a_hook_of_one_rank_skips_is_skipped_by_all_also_if_it_came_late(found: Found, name: str) -> None:
+    same(found[f"{name}: skips"], 5)
+
+
+@both
+def test_a_range_test_finds_one_curve_for_all_ranks(found: Found, name: str) -> None:
+    zero, one = found[f"{name}: range test"]
+    assert zero == one and len(zero[1]) > 5
+
+
+def test_a_guard_looks_at_shards_of_which_some_are_empty(found: Found) -> None:
+    same(found["guard"])
+
+
+def test_a_norm_of_shards_that_nobody_asked_for_is_an_error_that_says_how_to_ask(found: Found) -> None:
+    for each in found["reads"]:
+        assert each["error"] == "HooklineError" and "def on_step_end(self, grad_norm)" in each["text"]
+
+
+def test_rank_zero_alone_can_ask_for_the_norm_of_a_manual_update(found: Found) -> None:
+    (seen,), _ = same(found["manual"])
+    assert all(norm > 0 for _, _, norm in seen)
+
+
+def test_batch_norm_trains_alike_with_shards_and_copies_in_half_precision_too(found: Found) -> None:
+    for rank in found["batch norm"]:
+        (exact, _), (half, _) = rank
+        assert exact < 1e-5 and half < 1e-2
+
+
+def test_every_rank_measures_with_the_averages_that_are_saved(found: Found) -> None:
+    zero, one = found["batch norm"]
+    assert [averages for _, averages in zero] == [averages for _, averages in one]
+
+
+def test_a_validation_that_all_ranks_ask_for_inside_a_hook_is_of_all_their_data(found: Found) -> None:
+    zero, one = found["validate on all"]
+    assert zero == one and math.isfinite(zero[0]["val/loss"])
+
+
+def test_what_ranks_agree_on_after_a_batch_is_read_one_batch_later(found: Found) -> None:
+    for order in found["questions"]:
+        assert order and [kind for kind, _ in order] == ["asks", "reads"] * (len(order) // 2)
+        assert all(read == asked - 1 for (_, asked), (_, read) in zip(order[::2], order[1::2], strict=True))
+
+
+def test_a_validation_that_one_rank_asks_for_alone_is_an_error_that_names_the_other(found: Found) -> None:
+    zero, one = found["validate on one"]
+    assert zero["error"] == "HooklineError" and "on rank 0, but not on rank 1" in zero["text"]
+    assert "Rank 0 has failed: HooklineError: validate()" in one["text"] + one["notes"]

@@ -1,0 +1,210 @@
+"""Loops that do unusual things with a line: what hooks are told stays true."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from test_line import net_and_sgd, recorder
+from tiny import batches
+from torch import nn
+from torch.nn import functional as F
+
+import hookline
+from hookline import Hook, Line, every
+
+
+class Facts(Hook):
+    """What a step and an epoch were told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[float, float]] = []
+        self.epochs: list[float] = []
+
+    def on_step_end(self, loss: float, grad_norm: float) -> None:
+        self.steps.append((loss, grad_norm))
+
+    def on_train_epoch_end(self, metrics: Any) -> None:
+        self.epochs.append(metrics["train/loss"])
+
+
+def norm_of(net: nn.Module) -> float:
+    return float(nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None]))
+
+
+# ---- optimizers that compute the loss themselves ----------------------------------------------------------------------------
+
+
+def lbfgs_loop(hooks: list[Any]) -> tuple[list[tuple[float, float]], nn.Linear]:
+    """The loss and the norm of each step's first evaluation, which is what the step is about."""
+    net, _ = net_and_sgd()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    first: list[tuple[float, float]] = []
+    line = Line(net, optimizer, hooks=hooks)
+    with line:
+        for x, y in line.epoch(batches(2)):
+            seen: list[tuple[float, float]] = []
+
+            def closure(x: Any = x, y: Any = y, seen: Any = seen) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = F.mse_loss(net(x), y)
+                line.backward(loss)
+                seen.append((loss.item(), norm_of(net)))
+                return loss
+
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+            first.append(seen[0])
+    return first, net
+
+
+def test_lbfgs_is_told_of_with_the_loss_and_the_norm_that_its_step_began_with() -> None:
+    facts = Facts()
+    heard = recorder(["on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step"])
+    first, _ = lbfgs_loop([facts, heard])
+    assert facts.steps == [pytest.approx(each) for each in first]
+    assert facts.epochs == [pytest.approx(sum(loss for loss, _ in first) / 2)]
+    assert heard.seen == ["on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step"] * 2
+
+
+def test_a_hook_can_leave_a_step_of_lbfgs_out() -> None:
+    class Skips(Hook):
+        def on_before_optimizer_step(self) -> Any:
+            return hookline.SKIP_STEP
+
+    _, net = lbfgs_loop([Skips()])
+    assert torch.equal(net.weight, net_and_sgd()[0].weight)
+
+
+# ---- updates that are not made --------------------------------------------------------------------------------------------
+
+
+def test_a_window_that_a_scaler_drops_is_told_and_is_no_part_of_the_next_one() -> None:
+    """The loop clears its gradients right after the step, so nothing is left to be measured at the end of the batch."""
+    facts, heard = Facts(), recorder(["on_step_skipped"])
+    net, sgd = net_and_sgd()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    line, losses = Line(net, sgd, hooks=[facts, heard]), []
+    with line:
+        for index, (x, y) in enumerate(line.epoch(batches(2))):
+            loss = line.before_backward(F.mse_loss(net(x), y) * (float("inf") if index == 0 else 1.0))
+            losses.append(loss.item())
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(sgd)
+            line.clip_gradients(1.0)
+            scaler.step(sgd)
+            scaler.update()
+            sgd.zero_grad()
+    assert heard.seen == ["on_step_skipped"]
+    assert [loss for loss, _ in facts.steps] == [losses[1]]
+
+
+def test_clipping_is_left_out_with_the_update_and_still_tells_the_norm() -> None:
+    class Skips(Hook):
+        def on_before_optimizer_step(self) -> Any:
+            return hookline.SKIP_STEP
+
+    heard = recorder(["on_gradient_clip", "on_step_skipped"])
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[Skips(), heard])
+    with line:
+        for x, y in line.epoch(batches(1)):
+            line.backward(F.mse_loss(net(x), y))
+            before = norm_of(net)
+            assert line.clip_gradients(0.01).item() == pytest.approx(before)
+            sgd.step()
+            assert norm_of(net) == pytest.approx(before)
+    assert heard.seen == ["on_step_skipped"]
+
+
+# ---- several lines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_to_leave", ["the inner one", "the outer one"])
+def test_two_lines_hear_one_optimizer_and_leave_it_as_it_was(first_to_leave: str) -> None:
+    names = ["on_before_zero_grad", "on_after_optimizer_step"]
+    one, two = recorder(names), recorder(names)
+    net, sgd = net_and_sgd()
+    lines = [Line(net, sgd, hooks=[one]), Line(net, sgd, hooks=[two])]
+    for line in lines:
+        line.__enter__()
+    sgd.zero_grad()
+    sgd.step()
+    for line in lines if first_to_leave == "the outer one" else lines[::-1]:
+        line.__exit__(None, None, None)
+    sgd.zero_grad()
+    assert one.seen == two.seen == names
+    assert not sgd._optimizer_step_post_hooks
+
+
+# ---- what a break leaves open ---------------------------------------------------------------------------------------------
+
+
+def test_a_validation_left_by_a_break_is_over_before_the_next_batch() -> None:
+    heard = recorder(["on_train_batch_start", "on_validation_end", "on_train_epoch_end"], detail=True)
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[heard])
+    with line:
+        for index, _ in enumerate(line.epoch(list(range(3)))):
+            for _ in line.validation([0, 1]) if index == 1 else ():
+                break
+    assert [(name, batch) for name, _, batch, _ in heard.seen] == [
+        ("on_train_batch_start", 0), ("on_train_batch_start", 1), ("on_validation_end", 0), ("on_train_batch_start", 2),
+        ("on_train_epoch_end", 2)]  # fmt: skip
+
+
+def test_a_validation_inside_a_validation_is_refused() -> None:
+    net, sgd = net_and_sgd()
+    with pytest.raises(hookline.HooklineError, match="began inside this validation"), Line(net, sgd) as line:
+        for _ in line.validation([0, 1]):
+            for _ in line.validation([0]):
+                pass
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------------
+
+
+def test_state_taken_in_the_middle_of_a_batch_has_heard_of_its_update() -> None:
+    class Counts(Hook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: list[int] = []
+
+        @every("2 steps")
+        def on_step_end(self, step: int) -> None:
+            self.steps.append(step)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": list(self.steps)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = list(state["steps"])
+
+    kept: dict[str, Any] = {}
+    for n in (4, 2):
+        net, sgd = net_and_sgd()
+        line = Line(net, sgd, hooks=[hook := Counts()])
+        if kept:
+            line.load_state_dict(kept)
+        with line:
+            for x, y in line.epoch(batches(n)):
+                line.backward(F.mse_loss(net(x), y))
+                sgd.step()
+                if line.global_step == 4:
+                    kept = line.state_dict()
+    assert hook.steps == [2, 4, 6]
+    assert (line.state.batches_seen, line.state.samples_seen) == (6, 18)
+
+
+def test_a_loop_that_has_nothing_left_to_train_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd)
+    for _ in range(2):
+        caplog.clear()
+        with line, caplog.at_level(logging.WARNING, "hookline"):
+            for _ in line.epochs(1):
+                pass
+            line.state.epochs_seen = 1
+    assert "Nothing is left to train: 1 epochs are done" in caplog.text
