@@ -189,10 +189,18 @@ def pieces() -> dict[str, float]:
         for each in grads:
             each.full_tensor().norm()
 
-    told: list[Any] = []
+    rounds, nothing = ranks.rounds(6), (0, 0, 0, 0, 0, 0)
+    asked = [rounds.ask(nothing)]
+
+    def in_turn() -> None:
+        asked.append(rounds.ask(nothing))
+        asked.pop(0).read()
+
+    in_turn_us = timed(in_turn, 200)
+    asked.pop().read()
     return {
-        "an agreement, begun": timed(lambda: told.append(ranks.largest((0, 0, 0, 0, 0, 0))), 200),
-        "an agreement, read at once": timed(lambda: ranks.largest((0, 0, 0, 0, 0, 0)).read(), 200),
+        "an agreement, begun, and the one before it read": in_turn_us,
+        "an agreement, read at once": timed(lambda: rounds.ask(nothing).read(), 200),
         "a row of 30 metrics, from all": timed(lambda: ranks.gather(row), 50),
         "a barrier": timed(ranks.barrier, 200),
         f"the norm of {len(grads)} sharded tensors": timed(lambda: norm_of(grads), 20),

@@ -97,6 +97,7 @@ LOOP = '''
     run("LEFT", [Ends()])
     run("UNEVEN", [], sizes=(5, 2), spread=False)
     run("ALONE", [], validating=[0])
+    distributed.barrier()
     distributed.destroy_process_group()
 '''
 

@@ -264,7 +264,7 @@ class MetricLog:
         self.train_loss = Accumulator.from_state(state["train_loss"])
         self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
         self._by_loader["train"] = {name: Accumulator.from_state(each) for name, each in state["by_loader"].items()}
-        self.pending, self._reductions = dict(state["pending"]), dict(state["reductions"])
+        self.pending, self._reductions = dict(state["pending"]), dict(state.get("reductions", {}))  # older ones have none
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None

@@ -47,8 +47,7 @@ class Ranks:
         try:
             return self._gather(value)
         except RuntimeError as error:
-            if "gloo" in str(error):
-                error.add_note(self._who_has_ended())
+            explain_loss(error, self.world_size)
             raise
 
     def _gather(self, value: Any) -> list[Any]:
@@ -90,17 +89,10 @@ class Ranks:
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
     def tell_end(self, error: BaseException | None) -> None:
-        """This process ends, by an error that nobody has caught: whoever then waits for it in vain can say so."""
-        if error is not None and self.group is not None:
-            with contextlib.suppress(RuntimeError, dist.DistError):
-                self.board("ended").set(str(self.rank), f"{type(error).__name__}: {str(error)[:LONGEST]}")
-
-    def _who_has_ended(self) -> str:
-        ended = []
+        """This process ends, in good order or by an error that nobody has caught: whoever waits for it in vain can say so."""
         with contextlib.suppress(RuntimeError, dist.DistError):
-            board = self.board("ended")
-            ended = [f"rank {rank} by {board.get(str(rank)).decode()}" for rank in range(self.world_size) if board.check([str(rank)])]
-        return f"Processes of this job have ended: {'; '.join(ended) or 'which, their own logs say'}."
+            how = "in good order" if error is None else f"by {type(error).__name__}: {str(error)[:LONGEST]}"
+            _ended().set(str(self.rank), how)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -149,6 +141,25 @@ class Ranks:
         return Answer(numbers, work)
 
 
+def explain_loss(error: RuntimeError, world_size: int) -> None:
+    """If others no longer answer: say who has ended, and how."""
+    if "gloo" not in str(error):
+        return
+    ended = []
+    with contextlib.suppress(RuntimeError, dist.DistError):
+        board = _ended()
+        gone = [rank for rank in range(world_size) if board.check([str(rank)])]
+        ended = [f"rank {rank} {board.get(str(rank)).decode()}" for rank in gone]
+    hint = " What this rank was doing takes all ranks: did only some of them call it?" if "in good order" in str(ended) else ""
+    error.add_note(f"Processes of this job have ended: {'; '.join(ended) or 'which, their own logs say'}.{hint}")
+
+
+def _ended() -> Any:
+    """Where ranks say how they have ended, over the connection there is: to make another one to what is gone takes long."""
+    c10d: Any = dist.distributed_c10d
+    return c10d.PrefixStore("hookline/ended", c10d._get_default_store())
+
+
 class Answer:
     """An answer that is on its way."""
 
@@ -166,7 +177,11 @@ class Answer:
     def read(self) -> list[Any]:
         """The answer; waits for it if it has not come yet."""
         if self._work is not None:
-            self._work.wait()
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                explain_loss(error, dist.get_world_size())
+                raise
             self._work = None
         return self._numbers.tolist()
 

@@ -149,10 +149,10 @@ class State(MutableMapping[str, Any]):
         return self.norm_tensor
 
     def _check_norm_is_asked_for(self) -> None:
-        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait for them for ever."""
+        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait for ever."""
         if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
-            raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and only "
-                                "if a hook asks for it by name, as in `def on_step_end(self, grad_norm)`. No hook does.")  # fmt: skip
+            raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and "
+                                "only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. None does.")  # fmt: skip
 
     def add_norm(self, norm: Tensor | None) -> None:
         """One optimizer's share of the total norm."""

@@ -56,6 +56,13 @@ def test_a_rank_that_has_all_it_needs_looks_at_no_other_file(tmp_path: Path) -> 
     assert torch.equal(Pieces("x", whole.shape, whole.dtype, first_only).read((1,), (3,)), whole[1:4])
 
 
+def test_a_file_without_anything_of_a_block_is_not_opened(tmp_path: Path) -> None:
+    whole = torch.arange(8.0)
+    pieces = cut(whole, tmp_path, [4])
+    (tmp_path / "0.safetensors").unlink()
+    assert torch.equal(pieces.read((5,), (2,)), whole[5:7])
+
+
 def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
     save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
     place = Place(Opened(tmp_path / "0.safetensors"), "x", (), ())
@@ -88,6 +95,7 @@ def test_state_of_an_optimizer_and_gradients_become_whole(tmp_path: Path) -> Non
              "param_groups": [{"params": [0], "lr": 0.1}]}  # fmt: skip
     lay_out_optimizer(state, optimizer)
     assert torch.equal(state["state"][0]["exp_avg"], whole)  # type: ignore[index]
-    window: dict[str, Any] = {"gradients": {"w": cut(whole, tmp_path, [3])}, "count": 1}
+    window: dict[str, Any] = {"gradients": {"w": cut(whole, tmp_path, [3])}, "count": 1, "loss": (mapped := torch.ones(1))}
     lay_out_gradients(window, {})
     assert torch.equal(window["gradients"]["w"], whole)
+    assert window["loss"] is not mapped  # which lies in a file

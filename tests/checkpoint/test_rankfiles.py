@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hookline.checkpoint.format import Packed, Shards, TensorStore, pack
 from hookline.checkpoint.parts import BUFFERS, OwnParts
-from hookline.checkpoint.rankfiles import add_logs, mean_window, nothing_logged
+from hookline.checkpoint.rankfiles import RankFiles, add_logs, mean_window, nothing_logged
+from hookline.checkpoint.writing import write_parts
 from hookline.errors import CheckpointError
 from hookline.metrics import MetricLog
 
@@ -45,6 +48,32 @@ def test_rank_zero_writes_everything_and_nothing_twice() -> None:
     assert set(packed.model) == {"w", "mean"}
     assert packed.structure["counters"] == {"step": 4}
     assert not packed.part.tensors and not packed.part.structure["own"]
+
+
+def test_what_is_a_ranks_own_is_read_without_its_pieces(tmp_path: Path) -> None:
+    piece, shards = torch.ones(2), Shards()
+    shards["module.w"] = piece
+    shards.blocks["module.w"] = ([0], [2])
+    own = TensorStore(label="0: ")
+    structure = pack(torch.arange(3), own, "rng")
+    own.update(shards)
+    write_parts(tmp_path, Packed({}, TensorStore(), TensorStore(), shards.as_part(own, {"rng": structure})), rank=1)
+    files = RankFiles(tmp_path, rank=1)
+    asked: list[str] = []
+    opened = files.files[1]._opened()
+
+    class Asked:
+        def keys(self) -> Any:
+            return opened.keys()
+
+        def get_tensor(self, name: str) -> Any:
+            asked.append(name)
+            return opened.get_tensor(name)
+
+    files.files[1]._file = Asked()
+    assert files.own(1, files.pieces)["rng"].tolist() == [0, 1, 2]
+    assert asked == ["0: rng"]
+    assert files.count() == 2 and files.count(1, 2) == 0
 
 
 def logged(*losses: float) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,11 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline import load_weights
-from hookline.checkpoint.files import read, write
+from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.files import read, read_manifest, verify, write
+from hookline.checkpoint.manifest import render, signature
 from hookline.checkpoint.pieces import lay_out, lay_out_optimizer, spread_tensors
+from hookline.checkpoint.reading import read_for_rank
 from hookline.checkpoint.sharding import is_sharded
 from hookline.errors import CheckpointError
 
@@ -49,6 +54,31 @@ def test_a_spread_tensor_comes_back_whole_and_tied_ones_are_stored_once(mesh: An
     assert (tmp_path / "one" / "rank-0.safetensors").stat().st_size < 2 * 24 + 600  # two tensors of six numbers and a header
 
 
+def test_tied_weights_are_one_tensor_again_and_an_average_takes_the_place_of_both(mesh: Any, tmp_path: Path) -> None:
+    weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
+    write({"module": {"a": weight, "b": weight}, "hooks": {"average": {"averages": {"a": weight * 2}}}}, tmp_path / "one")
+    module = read(tmp_path / "one")["module"]
+    assert module["a"].data_ptr() == module["b"].data_ptr()
+    _, exported = export_weights(tmp_path / "one", tmp_path / "net.pt", hook="average")
+    for name in ("a", "b"):
+        assert torch.equal(exported[name], weight.full_tensor() * 2)
+
+
+def test_pieces_that_do_not_make_whole_tensors_are_damage(mesh: Any, tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    write({"module": {"a": spread(torch.ones(3, 2), mesh), "b": spread(torch.ones(4), mesh)}}, path)
+    part = json.loads((path / "rank-0.json").read_text())
+    del part["shards"]["module.b"]
+    (path / "rank-0.json").write_text(json.dumps(part))
+    manifest = read_manifest(path)  # as if it had been written so
+    data = (path / "rank-0.json").read_bytes()
+    manifest["files"]["rank-0.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
+    for look in (verify, read, lambda path: load_weights(nn.Linear(1, 1), path)):
+        with pytest.raises(CheckpointError, match="spread over ranks have 10 numbers, but their pieces 6"):
+            look(path)
+
+
 def test_names_that_look_alike_are_kept_apart(mesh: Any, tmp_path: Path) -> None:
     one, other = spread(torch.zeros(2), mesh), spread(torch.ones(2), mesh)
     write({"module": {}, "hooks": {"h": {"a.b": one, "a": {"b": other}}}}, tmp_path / "one")
@@ -80,6 +110,15 @@ def test_whole_tensors_are_spread_like_the_modules_by_name_and_shape(mesh: Any) 
     assert is_sharded(found["weight"]) and torch.equal(found["weight"].full_tensor(), whole)
     assert torch.equal(found["deep"]["weight"].full_tensor(), whole + 1)
     assert not is_sharded(found["bias"]) and not is_sharded(found["shape"]["weight"])
+
+
+def test_what_a_hook_had_spread_under_a_name_of_its_own_is_spread_again(mesh: Any, tmp_path: Path) -> None:
+    module = nn.Linear(2, 3)
+    module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
+    write({"module": {}, "hooks": {"h": {"velocity": [module.weight.detach() * 2]}}}, tmp_path / "one")
+    contents, _ = read_for_rank(tmp_path / "one", 0, 1)
+    found = lay_out(contents["hooks"]["h"], spread_tensors(module))["velocity"][0]
+    assert is_sharded(found) and torch.equal(found.full_tensor(), module.weight.full_tensor() * 2)  # type: ignore[operator]
 
 
 def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:

@@ -91,6 +91,7 @@ SCRIPT = '''
     in_lightning()
     on_accelerate()
     in_transformers()
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 '''
 HOSTS = ["lightning", "accelerate", "transformers"]

@@ -203,3 +203,13 @@ def test_a_callback_costs_few_calls_over_its_own() -> None:
 
     cost = per_step(with_hooks(Silent())) - per_step(with_hooks())
     assert 1 <= cost <= 5  # its own, its account, the slot, the binding, the logs
+
+
+def test_a_callback_knows_how_long_the_training_is_when_it_begins() -> None:
+    class Asks(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.found = dict(self.params)
+
+    callback = Asks()
+    quiet(hooks=[callback], max_epochs=2).fit(Net(), batches(3))
+    assert callback.found == {"verbose": 0, "epochs": 2, "steps": 3}

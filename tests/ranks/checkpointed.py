@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from hookline import Hook, Module, Trainer
+from hookline.hooks import WeightAveraging
 
 
 class Noisy(Dataset[Any]):
@@ -96,13 +97,16 @@ class SaveAt(Hook):
         self.told.append([path.name if hasattr(path, "name") else path, state.batches_seen])
 
 
-def train(run_dir: str, strategy: Any, *hooks: Any, resume: Any = None, **options: Any) -> tuple[Trainer, Record]:
+def train(
+    run_dir: str, strategy: Any, *saves: Any, hooks: Any = (), resume: Any = None, make: type[Net] = Net, **options: Any
+) -> tuple[Trainer, Record]:
     """Train it, from wherever it is told to go on."""
     torch.manual_seed(3)
-    net, record = Net(), Record()
+    net, record = make(), Record()
     usual: dict[str, Any] = {"max_epochs": 2, "seed": 5, "device": "cpu", "logger": False, "enable_progress_bar": False,
                              "num_sanity_val_steps": 0}  # fmt: skip
-    trainer = Trainer(run_dir=run_dir, strategy=strategy, hooks=[record, *hooks], **(usual | options))
+    average = WeightAveraging(decay=0.7, buffers="average")
+    trainer = Trainer(run_dir=run_dir, strategy=strategy, hooks=[record, average, *saves, *hooks], **(usual | options))
     trainer.fit(net, DataLoader(Noisy(48), 4, shuffle=True), DataLoader(Noisy(8, noise=0.0), 2), resume=resume)
     return trainer, record
 
@@ -115,7 +119,8 @@ def digest(trainer: Trainer, record: Record | None = None) -> dict[str, Any]:
         "buffers": [*trainer.module.buffers()],  # each rank's own
         "optimizer": [each.state_dict()["state"] for each in s.optimizers],
         "metrics": dict(trainer.metrics.items()), "counters": [s.step, s.epoch, s.batches_seen, s.samples_seen],
-        "random": torch.get_rng_state(),
+        "random": torch.get_rng_state(), "scale": trainer.strategy.precision.state_dict(),
+        "averages": [each.averages for each in trainer.hooks if isinstance(each, WeightAveraging)],
         "seen": record.seen if record is not None else [],
     }  # fmt: skip
     return {name: _sum(value) for name, value in parts.items()}

@@ -102,7 +102,7 @@ class Normed(Deep):
         return F.mse_loss(self(batch[0]).float(), batch[1])
 
     def on_validation_batch_end(self) -> None:
-        self.averages = self.norm.running_mean.tolist()  # type: ignore[union-attr,operator]
+        self.averages = self.norm.running_mean.tolist()  # type: ignore[union-attr]
 
 
 def batch_norm(precision: str) -> list[Any]:
@@ -142,27 +142,27 @@ class Spy(Hook):
     """Writes down which of the questions that ranks ask each other is asked, and which is read, from one batch to the next."""
 
     def setup(self) -> None:
-        self.order: list[list[Any]] = []
+        self.noted: list[list[Any]] = []
         self.rounds, self.number = dict[int, int](), 0
         begin, read = Round.begin, Round.read
 
         def begins(round_: Round, values: Any) -> None:
             self.number += 1
             self.rounds[id(round_)] = self.number
-            self.order.append(["asks", self.number])
+            self.noted.append(["asks", self.number])
             begin(round_, values)
 
         def reads(round_: Round) -> list[int]:
-            self.order.append(["reads", self.rounds.get(id(round_), 0)])
+            self.noted.append(["reads", self.rounds.get(id(round_), 0)])
             return read(round_)
 
-        self.before, Round.begin, Round.read = (begin, read), begins, reads  # type: ignore[method-assign]
+        self.before, Round.begin, Round.read = (begin, read), begins, reads  # type: ignore[method-assign,assignment]
 
     def on_train_batch_start(self, batch_idx: int) -> None:
         if batch_idx == 1:
-            self.order.clear()
+            self.noted.clear()
         if batch_idx == 7:
-            self.kept = list(self.order)
+            self.kept = list(self.noted)
 
     def teardown(self) -> None:
         Round.begin, Round.read = self.before  # type: ignore[method-assign]
@@ -176,12 +176,12 @@ def spied() -> list[Any]:
 
 def main() -> None:
     for name, make in STRATEGIES.items():
-        report(f"{name}: comes", lambda m=make: ended(Adds(Asks()), strategy=m()))  # type: ignore[misc]
-        report(f"{name}: goes", lambda m=make: ended(Asks(), Removes(), strategy=m()))  # type: ignore[misc]
-        report(f"{name}: fails", lambda m=make: ended(Fails(), strategy=m()))  # type: ignore[misc]
-        report(f"{name}: on zero", lambda m=make: ended(*[AsksOnZero()][RANK:], strategy=m()))  # type: ignore[misc]
-        report(f"{name}: skips", lambda m=make: ended(Adds(Skips()), strategy=m()))  # type: ignore[misc]
-        report(f"{name}: range test", lambda m=make: range_test(m))  # type: ignore[misc]
+        report(f"{name}: comes", lambda m=make: ended(Adds(Asks()), strategy=m()))
+        report(f"{name}: goes", lambda m=make: ended(Asks(), Removes(), strategy=m()))
+        report(f"{name}: fails", lambda m=make: ended(Fails(), strategy=m()))
+        report(f"{name}: on zero", lambda m=make: ended(*[AsksOnZero()][RANK:], strategy=m()))
+        report(f"{name}: skips", lambda m=make: ended(Adds(Skips()), strategy=m()))
+        report(f"{name}: range test", lambda m=make: range_test(m))
     report("guard", lambda: ended(NaNGuard(check=("gradients", "parameters")), strategy=FSDP()))
     report("reads", lambda: ended(Reads(), strategy=FSDP()))
     report("manual", lambda: ended(AsksOnZero(), strategy=FSDP(), make=Manual))

@@ -18,11 +18,14 @@ from hookline.checkpoint.files import read, read_manifest, verify
 from hookline.cli import main
 
 STRATEGIES = ("ddp", "fsdp")
-PARTS = {"weights", "buffers", "optimizer", "metrics", "counters", "random", "seen"}
+PARTS = {"weights", "buffers", "optimizer", "metrics", "counters", "random", "seen", "scale", "averages"}
+OTHERS = ("accelerate", "hsdp", "ddp 16-mixed", "fsdp bf16-mixed")
 
 TRAINED = """
 import json, os
-from ranks.checkpointed import SaveAt, digest, train
+import torch
+from hookline import FSDP
+from ranks.checkpointed import Net, SaveAt, digest, train
 
 found = {}
 for strategy in ("ddp", "fsdp"):
@@ -39,15 +42,30 @@ for strategy in ("ddp", "fsdp"):
     path = f"{at['async']}/checkpoints/batch-5"
     told["async resumed"] = digest(*train(at["async"], strategy, SaveAt(), resume=path, save="async", **options))
     told["cut samples"] = cut[1].samples()
+
+class Layered(Net):  # torch has no batch norm of mixed types
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(7)
+
+others = {"accelerate": {"strategy": "accelerate"}, "hsdp": {"strategy": FSDP(device="cpu", replicas=2), "device": "auto"},
+          "ddp 16-mixed": {"strategy": "ddp", "precision": "16-mixed"},
+          "fsdp bf16-mixed": {"strategy": "fsdp", "precision": "bf16-mixed", "make": Layered}}
+for name, options in others.items():
+    options = {"accumulate_grad_batches": 3, "run_dir": name, **options}
+    found[name] = {"whole": digest(*train(hooks=[SaveAt(4)], **options))}
+    found[name]["resumed"] = digest(*train(hooks=[SaveAt()], resume=f"{name}/checkpoints/batch-4", **options))
 json.dump(found, open(f"trained-{os.environ['RANK']}.json", "w"))
 """
 
 READ = """
-import json, logging, os
+import json, logging, os, time
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 from hookline import Hook, Trainer, load_weights
+from hookline.checkpoint.background import BackgroundSaver
+from hookline.loops import saving
 from ranks.checkpointed import Net, Noisy, SaveAt, digest, train
 
 rank, found, logged = int(os.environ["RANK"]), {}, []
@@ -101,6 +119,19 @@ for strategy in ("ddp", "fsdp"):
     told["validated"], told["validated weights"] = metrics["val/loss"], digest(measures)["weights"]
     told["loaded"] = load_weights(measures.state.module, f"{strategy}-cut/checkpoints/batch-4").complete
     told["loaded weights"] = digest(measures)["weights"]
+
+class Uneven(BackgroundSaver):  # rank zero hears of what is written before the next save point, the other long after
+    def start(self, contents, path, about, on_done, staging=None):
+        def tell(error):
+            time.sleep(0.3 * rank)
+            on_done(error)
+        super().start(contents, path, about, tell, staging)
+        if rank == 0:
+            self.wait()
+
+saving.BackgroundSaver, saves = Uneven, SaveAt(2, 4)
+train("uneven", "ddp", saves, save="async", max_epochs=1)
+found["uneven"] = saves.told
 json.dump(found, open(f"read-{rank}.json", "w"))
 """
 
@@ -154,6 +185,18 @@ def test_a_run_cut_inside_an_accumulation_window_ends_with_the_same_bits_on_each
     assert trained[0][strategy]["whole"]["weights"] == trained[1][strategy]["whole"]["weights"]
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_ways_to_run_resume_exactly_too(trained: Any, name: str) -> None:
+    for rank in trained:
+        assert rank[name]["resumed"] == rank[name]["whole"]
+
+
+def test_of_copies_of_shards_one_is_written(folder: Path, trained: Any) -> None:
+    path = folder / "hsdp" / "checkpoints" / "batch-4"
+    of_ranks = [json.loads((path / f"rank-{rank}.json").read_text())["shards"] for rank in range(2)]
+    assert "module.layers.0.weight" in of_ranks[0] and not of_ranks[1]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_asynchronous_saves_change_nothing_and_resume_exactly(trained: Any, strategy: str) -> None:
     for rank in trained:
@@ -166,6 +209,11 @@ def test_every_rank_hears_of_an_asynchronous_save_at_the_same_batch(trained: Any
     told = trained[0][strategy]["told"]
     assert [name for name, _ in told] == ["batch-3", "batch-5", "batch-9"]
     assert trained[1][strategy]["told"] == told
+
+
+def test_a_rank_that_is_late_to_hear_of_its_own_part_hears_at_the_same_batch(read_again: Any) -> None:
+    assert [name for name, _ in read_again[0]["uneven"]] == ["batch-2", "batch-4"]
+    assert read_again[0]["uneven"] == read_again[1]["uneven"]
 
 
 def test_each_rank_writes_its_own_shards_and_what_differs_from_rank_zero(folder: Path, trained: Any) -> None:
@@ -191,7 +239,7 @@ def test_no_file_of_a_checkpoint_is_a_pickle(folder: Path, trained: Any) -> None
 
 
 def test_one_process_reads_the_shards_of_two_as_whole_tensors(folder: Path, trained: Any, single: Any) -> None:
-    for part in ("weights", "optimizer", "counters"):
+    for part in ("weights", "optimizer", "counters", "averages"):
         assert single[part] == trained[0]["fsdp"]["cut"][part], part
     contents = read(folder / "fsdp-cut" / "checkpoints" / "batch-4")
     assert contents["module"]["layers.0.weight"].shape == (7, 8)

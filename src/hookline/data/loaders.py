@@ -16,7 +16,7 @@ from hookline.data.dealing import Deal, OwnSource, Share, deal_for, in_step, is_
 from hookline.data.generators import put_back, states_of
 from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
-from hookline.data.resuming import changes, facts_of
+from hookline.data.resuming import as_saved_now, changes, facts_of
 from hookline.data.sources import length_of
 from hookline.errors import OptionError
 from hookline.seeding import key_of
@@ -118,7 +118,8 @@ class Loader:
         """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with the next one."""
         passed_over = position * self.deal.per_turn
         if saved is not None and saved["in_pass"] and saved["of_samples"] == self.deal.of_samples:
-            passed_over = saved["passed_over"]
+            per_batch = (saved["facts"]["batch_size"] or 1) if self.deal.of_samples else 1
+            passed_over = position * per_batch if saved["passed_over"] is None else saved["passed_over"]
         self._began, self.length = (position, passed_over), self._whole
         units = units_of(self.source, self.deal, self.share.trains)
         if passed_over != position * self.deal.per_turn and units is not None and self._whole is not None:
@@ -176,12 +177,13 @@ class Loader:
     def is_cut_otherwise(self, saved: Saved) -> bool:
         """Whether other batches are made of the same data than when this was saved."""
         now = self._facts()
-        return any(saved["facts"][name] != now[name] for name in ("batch_size", "world_size"))
+        was = as_saved_now(saved, now, self.deal.of_samples)["facts"]
+        return any(was[name] != now[name] for name in ("batch_size", "world_size"))
 
     def left_of(self, saved: Saved) -> int | None:
         """Batches that this rank has left of the pass in which this was saved."""
         units = units_of(self.source, self.deal, self.share.trains)
-        if units is None or saved["of_samples"] != self.deal.of_samples:
+        if units is None or saved.get("of_samples") != self.deal.of_samples or saved["passed_over"] is None:
             return None
         return self.deal.turns(max(0, units - saved["passed_over"]))
 
@@ -193,6 +195,7 @@ class Loader:
     def load_state_dict(self, saved: Saved) -> None:
         """The next pass that is opened begins where this was saved. What has changed since is said."""
         self.seed = saved["seed"]
+        saved = as_saved_now(saved, self._facts(), self.deal.of_samples)
         for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:

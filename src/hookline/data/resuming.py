@@ -24,6 +24,14 @@ def facts_of(source: Any, length: int | None, units: int | None, world_size: int
             "apart": int(apart)}  # fmt: skip
 
 
+def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[str, Any]:
+    """A state of the time when a run was always one process, in the form of today; where it stood is known to its opener only."""
+    if "of_samples" in saved:
+        return saved
+    facts = {**now, "world_size": 1, "apart": 0, **saved["facts"]}
+    return {**saved, "of_samples": of_samples, "passed_over": None, "facts": facts}
+
+
 def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
     """What is not as it was when the checkpoint was made, and what follows from it."""
     was: Facts = saved["facts"]

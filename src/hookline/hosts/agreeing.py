@@ -13,8 +13,7 @@ from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 from hookline.hosts.view import HostView
 from hookline.listener import can_answer
-from hookline.loops.agreement import _plain as as_plain
-from hookline.loops.agreement import _request as as_request
+from hookline.loops.agreement import as_plain, as_request
 from hookline.ranks import Answer, Ranks
 
 AFTER_BATCH, AT_VALIDATION, BETWEEN = range(3)

@@ -110,7 +110,7 @@ class Agreement:
             run.save_requests.remove(each)
         told = {
             "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.heard,
-            "errands": run.errands.left(), "saves": [_plain(each) for each in (*self._kept, *mine)], "wants": self._wants(),
+            "errands": run.errands.left(), "saves": [as_plain(each) for each in (*self._kept, *mine)], "wants": self._wants(),
         }  # fmt: skip
         everybody = self.ranks.gather(told)
         if self._asked is not None:  # what it would say has been said
@@ -123,7 +123,7 @@ class Agreement:
         if any(each["errands"] for each in everybody):  # they may have changed the hooks
             self._agree_on_wants(self.ranks.gather(self._wants()))
         for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
-            run.save_requests.append(_request(each))
+            run.save_requests.append(as_request(each))
         self._agree_to_stop([each["stop"] for each in everybody])
         number = max(each["signal"] for each in everybody)
         if number and not run.signal:
@@ -148,7 +148,7 @@ class Agreement:
     def _wants(self) -> list[Any]:
         """The facts that this rank's hooks ask for, by event, and at which events they may return a signal.
 
-        Some facts take all ranks, and signals are only waited for where somebody may give one: so ranks must know it of each other.
+        Some facts take all ranks, and signals are waited for only where somebody may give one: so all must know it of each other.
         """
         run, hooks = self.run, self.run.state.hooks
         self._told = run.plan.asked_at
@@ -168,8 +168,8 @@ class Agreement:
 
     def refuse(self, signal: Signal) -> None:
         """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go another way."""
-        raise HooklineError(f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. All of them "
-                            "wait for such signals from the second batch after it on, not before: return it later, or add the "
+        raise HooklineError(f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. They all "
+                            "wait for such signals from the second batch after that on, not before: return it later, or add the "
                             "hook before the run.")  # fmt: skip
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
@@ -215,11 +215,13 @@ def _where(place: int) -> str:
     return f"{'after' if kind == AFTER_BATCH else 'done with, or about to begin,'} batch {batches} of its epoch"
 
 
-def _plain(request: SaveRequest) -> list[Any]:
+def as_plain(request: SaveRequest) -> list[Any]:
+    """For other ranks to read."""
     path = request.path
     return [None if path is None else str(path), request.reason, request.monitor, isinstance(path, Path)]
 
 
-def _request(plain: list[Any]) -> SaveRequest:
+def as_request(plain: list[Any]) -> SaveRequest:
+    """The opposite."""
     path, reason, monitor, is_path = plain
     return SaveRequest(Path(path) if is_path else path, reason, monitor)

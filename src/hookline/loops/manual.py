@@ -48,7 +48,7 @@ class ManualOptimizer:
         signal = plan.on_before_optimizer_step(s)
         if run.steers_updates:
             signal = run.agreement.on_update(signal)
-        elif signal is not None and run.agreement is not None:
+        elif signal is not None and run.rows is not None:
             run.agreement.refuse(signal)
         if signal is SKIP_STEP:
             skip_step(run, "hook")

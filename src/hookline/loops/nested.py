@@ -1,7 +1,7 @@
 """validate() inside a hook, where there are several ranks: all of them must call it, and one that calls it alone is told so.
 
-It cannot find out by itself: whoever does not come may be slow. So after a while it asks in the notes that all ranks read, and those
-that have gone past the place answer, from a thread of their own.
+It cannot find out by itself: whoever does not come may be slow. So after a while it asks in the notes that all ranks read, and
+those that have gone past the place answer, from a thread of their own.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Nested:
                 asked = True
             if asked and self._board.check([f"{key}/past"]):
                 other = self._board.get(f"{key}/past").decode()
-                raise HooklineError(f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank {other}, "
-                                    "which has gone on. It takes all ranks: call it on each of them at the same event, not in a hook "
-                                    "with ranks = 'zero' and not under `if rank == 0`.")  # fmt: skip
+                raise HooklineError(f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank "
+                                    f"{other}, which has gone on. It takes all ranks: call it on each of them at the same event, "
+                                    "not in a hook with ranks = 'zero' and not under `if rank == 0`.")  # fmt: skip
             time.sleep(LONG_PAUSE if asked else PAUSE)
 
     # ---- in the thread that reads the notes -----------------------------------------------------------------------

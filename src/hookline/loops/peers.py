@@ -42,8 +42,8 @@ CLOSING = 1.0
 """Seconds for the loggers to write what they have."""
 SILENCE = 3.0
 """Seconds to wait for word of who has died, when this rank has only lost contact."""
-LEAVING = 30.0
-"""Seconds in which a call to the store comes back, however busy the machine is."""
+LEAVING = 10.0
+"""Seconds in which a call to the store comes back, busy as the machine may be."""
 LONGEST = 1000
 """Characters of an error's message that the other ranks are told."""
 EXIT_FAILED = 1
@@ -99,7 +99,7 @@ class Peers:
         self._ring.wake()
         for each in self._threads:
             each.join(2 * POLL)
-            if each.is_alive():
+            if each.is_alive() and self.failure is None:
                 wait_at_exit(each)
         self._ring.leave()
 
@@ -149,9 +149,7 @@ class Peers:
             if self._ring.lost(POLL) and not self._over.is_set():
                 self._heard(Failure(self._ring.next, "it died without a word: it was killed, or its machine is gone.", died=True))
                 # the place of the notes may be gone as well, and to find that out may take long
-                telling = threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True)
-                self._threads.append(telling)
-                telling.start()
+                threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True).start()
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 self._end_process()

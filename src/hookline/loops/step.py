@@ -38,7 +38,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     signal = plan.on_train_batch_start(s)
     if run.steers_batches:
         signal = run.agreement.on_batch(signal)
-    elif signal is not None and run.agreement is not None:
+    elif signal is not None and run.rows is not None:
         run.agreement.refuse(signal)
     if signal is END_EPOCH:
         return signal
@@ -257,7 +257,7 @@ def update(run: Run, plan: Plan, s: State) -> None:
         signal = plan.on_before_optimizer_step(s)
         if run.steers_updates:
             signal = run.agreement.on_update(signal)
-        elif signal is not None and run.agreement is not None:
+        elif signal is not None and run.rows is not None:
             run.agreement.refuse(signal)
         if signal is SKIP_STEP:
             skip_step(run, "hook")

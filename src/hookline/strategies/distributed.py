@@ -51,7 +51,7 @@ class ManyRanks(Strategy):
     def begin_evaluation(self, module: nn.Module) -> None:
         """Buffers (batch norm's averages) become rank zero's, which are those that are saved: each rank has moved its own."""
         if self.world_size > 1 and self.sync_buffers:
-            begun = [dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor]
+            begun: list[Any] = [dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor]
             for each in begun:
                 each.wait()
 

@@ -189,8 +189,8 @@ class FSDP(ManyRanks):
 
 def _explain(error: RuntimeError) -> None:
     if "expected scalar type" in str(error):
-        error.add_note("Parameters are computed with in the policy's param_dtype, buffers stay as they are. Batch norm needs both in "
-                       "float32: leave mixed_precision out, and precision= sees to it.")  # fmt: skip
+        error.add_note("Parameters are used in the policy's param_dtype, buffers as they are. Batch norm needs both in float32: "
+                       "leave mixed_precision out, and precision= sees to it.")  # fmt: skip
     if MIXED in str(error):
         error.add_note("A parameter was used outside the layer that gathers it: leave that layer out of wrap, or use the "
                        "parameter in the layer's own forward.")  # fmt: skip

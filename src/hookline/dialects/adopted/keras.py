@@ -81,8 +81,9 @@ class KerasCallback:
         return getattr(type(self.original), method, None) is not getattr(self.base, method, None)
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each event of an overridden method."""
-        found = []
+        """One for each event of an overridden method; before them, when training starts, the loaders can be measured."""
+        started = table["on_train_start"]
+        found = [Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])]
         for method, row in METHODS.items():
             if self._overrides(method) or (row.older and self._overrides(row.older)):
                 function = getattr(self.original, method)
@@ -94,9 +95,12 @@ class KerasCallback:
     def begin_run(self, state: Any) -> None:
         """A run begins: the callback gets its model and its parameters, as Keras does it."""
         self.view._attach(state)
-        options = state.trainer.options
-        self.original.set_params({"verbose": 0, "epochs": options.max_epochs, "steps": state.trainer.num_training_batches})
+        self._tell_length(state)
         self.original.set_model(self.view)
+
+    def _tell_length(self, s: Any) -> None:
+        trainer = s.trainer
+        self.original.set_params({"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches})
 
 
 def _caller(function: Callable[..., Any], row: Method) -> Caller:

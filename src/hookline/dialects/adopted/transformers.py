@@ -261,8 +261,7 @@ EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str,
 APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
     # a step of theirs is a window of ours
     "on_step_begin": lambda callback, s: s.batch_idx % callback._accumulate == 0 and not callback._ends_epoch,
-    "on_substep_end": lambda callback, s: (s.batch_idx + 1) % callback._accumulate != 0
-    and s.batch_idx + 1 != callback._batches,
+    "on_substep_end": lambda callback, s: (s.batch_idx + 1) % callback._accumulate != 0 and s.batch_idx + 1 != callback._batches,
     "on_evaluate": lambda callback, s: not s.sanity_checking,
     "on_log": lambda callback, s: not s.sanity_checking,
     "on_prediction_step": lambda callback, s: not s.sanity_checking,
