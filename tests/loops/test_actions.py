@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import SKIP_STEP, DataModule, Hook, OptionError
+from hookline import SKIP_STEP, DataModule, Hook, Module, OptionError
 from hookline.strategies import SingleDevice
 
 
@@ -253,3 +253,25 @@ class Curved(Net):
 def test_an_optimizer_that_recomputes_the_loss_is_refused_where_it_cannot_work(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"recomputes the loss \(LBFGS\) cannot be combined"):
         quiet(**options).fit(Curved(), batches())
+
+
+def test_the_norm_of_an_optimizer_that_evaluates_again_is_that_of_the_gradients_it_began_with() -> None:
+    class Square(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([3.0]))
+
+        def training_step(self, batch: Any) -> Any:
+            return (self.weight**2).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1)
+
+    norms: list[float] = []
+
+    class Reads(Hook):
+        def on_step_end(self, grad_norm: float) -> None:
+            norms.append(grad_norm)
+
+    quiet(hooks=[Reads()]).fit(Square(), batches(1))
+    assert norms == [6.0]

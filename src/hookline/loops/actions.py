@@ -46,6 +46,7 @@ def settle_closures(run: Run) -> None:
     run.state.optimizer_closure = Closure(run)
     if recompute and not run.is_manual:
         run.recomputes = True
+        run.measures_norm = run.measures_norm or not run.clips  # the last evaluation's gradients are not those it began with
         _install(run, run.plan.table["optimizer_step"])
 
 
