@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,11 @@ from hookline import load_weights
 from hookline.checkpoint.exporting import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.manifest import render, signature
-from hookline.checkpoint.pieces import lay_out, lay_out_optimizer, spread_tensors
+from hookline.checkpoint.pieces import Pieces, lay_out, lay_out_optimizer, spread_tensors
 from hookline.checkpoint.reading import read_for_rank
+from hookline.checkpoint.remote import read_url_for_rank
 from hookline.checkpoint.sharding import is_sharded
+from hookline.checkpoint.weights import find_weights
 from hookline.errors import CheckpointError
 
 
@@ -142,6 +146,26 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
+    assert isinstance(find_weights(tmp_path / "one", as_pieces=True)[1]["weight"], Pieces)  # only what is needed is read
+    with torch.no_grad():
+        module.weight.zero_()
+    assert load_weights(module, tmp_path / "one").complete
+    assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
+
+
+def test_from_a_url_only_what_is_needed_is_read_and_what_was_fetched_goes(
+    mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
+    write({"module": {"a": weight}, "world_size": 2}, tmp_path / "one")
+    (tmp_path / "fetched").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "fetched"))
+    contents = read_url_for_rank((tmp_path / "one").as_uri(), 1, 2)
+    assert torch.equal(contents["module"]["a"].read((1, 0), (1, 2)), torch.tensor([[2.0, 3.0]]))
+    assert os.listdir(tmp_path / "fetched")
+    del contents
+    gc.collect()
+    assert not os.listdir(tmp_path / "fetched")
 
 
 def test_an_ordinary_run_never_loads_torchs_tensors_of_many_ranks(tmp_path: Path) -> None:

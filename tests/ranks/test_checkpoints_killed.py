@@ -53,8 +53,11 @@ for name, strategy in (("shards", "fsdp"), ("names", "ddp")):
 
 # In the same job, once it has got to its end.
 APART = """
-import ctypes, errno
+import ctypes, errno, hashlib, shutil
+import torch
 import hookline.loops.resuming
+from hookline.checkpoint import together
+from hookline.checkpoint.manifest import load as read_manifest, render, signature
 
 def problem(act, *arguments):
     try:
@@ -83,6 +86,22 @@ os.fsync = is_full
 found["full"] = problem(trainer.save_checkpoint, "copied/full")
 os.fsync = flush
 found["kept"] = os.stat("copied/full/manifest.json").st_mtime_ns == written
+
+def surprised(*arguments):
+    raise MemoryError("no room")
+
+write_parts, together.write_parts = together.write_parts, surprised if rank else together.write_parts
+found["surprised"] = problem(trainer.save_checkpoint, "copied/full")
+together.write_parts = write_parts
+if rank == 0:  # whole by its sums, and yet nothing that rank 1 can read
+    path = Path("copied/forged")
+    shutil.copytree("copied/full", path)
+    (path / "rank-1.json").write_text("{")
+    manifest = read_manifest(path)
+    manifest["files"]["rank-1.json"] = {"bytes": 1, "sha256": hashlib.sha256(b"{").hexdigest()}
+    (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
+torch.distributed.barrier()
+found["forged"] = problem(lambda: train("forged", "fsdp", resume="copied/forged"))
 found["left"] = [each for each in os.listdir("copied") if each.startswith(".")]
 
 os.makedirs("hidden", exist_ok=True)
@@ -146,6 +165,12 @@ def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all_and_the_older_one_s
         assert rank["kept"]
     assert ranks[0]["left"] == []  # rank zero has tidied up before it was told
     verify(folder / "copied" / "full")
+
+
+def test_whatever_fails_on_one_rank_is_an_error_on_all(apart: Any) -> None:
+    for rank in apart[1]:
+        assert "rank 1: MemoryError: no room" in rank["surprised"]
+        assert "copied/forged cannot be read: JSONDecodeError" in rank["forged"] and "(found by rank 1)" in rank["forged"]
 
 
 def test_ranks_that_ask_for_different_checkpoints_are_told_instead_of_waiting_for_each_other(apart: Any) -> None:

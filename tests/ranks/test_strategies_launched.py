@@ -60,7 +60,7 @@ def test_torchrun_runs_the_command_line_as_one_run(project: Path) -> None:
     assert ended.stdout.count("fit completed at step 8") == 1  # 16 samples, 2 ranks of 2, 2 epochs
     assert json.loads((project / "run" / "run.json").read_text())["status"] == "completed"
     records = [json.loads(line) for line in (project / "run" / "log.jsonl").read_text().splitlines()]
-    assert [each["type"] for each in records] == ["hyperparams", "metrics", "metrics", "cost"]  # said once, not by every rank
+    assert [each["type"] for each in records] == ["hyperparams", "metrics", "metrics", "cost", "end"]  # said once, not by every rank
 
 
 def test_srun_is_understood_and_predictions_of_all_ranks_come_in_order(project: Path) -> None:
