@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookline.asking import asked_of
 from hookline.errors import HookError, closest
 from hookline.events import EVENTS, Event
 from hookline.hook import Hook
 from hookline.hooklist import Entry, HookList
-from hookline.hosts.reading import asked_of_trainer
 from hookline.listener import Listener
+
+TRAINERS = ("trainer", "state.trainer")
+"""How hooks write it."""
+
+
+def _is_ours(cls: type) -> bool:
+    return "__hookline_base__" in vars(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ class HostedHooks(HookList):
         who = f"hook {entry.name!r} ({type(getattr(entry.hook, 'original', entry.hook)).__name__})"
         for listener in listeners:
             self._refuse(who, listener)
-        for attribute, where in asked_of_trainer(entry.hook) if isinstance(entry.hook, Hook) else ():
+        for attribute, where in asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ():
             if attribute not in self._offered:
                 raise HookError(f"{who} needs trainer.{attribute} in {where}, which {self.host.name} has not got for hooks."
                                 f"{closest(attribute, self._offered)}")  # fmt: skip

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from hookline.asking import asked_of
 from hookline.binding import Binding, Caller
+from hookline.dialects.adopted.callback import AdoptedCallback
 from hookline.dialects.adopted.keras_view import ModelView, epoch_logs, test_logs
 from hookline.errors import HookError
 from hookline.events import EventTable
@@ -51,23 +50,19 @@ METHODS: Mapping[str, Method] = {
 """Their method -> our events. Keras tests are validations in the course of a fit."""
 
 
-class KerasCallback:
+class KerasCallback(AdoptedCallback):
     """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning rate."""
 
     kind = "Keras callback"
-    name = ""
-    order = after_module = None
-    ranks = "all"
-    on_error = "raise"
-    tier = "user"
 
     def __init__(self, original: Any) -> None:
-        self.original = original
-        self.base = next(cls for cls in type(original).__mro__
-                         if cls.__name__ == "Callback" and cls.__module__.partition(".")[0] == "keras")  # fmt: skip
+        super().__init__(original, ("keras",), "Callback")
         self.view = ModelView()
         who = type(original).__name__
-        for attribute, where in _asked_of_model(original, self.base):
+        keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
+        for attribute, where in asked_of(("self.model",), original, lambda cls: cls is self.base):
+            if attribute not in keras_only:
+                continue
             raise HookError(f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model has. "
                             f"{INSTEAD.get(who, '')}".rstrip())  # fmt: skip
         metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
@@ -75,17 +70,12 @@ class KerasCallback:
             raise HookError(f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
                             "and only a Keras model could say. Pass mode='min' or mode='max'.")  # fmt: skip
 
-    def _overrides(self, method: str) -> bool:
-        if method in vars(self.original):  # a LambdaCallback keeps functions on itself
-            return True
-        return getattr(type(self.original), method, None) is not getattr(self.base, method, None)
-
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One for each event of an overridden method; before them, when training starts, the loaders can be measured."""
         started = table["on_train_start"]
         found = [Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])]
         for method, row in METHODS.items():
-            if self._overrides(method) or (row.older and self._overrides(row.older)):
+            if self.overrides(method) or (row.older and self.overrides(row.older)):
                 function = getattr(self.original, method)
                 for event in row.events:
                     facts = ("metrics",) if row.logs and "metrics" in table[event].facts else ()
@@ -148,31 +138,3 @@ INSTEAD = {
     "TensorBoard": "Use hookline.loggers.TensorBoard.",
     "SwapEMAWeights": "Use hookline.hooks.WeightAveraging.",
 }
-
-
-def _asked_of_model(callback: Any, base: type) -> Iterator[tuple[str, str]]:
-    """What a callback takes from `self.model` that belongs to Keras models alone, with the method that takes it."""
-    keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
-    for cls in type(callback).__mro__:
-        if cls is base or cls is object:
-            return
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-        except (OSError, TypeError, SyntaxError):
-            continue  # written at run time: then the view says so when it comes to it
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "hasattr"]
-        asked_first = {each.args[1].value for each in calls if isinstance(each.args[1], ast.Constant)}
-        for method in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-            for attribute in _read_from_model(method):
-                if attribute in keras_only - asked_first:
-                    yield attribute, f"{cls.__name__}.{method.name}"
-
-
-def _read_from_model(method: ast.FunctionDef) -> Iterator[str]:
-    for node in ast.walk(method):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _name(node.value) == "self.model":
-            yield node.attr
-
-
-def _name(node: ast.expr) -> str:
-    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from hookline.binding import Binding
+from hookline.dialects.adopted.callback import AdoptedCallback
 from hookline.dialects.adopted.lightning_binding import bind
 from hookline.dialects.adopted.lightning_face import is_lightning_module, shown_to_callbacks
 from hookline.dialects.adopted.lightning_parts import missing
 from hookline.dialects.adopted.lightning_reading import mentions, out_of_reach, owner_of
-from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
+from hookline.dialects.adopted.lightning_view import PACKAGES, TrainerView, is_lightnings
 from hookline.dialects.lightning.table import CALLBACK_ROWS
 from hookline.errors import HookError
 from hookline.events import EventTable
@@ -19,18 +20,13 @@ MONITORS = ("EarlyStopping", "Checkpoint")
 """Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
 
 
-class LightningCallback:
+class LightningCallback(AdoptedCallback):
     """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as Lightning does."""
 
     kind = "Lightning callback"
-    name = ""
-    order = after_module = None
-    ranks = "all"
-    on_error = "raise"
 
     def __init__(self, original: Any) -> None:
-        self.original = original
-        self.base = next(cls for cls in type(original).__mro__ if is_lightnings(cls, "Callback"))
+        super().__init__(original, PACKAGES, "Callback")
         kinds = {cls.__name__ for cls in type(original).__mro__ if is_lightnings(cls)}
         self.tier = "monitor" if kinds & set(MONITORS) else "user"
         self.replaces = mentions(original, self.base, "remove_checkpoint")
@@ -44,20 +40,15 @@ class LightningCallback:
             raise HookError(f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
                             f"{missing(asked[0][0], owner_of(asked[0][0]))}")  # fmt: skip
         for method in vars(self.base):
-            if method.startswith("on_") and method not in CALLBACK_ROWS and self._overrides(method):
+            if method.startswith("on_") and method not in CALLBACK_ROWS and self.overrides(method):
                 raise HookError(f"{who} listens to {method}, an event of Lightning that Hookline does not have. "
                                 f"There are: {', '.join(CALLBACK_ROWS)}.")  # fmt: skip
-
-    def _overrides(self, method: str) -> bool:
-        """Whether the callback's class, or the instance itself (a LambdaCallback), has its own."""
-        written = next(vars(cls)[method] for cls in type(self.original).__mro__ if method in vars(cls))
-        return method in vars(self.original) or written is not vars(self.base)[method]
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
         found = []
         for method, row in CALLBACK_ROWS.items():
-            if method in vars(self.base) and self._overrides(method):
+            if method in vars(self.base) and self.overrides(method):
                 function = getattr(self.original, method)
                 binding = bind(function, method, row, table, self.view, answers=False)
                 found.append(Listener("H", name, self, table[row.event], function, binding, []))

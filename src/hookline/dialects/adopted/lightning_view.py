@@ -22,10 +22,12 @@ from hookline.dialects.adopted.lightning_parts import (
 from hookline.dialects.lightning.names import LightningNames, directory_of
 from hookline.errors import HookError
 
+PACKAGES = ("lightning", "pytorch_lightning")
+
 
 def is_lightnings(what: Any, name: str = "") -> bool:
     """Whether a class or function is one of Lightning's, of this name if one is given."""
-    return what.__module__.partition(".")[0] in ("lightning", "pytorch_lightning") and name in ("", what.__name__)
+    return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
 class Moment:

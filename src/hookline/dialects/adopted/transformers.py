@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline.binding import Binding, Caller
+from hookline.dialects.adopted.callback import AdoptedCallback
 from hookline.dialects.adopted.transformers_view import ArgsView, eval_name, eval_names, logged_names
 from hookline.errors import END_EPOCH, HookError
 from hookline.events import EventTable
@@ -40,20 +41,13 @@ SETTLES = ("on_step_end", "on_train_epoch_end")
 """Where what a callback has asked for by `control` is done: a validation may run here."""
 
 
-class TransformersCallback:
+class TransformersCallback(AdoptedCallback):
     """Stands for one callback, with `args`, `state` and `control` of its own; what it sets in `control` is done."""
 
     kind = "transformers callback"
-    name = ""
-    tier = "user"
-    order = after_module = None
-    ranks = "all"
-    on_error = "raise"
 
     def __init__(self, original: Any) -> None:
-        self.original = original
-        self.base = next(cls for cls in type(original).__mro__
-                         if cls.__name__ == "TrainerCallback" and cls.__module__.partition(".")[0] == "transformers")  # fmt: skip
+        super().__init__(original, ("transformers",), "TrainerCallback")
         theirs = sys.modules[self.base.__module__]
         self.args: Any = None
         self.state: Any = theirs.TrainerState()
@@ -68,27 +62,24 @@ class TransformersCallback:
         self._asleep: list[Listener] = []
         """Called only after the callback has asked for something, so that asking for nothing costs nothing."""
         for method, reason in NOT_HERE.items():
-            if self._overrides(method):
+            if self.overrides(method):
                 raise HookError(f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}.")
-
-    def _overrides(self, method: str) -> bool:
-        return method in vars(self.original) or getattr(type(self.original), method) is not getattr(self.base, method)
 
     # ---- listening --------------------------------------------------------------------------------------------------
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One per event: the methods that the callback overrides, and then what it asks for by `control`."""
-        looks_inside = any(self._overrides(method) for method in INSIDE)
+        looks_inside = any(self.overrides(method) for method in INSIDE)
         heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
         heard["on_fit_start"], heard["on_train_start"] = [self._take_in], [self._measure, self._refresh]
         heard["on_train_epoch_start"] = [self._new_epoch, self._refresh]
         facts: dict[str, tuple[str, ...]] = {}
         for method, events in METHODS.items():
-            if self._overrides(method):
+            if self.overrides(method):
                 for event in events:
                     heard.setdefault(event, []).append(self._caller(method, event))
                     facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
-        if self._overrides("on_evaluate"):
+        if self.overrides("on_evaluate"):
             heard["on_validation_end"].append(self._note_best)
         heard.setdefault("on_train_epoch_end", []).append(self._settle)
 
@@ -100,7 +91,7 @@ class TransformersCallback:
 
     def _origin(self, event: str) -> Callable[..., Any]:
         """The method that `explain` shows for an event."""
-        names = [method for method, events in METHODS.items() if event in events and self._overrides(method)]
+        names = [method for method, events in METHODS.items() if event in events and self.overrides(method)]
         function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._settle
         return function
 

@@ -1,0 +1,41 @@
+"""What a hook asks of an object it is given, as far as its code tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline import Hook
+from hookline.asking import asked_of
+
+
+class Base(Hook):
+    def on_fit_start(self, trainer: Any) -> None:
+        trainer.of_the_base()
+
+
+class Asks(Base):
+    def on_train_start(self, trainer: Any) -> None:
+        trainer.here = trainer.there.further
+
+    def on_train_end(self, state: Any, other: Any) -> None:
+        state.trainer.stop()
+        other.elsewhere()
+        if hasattr(state.trainer, "maybe"):
+            state.trainer.maybe()
+
+
+def asked(hook: Any, base: type = Hook) -> list[tuple[str, str]]:
+    return list(asked_of(("trainer", "state.trainer"), hook, lambda cls: cls is base))
+
+
+def test_what_is_read_is_told_with_its_method_and_what_is_set_or_asked_about_first_is_not() -> None:
+    assert asked(Asks(), Base) == [("there", "Asks.on_train_start"), ("stop", "Asks.on_train_end")]
+
+
+def test_classes_are_read_down_to_the_base() -> None:
+    assert asked(Asks())[-1] == ("of_the_base", "Base.on_fit_start")
+
+
+def test_a_class_without_source_is_passed_over() -> None:
+    made = type("Made", (Base,), {"on_train_end": lambda self, trainer: trainer.unseen})
+    assert asked(made()) == [("of_the_base", "Base.on_fit_start")]
