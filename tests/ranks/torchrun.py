@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from dataclasses import dataclass
@@ -42,9 +43,13 @@ def torchrun(
     source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 60,
     launcher: tuple[str, ...] = ("--standalone",), **env: str,
 ) -> Outcome:  # fmt: skip
-    """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails."""
-    script = folder / "script.py"
+    """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails.
+
+    Every rank speaks into files of its own: in one pipe, what two of them say at the same moment would mix within a line.
+    """
+    script, said = folder / "script.py", Path(tempfile.mkdtemp(dir=folder, prefix="said-"))
     script.write_text(textwrap.dedent(source))
+    launcher = (*launcher, "--log-dir", str(said), "--redirects", "3")
     began = time.monotonic()
     with subprocess.Popen(
         command(script, *arguments, ranks=ranks, launcher=launcher), cwd=folder, env=environment(**env), start_new_session=True,
@@ -55,5 +60,10 @@ def torchrun(
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             output, _ = job.communicate()
-            raise AssertionError(f"the job hung: it was not over after {deadline} s. Its output:\n{output}") from None
-    return Outcome(job.returncode, output, time.monotonic() - began)
+            raise AssertionError(f"the job hung: it was not over after {deadline} s. Its output:\n{_all(output, said)}") from None
+    return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
+
+
+def _all(output: str, said: Path) -> str:
+    """What the launcher has said, then the ranks, one after the other."""
+    return "\n".join([output, *(each.read_text(errors="replace") for each in sorted(said.rglob("*.log")))])
