@@ -110,7 +110,7 @@ def test_after_module_names_are_checked():
         quiet(hooks=[Wrong()])
 
 
-@pytest.mark.parametrize(("ranks", "hears"), [("all", True), ("zero", True), ({0, 3}, True), ([1], False)], ids=str)
+@pytest.mark.parametrize(("ranks", "hears"), [("all", True), ("zero", True), ({0, 3}, True), ([1], False)], ids=["all", "zero", "some", "another"])
 def test_a_hook_hears_events_on_the_ranks_it_names(ranks, hears):
     got = []
     hook = type("Picky", (Hook,), {"ranks": ranks, "setup": lambda self: got.append("setup"), "on_train_start": lambda self: got.append("start")})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, shown
 
 from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
 from hookline.options import OptionArguments, Options, make_options, parse_precision, parse_time
@@ -104,7 +104,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[" ".join(f"{k}={v!r}"[:40] for k, v in each.items()) for each, _ in BAD])
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[" ".join(f"{k}={shown(v)}" for k, v in each.items()) for each, _ in BAD])
 def test_a_bad_construction_is_refused_at_once_and_says_what_is_allowed(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         Trainer(**options)
@@ -136,7 +136,7 @@ def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> N
     {"fast_dev_run": 3}, {"num_sanity_val_steps": -1}, {"precision": "32-true"}, {"precision": "bf16"}, {"device": "cpu"},
     {"device": torch.device("cpu")}, {"logger": []}, {"logger": [JSONLines()]}, {"compile": {"dynamic": True}},
     {"hooks": (Hook(),)}, {"hooks": iter([Hook()])}, {"strategy": "single"}, {"strategy": SingleDevice(torch.device("cpu"))},
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 def test_good_options_are_taken(options: dict[str, Any]) -> None:
     assert isinstance(Trainer(**options), Trainer)
 

@@ -102,7 +102,7 @@ def test_monitors_hear_the_end_of_an_epoch_after_the_module_and_nothing_else_so(
     assert got == ["monitor", "module"]
 
 
-@pytest.mark.parametrize("asked", [True, {"on_train_epoch_end"}, ["epoch_end"], {"on_epoch_end", "on_step_end"}], ids=str)
+@pytest.mark.parametrize("asked", [True, {"on_train_epoch_end"}, ["epoch_end"], {"on_epoch_end", "on_step_end"}], ids=["all", "one", "in a list", "two"])
 def test_a_hook_can_ask_to_run_after_the_module(asked):
     got = []
     quiet(hooks=[named("after", got, after_module=asked), named("before", got)]).fit(noting(got), batches(1))

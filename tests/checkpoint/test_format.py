@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import shown
 from torch import Tensor, nn
 
 from hookline import CheckpointError
@@ -70,7 +71,7 @@ def test_nested_values_come_back_as_they_were(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [
     math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**100, "", "\ud800 \u2028 \"", {"$": "tensor", "key": "x"}, {"$": 1}, {1: "a", "1": "b"},
-    {0: {0: {"state": torch.tensor(1.0)}}}, {(1, 2): 3}, {None: 1, True: 2}, (), (1, (2, [3])), set(), {1, "a", (2,)}, [[]], {},
+    {0: {0: {"state": torch.tensor(1.0)}}}, {(1, 2): 3}, {None: 1, True: 2}, (), (1, (2, [3])), set(), pytest.param({1, "a", (2,)}, id="a set"), [[]], {},
     np.float64(math.nan), np.uint32(2**32 - 1), np.array(2**63, dtype="u8"), np.bool_(False), np.array([1 + 2j], dtype="c8"),
 ], ids=repr)  # fmt: skip
 def test_awkward_values_too(value: Any) -> None:
@@ -136,7 +137,7 @@ CANNOT: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", CANNOT, ids=lambda value: f"{type(value).__name__} {value!r}"[:40])
+@pytest.mark.parametrize("value", CANNOT, ids=shown)
 def test_what_cannot_be_stored_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"hooks\.mine\.deep\[1\]"):
         pack({"mine": {"deep": [0, value]}}, TensorStore(), "hooks")

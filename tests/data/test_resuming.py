@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data.resumed import Samples, Seen, check, run
+from tiny import shown
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
 
 from hookline.data.loaders import make_loaders
@@ -34,7 +35,7 @@ def loader(workers: int = 0, noise: str = "", **options: Any) -> DataLoader[Any]
     {"shuffle": None, "sampler": WeightedRandomSampler([0.1, 0.9] * 6, 12)},
     {"shuffle": None, "sampler": range(11, -1, -1)},
     {"shuffle": None, "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(range(12), replacement=True), 3, False)},
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_without_workers_augmentation_and_dropout_share_the_users_streams(options: Any, accumulate: int, tmp_path: Path) -> None:
     check(lambda: loader(noise=ALL, **options), tmp_path, (1, 2, 4, 5), accumulate_grad_batches=accumulate)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from data.resumed import Dropping, Samples
-from tiny import Net, quiet
+from tiny import Net, quiet, shown
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -105,7 +105,7 @@ ORDERS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", ORDERS, ids=str)
+@pytest.mark.parametrize("settings", ORDERS, ids=shown)
 @pytest.mark.parametrize("epoch_length", ["sum", "max", "min", 11])
 @pytest.mark.parametrize("when_exhausted", [None, "cycle", "end"])
 def test_training_visits_what_the_schedule_says_and_equals_the_loop_by_hand(
@@ -160,7 +160,7 @@ def endless(first: int) -> Any:
 @pytest.mark.parametrize("settings", [
     {"order": "round_robin"}, {"order": "random"}, {"order": "weighted", "weights": {"web": 1, "code": 1}}, {"order": "sequential"},
     {"order": "alternating", "pattern": ["web", "code"]},
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 def test_endless_loaders_train_for_a_fixed_number_of_batches(settings: dict[str, Any]) -> None:
     seen = Seen()
     data = {"code": marked(0, 2), "web": endless(100)}
@@ -221,7 +221,7 @@ class NoLength:
     ({"web": NoLength(), "code": marked(0, 2)}, None, "'web' has no length; give a number of batches"),
     ({1: marked(0, 2), "1": marked(0, 2)}, None, "Two train loaders have the same name"),
     ({}, None, "fit needs a training loader"),
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 def test_what_cannot_work_is_refused_with_names_before_the_first_batch(data: Any, mixture: Any, text: str) -> None:
     seen = Seen()
     with pytest.raises(OptionError, match=text):
@@ -485,7 +485,7 @@ def test_a_loader_that_was_added_has_its_number_metrics_and_no_loss_weight() -> 
     Mixture(window=4), Mixture("alternating", pattern=["web", "code"], window=4, epoch_length=12),
     Mixture("weighted", {"web": 1, "code": 1}, window=4, epoch_length=12),
     Mixture(window=4, loss_weights={"code": 2, "web": 3}, optimizers={"code": 0}),
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 def test_a_loader_can_be_taken_out_and_come_back(mixture: Mixture) -> None:
     seen, data = Seen(), two(10, 6)
     weight = 1.0 if mixture.weights else None
@@ -575,7 +575,7 @@ THREE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", THREE, ids=str)
+@pytest.mark.parametrize("settings", THREE, ids=shown)
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_resumed_run_sees_the_same_batches_of_the_same_loaders(settings: Any, accumulate: int, tmp_path: Path) -> None:
     check_resume(shuffled, tmp_path, (1, 2, 5, 6, 11, 12, 13, 17), Mixture(**settings), accumulate_grad_batches=accumulate)
@@ -588,7 +588,7 @@ def test_a_loader_with_workers_can_be_cut_in_its_second_pass(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("settings", [
     {}, {"order": "sequential", "epoch_length": 14}, {"order": "weighted", "weights": {"web": 1, "code": 4}, "epoch_length": 9},
-], ids=str)  # fmt: skip
+], ids=shown)  # fmt: skip
 def test_generators_of_the_loaders_own_are_taken_up(settings: Any, tmp_path: Path) -> None:
     def make() -> dict[str, Any]:
         return {name: DataLoader(Samples(n), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
@@ -597,7 +597,7 @@ def test_generators_of_the_loaders_own_are_taken_up(settings: Any, tmp_path: Pat
     check_resume(make, tmp_path, (3, 6, 8, 9, 10, 14, 17), Mixture(**settings))
 
 
-@pytest.mark.parametrize("settings", [{"order": "round_robin"}, {"order": "random"}, {"order": "sequential"}], ids=str)
+@pytest.mark.parametrize("settings", [{"order": "round_robin"}, {"order": "random"}, {"order": "sequential"}], ids=shown)
 def test_streams_of_unknown_length_are_resumed_too(settings: Any, tmp_path: Path) -> None:
     class Stream:
         def __init__(self, first: int, n: int) -> None:
