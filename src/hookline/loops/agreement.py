@@ -152,7 +152,7 @@ class Agreement:
         """
         run, hooks = self.run, self.run.state.hooks
         self._told = run.plan.asked_at
-        steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_all_listeners(hooks))
+        steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_switched_off(hooks))
                     if each.event.name == event and can_answer(each.function)}  # fmt: skip
         return [{event: sorted(facts) for event, facts in self._told.items()}, sorted(steering)]
 
@@ -206,8 +206,9 @@ def told_to_stop(run: Run) -> bool:
     return run.state.should_stop if run.agreement is None else run.agreement.stop
 
 
-def _all_listeners(hooks: Any) -> list[Listener]:
-    return [listener for entry in hooks.entries() for listener in entry.listeners]
+def _switched_off(hooks: Any) -> list[Listener]:
+    """Of hooks that may be switched on again."""
+    return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]
 
 
 def _where(place: int) -> str:

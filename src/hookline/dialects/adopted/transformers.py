@@ -86,7 +86,8 @@ class TransformersCallback(AdoptedCallback):
         def listener(event: str, *calls: Caller) -> Listener:
             return Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
 
-        self._asleep = [listener("on_train_batch_start", self._end_epoch), listener("on_step_end", self._settle)]
+        ends = Listener("H", name, self, table["on_train_batch_start"], self._end_epoch, Binding(self._end_epoch, ()), [])
+        self._asleep = [ends, listener("on_step_end", self._settle)]
         return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
 
     def _origin(self, event: str) -> Callable[..., Any]:
@@ -178,7 +179,10 @@ class TransformersCallback(AdoptedCallback):
         self.state.epoch = s.batches_seen / self._batches if self._batches else float(s.epochs_seen)
 
     def _end_epoch(self, s: Any) -> Any:
-        return END_EPOCH if self._ends_epoch else None
+        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this was woken."""
+        run = getattr(s.trainer, "_run", None)
+        waited_for = run is None or run.agreement is None or run.steers_batches
+        return END_EPOCH if self._ends_epoch and waited_for else None
 
     def _settle(self, s: Any) -> None:
         """What the callback has asked for since the last time."""
