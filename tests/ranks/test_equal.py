@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.equal_cases import MODELS, OPTIONS, STRATEGIES
-from ranks.torchrun import torchrun
+from ranks.torchrun import cases
 
 CLOSE = 1e-5
+Found = dict[str, list[Any]]
 CASES = [", ".join(each) for each in itertools.product(STRATEGIES, MODELS, OPTIONS)]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
-    """What each case found on each rank, from one launch."""
-    folder: Path = tmp_path_factory.mktemp("equal")
-    outcome = torchrun("from ranks.equal_cases import main\nmain()\n", folder, deadline=240)
-    assert outcome.code == 0, outcome.output
-    return {(name, rank): value for name, rank, value in map(json.loads, outcome.lines("CASE "))}
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each case found, by rank, from one launch."""
+    return cases("ranks.equal_cases", tmp_path_factory.mktemp("job"), 240)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_weights_norms_and_metrics_are_those_of_one_process(found: dict[tuple[str, int], Any], case: str, rank: int) -> None:
-    result = found[case, rank]
+def test_weights_norms_and_metrics_are_those_of_one_process(found: Found, case: str, rank: int) -> None:
+    result = found[case][rank]
     assert result["steps"][0] == result["steps"][1] > 0
     assert result["weights"] < CLOSE
     assert result["norms"] < CLOSE
@@ -36,11 +32,11 @@ def test_weights_norms_and_metrics_are_those_of_one_process(found: dict[tuple[st
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_gradient_facts_of_every_layer_are_those_of_one_process(found: dict[tuple[str, int], Any], strategy: str, rank: int) -> None:
-    result = found[f"facts, {strategy}", rank]
+def test_gradient_facts_of_every_layer_are_those_of_one_process(found: Found, strategy: str, rank: int) -> None:
+    result = found[f"facts, {strategy}"][rank]
     assert set(result) == {"total", "norms", "ratios", "percentiles", "samples"}
     assert max(result.values()) < CLOSE
 
 
-def test_a_hook_on_rank_zero_may_ask_for_a_norm_that_takes_all_ranks(found: dict[tuple[str, int], Any]) -> None:
-    assert [found["asked on zero", rank] for rank in (0, 1)] == [6, 0]
+def test_a_hook_on_rank_zero_may_ask_for_a_norm_that_takes_all_ranks(found: Found) -> None:
+    assert found["asked on zero"] == [6, 0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.hook_cases import STRATEGIES
-from ranks.torchrun import torchrun
+from ranks.torchrun import cases
 
 Found = dict[str, list[Any]]
 both = pytest.mark.parametrize("name", STRATEGIES)
@@ -18,14 +16,7 @@ both = pytest.mark.parametrize("name", STRATEGIES)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each case found, by rank, from one launch."""
-    folder: Path = tmp_path_factory.mktemp("hooks")
-    outcome = torchrun("from ranks.hook_cases import main\nmain()\n", folder, deadline=180)
-    assert outcome.code == 0, outcome.output
-    results: Found = {}
-    for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):
-        results.setdefault(name, []).append(value)
-        assert len(results[name]) == rank + 1, name
-    return results
+    return cases("ranks.hook_cases", tmp_path_factory.mktemp("job"), 180)
 
 
 def same(cases: list[Any], step: int = 8) -> list[list[Any]]:

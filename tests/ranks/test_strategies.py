@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.strategy_cases import MAKERS, VARIANTS
-from ranks.torchrun import torchrun
+from ranks.torchrun import cases
 
 CLOSE = 1e-5
 Found = dict[str, list[Any]]
@@ -17,14 +15,7 @@ Found = dict[str, list[Any]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each case found, by rank, from one launch."""
-    folder: Path = tmp_path_factory.mktemp("strategies")
-    outcome = torchrun("from ranks.strategy_cases import main\nmain()\n", folder, deadline=300)
-    assert outcome.code == 0, outcome.output
-    results: Found = {}
-    for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):
-        results.setdefault(name, []).append(value)
-        assert len(results[name]) == rank + 1, name
-    return results
+    return cases("ranks.strategy_cases", tmp_path_factory.mktemp("job"), 300)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -62,6 +64,17 @@ def torchrun(
             output, _ = job.communicate()
             raise AssertionError(f"the job hung: it was not over after {deadline} s. Its output:\n{_all(output, said)}") from None
     return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
+
+
+def cases(module: str, folder: Path, deadline: float) -> dict[str, list[Any]]:
+    """Run this module's `main` on two ranks: what each case found (`worlds.report`), rank zero's first."""
+    outcome = torchrun(f"from {module} import main\nmain()\n", folder, deadline=deadline)
+    assert outcome.code == 0, outcome.output
+    results: dict[str, list[Any]] = {}
+    for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):
+        results.setdefault(name, []).append(value)
+        assert len(results[name]) == rank + 1, name
+    return results
 
 
 def _all(output: str, said: Path) -> str:

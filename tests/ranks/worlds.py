@@ -137,4 +137,4 @@ def report(name: str, case: Callable[[], Any]) -> None:
     except Exception as error:
         traceback.print_exc()
         found = {"error": type(error).__name__, "text": str(error), "notes": " ".join(getattr(error, "__notes__", []))}
-    os.write(1, f"CASE {json.dumps([name, RANK, found])}\n".encode())  # at once, or lines of two ranks would mix
+    print("CASE", json.dumps([name, RANK, found]), flush=True)
