@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from typing import Any
 from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what it puts in the background; Ctrl-C is tested, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 run_python = PythonEvaluator()
 
