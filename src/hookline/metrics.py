@@ -301,6 +301,11 @@ class MetricLog:
         self.newest.raw().update(done)
         return done
 
+    def is_of_training(self, name: str) -> bool:
+        """Whether the end of the training epoch gives this metric, and no evaluation does."""
+        by_training = name in self._sums("train") or ("train", name) in self._objects
+        return by_training and name not in self._sums("eval")
+
     def _sums(self, mode: str) -> dict[str, Accumulator]:
         sums = {"train/loss": self.train_loss, **self._means} if mode == "train" else {}
         sums |= {key.epoch_name: key.epoch for key in self._keys[mode].values() if key.epoch is not None}

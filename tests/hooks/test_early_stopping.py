@@ -111,6 +111,35 @@ def test_a_missing_metric_is_an_error_or_a_warning(caplog: pytest.LogCaptureFixt
     assert "never looked at 'accuracy'" in caplog.text
 
 
+class Worsens(Net):
+    """Its training metric is the epoch's number; the validation has one of another name, or of the same."""
+
+    def __init__(self, name: str = "error", also: str = "val/error") -> None:
+        super().__init__()
+        self.metric, self.also = name, also
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log(self.metric, float(self.trainer.current_epoch), on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log(self.also, -float(self.trainer.current_epoch))
+
+
+@pytest.mark.parametrize(("monitor", "checks"), [("train/loss", 4), ("error", 3)])  # the loss falls, the error does not
+def test_a_metric_of_training_is_checked_when_its_epoch_is_over_however_often_there_is_a_validation(monitor: str, checks: int) -> None:
+    hook = EarlyStopping(monitor, patience=2)
+    trainer = quiet(max_epochs=4, val_check_interval=1, hooks=[hook])
+    trainer.fit(Worsens(), batches(2), batches(1))
+    assert hook.checks == trainer.state.epochs_seen == checks
+
+
+def test_one_that_both_have_is_checked_after_validations() -> None:
+    hook = EarlyStopping("error", patience=2)
+    quiet(max_epochs=4, val_check_interval=1, hooks=[hook]).fit(Worsens(also="error"), batches(2), batches(1))
+    assert (hook.checks, hook.best_score) == (8, -3.0)
+
+
 def test_checks_after_validation_need_a_validation() -> None:
     trainer = quiet(max_epochs=3, hooks=[EarlyStopping("train/loss", check_on_train_epoch_end=False)])
     with pytest.raises(OptionError, match="this run has none"):

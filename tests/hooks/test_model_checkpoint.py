@@ -255,6 +255,16 @@ def test_the_sanity_check_saves_nothing_and_finds_a_misspelt_metric() -> None:
     assert names() == []
 
 
+@pytest.mark.parametrize("when", [{}, {"every_n_train_steps": 1}, {"every_n_epochs": 1}])
+def test_a_metric_of_training_is_judged_when_its_epoch_is_over_however_often_there_is_a_validation(when: dict[str, int]) -> None:
+    record = Reasons()
+    hook = ModelCheckpoint("train/loss", filename="s{step}", auto_insert_metric_name=False, save_top_k=-1, **when)
+    trainer = quiet(max_epochs=2, run_dir="run", val_check_interval=1, hooks=[hook, record])
+    trainer.fit(Net(), batches(2), batches(1))
+    assert record.saved == [("s2", "best", 2), ("s4", "best", 4)]
+    assert hook.current_score == trainer.metrics["train/loss"] == hook.best_k_models["run/checkpoints/s4"]
+
+
 def test_a_missing_metric_is_an_error() -> None:
     with pytest.raises(OptionError, match="ModelCheckpoint monitors 'accuracy', which was not logged"):
         keep(1.0, monitor="accuracy")

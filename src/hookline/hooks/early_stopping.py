@@ -41,7 +41,8 @@ class EarlyStopping(Hook):
 
         monitor: the metric's name. mode: 'min' or 'max', what is better. patience: checks without improvement.
         min_delta: an improvement must be greater than this.
-        check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if there are any.
+        check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if there are any,
+        but where the metric is known: that of a training epoch ('train/loss') at its end.
         strict: a metric that is missing is an error, else a warning. verbose: print what is found at each check.
         stopping_threshold: stop as soon as the metric is better than this.
         divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or infinite.
@@ -77,15 +78,14 @@ class EarlyStopping(Hook):
         if state.stage != "fit":
             return
         self._validated = True
-        if self.check_on_train_epoch_end:
-            return
         if state.sanity_checking:
-            self.watch.look_ahead(metrics)
-        else:
+            if not self.check_on_train_epoch_end:
+                self.watch.look_ahead(metrics)
+        elif not self._at_epoch_end(state):
             self._check(state, metrics)
 
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
-        if self.check_on_train_epoch_end:
+        if self._at_epoch_end(state):
             self._check(state, metrics)
         elif no_validation_in(state, self._validated):
             if self.check_on_train_epoch_end is None:
@@ -93,6 +93,10 @@ class EarlyStopping(Hook):
             elif self.watch.strict:
                 raise OptionError("EarlyStopping checks after validations, but this run has none: pass a validation loader, "
                                   "or check_on_train_epoch_end=True.")  # fmt: skip
+
+    def _at_epoch_end(self, state: Any) -> bool:
+        chosen = self.check_on_train_epoch_end
+        return bool(state.log.is_of_training(self.watch.monitor) if chosen is None else chosen)
 
     def on_train_end(self) -> None:
         if not self.checks:

@@ -51,7 +51,8 @@ class ModelCheckpoint(Hook):
         filename: a template with {epoch}, {step} and metrics, such as 'epoch_{epoch}_loss_{val/loss:.2f}'.
         auto_insert_metric_name: put 'name=' before each value in it.
         every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them, else every epoch.
-        save_on_train_epoch_end: True: look at epoch ends; False: after validations; None: after validations if there are any.
+        save_on_train_epoch_end: True: look at epoch ends; False: after validations; None: after validations if there are any,
+        but where the metric is known: that of a training epoch ('train/loss') at its end.
         save_on_exception: also save when the run fails.
         dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as 's3://bucket/folder'.
         strict: a metric that is missing is an error, else a warning.
@@ -138,11 +139,13 @@ class ModelCheckpoint(Hook):
             return
         if self.monitor is not None:
             self._validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
+        if self._is_of_training(state):
+            return
         if self._waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
             self._look(state, metrics)
 
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
-        alone = no_validation_in(state, self._validated)
+        alone = self._is_of_training(state) or no_validation_in(state, self._validated)
         if self._waiting:
             due = alone or self._is_fresh(metrics)
         elif self.save_on_train_epoch_end is None and not self._validated and state.epochs_seen == state.epoch:
@@ -171,6 +174,9 @@ class ModelCheckpoint(Hook):
         self._asked_last = ""
         if state.stage == "fit" and state.step:
             state.trainer.save_checkpoint(self._place(state, f"exception-step={state.step}"), "exception")
+
+    def _is_of_training(self, state: Any) -> bool:
+        return self.monitor is not None and self.save_on_train_epoch_end is not False and state.log.is_of_training(self.monitor)
 
     def _is_fresh(self, metrics: Any) -> bool:
         """Whether the metric was logged anew since the last look; the same old number says nothing about these weights."""
