@@ -273,6 +273,14 @@ def test_a_row_of_many_tensors_costs_one_read() -> None:
     assert len([each for each in counter.reads if each != "item"]) == 4
 
 
+@pytest.mark.parametrize("others", [0, 9])
+def test_no_digit_is_lost_however_many_tensors_are_read_together(others: int) -> None:
+    tokens, share = torch.tensor(2**24 + 1), torch.tensor(0.1, dtype=torch.float64)
+    metrics = Metrics({"tokens": tokens, "share": share, **{f"m{index}": torch.tensor(1.0) for index in range(others)}})
+    assert (metrics["tokens"], metrics["share"]) == (2**24 + 1, 0.1)
+    assert all(type(value) is float for value in metrics.read().values())
+
+
 def test_logged_tensors_stay_unread_until_a_row_is_due() -> None:
     class OnMeta(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -595,3 +603,35 @@ def test_rows_are_heard_even_without_a_logger() -> None:
     trainer.on("train_metrics")(lambda metrics: heard.append(sorted(metrics)))
     trainer.fit(Logs(), batches(1))
     assert heard == [["lr", "train/loss", "x"], ["train/loss"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [("text", "'text'"), (torch.ones(3), r"Tensor \(3,\)"), (None, "None"), ([1, 2], "list")],
+    ids=["text", "vector", "nothing", "list"],
+)  # fmt: skip
+def test_a_metric_that_is_no_number_is_named_with_the_hook_that_put_it_there(value: Any, said: str) -> None:
+    class Puts(Hook):
+        def on_train_metrics(self, metrics: Any) -> None:
+            metrics["x"] = value
+
+    with pytest.raises(HooklineError, match=rf"The metric 'x' is {said}.*must be a number") as caught:
+        quiet(hooks=[Puts()], logger=Logger(), log_every_n_steps=1).fit(Net(), batches(1))
+    assert "raised by hook 'puts' in on_train_metrics" in caught.value.__notes__[0]
+
+
+def test_of_several_hooks_that_edit_metrics_all_are_named() -> None:
+    trainer = quiet(logger=Logger(), log_every_n_steps=1)
+    trainer.on("train_metrics", name="first")(lambda metrics: metrics.update(y=1))
+    trainer.on("train_metrics", name="second")(lambda metrics: metrics.update(x="text"))
+    with pytest.raises(HooklineError, match="The metric 'x'") as caught:
+        trainer.fit(Net(), batches(1))
+    assert "by one of hook 'first', hook 'second'" in caught.value.__notes__[0]
+
+
+def test_a_replaced_loss_is_what_loss_and_train_loss_show() -> None:
+    seen: list[float] = []
+    trainer = quiet(hooks=[])
+    trainer.on("before_backward")(lambda loss: loss * 0 + 3.0)
+    trainer.on("train_batch_end")(lambda loss, metrics, outputs: seen.extend([loss, metrics["loss"], float(outputs)]))
+    metrics = trainer.fit(Net(), batches(1))
+    assert seen[:2] == [3.0, 3.0] and metrics["train/loss"] == 3.0 and seen[2] != 3.0

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from hookline.accumulator import REDUCTIONS, Accumulator, Part
-from hookline.errors import HooklineError, closest
+from hookline.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
 """Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`)."""
+FEW = 4
+"""Tensors on the CPU that are read faster one by one than together."""
 Pool = Callable[[dict[str, Part]], dict[str, Any]]
 """From what this rank has to the values of all ranks, by the same names; names that only others have are in them too."""
 
@@ -31,16 +33,7 @@ class Metrics(MutableMapping[str, float]):
 
     def read(self) -> dict[str, float]:
         """All values as floats, with one read per device."""
-        waiting = [(key, value) for key, value in self._values.items() if type(value) is not float]
-        tensors = [(key, value) for key, value in waiting if isinstance(value, Tensor)]
-        devices = {value.device for _, value in tensors}
-        few_on_cpu = len(tensors) <= 4 and all(device.type == "cpu" for device in devices)  # then one by one is cheaper
-        if len(tensors) > 1 and len(devices) == 1 and not few_on_cpu:
-            stacked = torch.stack([value.reshape(()).float() for _, value in tensors])
-            self._values.update(zip([key for key, _ in tensors], stacked.tolist(), strict=True))
-        for key, value in self._values.items():
-            if type(value) is not float:
-                self._values[key] = float(value)
+        self._values.update(read_together({key: value for key, value in self._values.items() if type(value) is not float}))
         return self._values
 
     def __getitem__(self, key: str) -> float:
@@ -75,6 +68,48 @@ class Metrics(MutableMapping[str, float]):
         return repr(self.read())
 
 
+def read_together(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers and tensors of one element as floats, with one read per device."""
+    read: dict[str, float] = {}
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            by_device.setdefault(value.device, {})[name] = value
+        else:
+            try:
+                read[name] = float(value)
+            except (TypeError, ValueError):
+                raise NotANumber(name, value) from None
+    try:
+        for device, tensors in by_device.items():
+            if device.type == "cpu" and len(tensors) <= FEW:
+                read |= {name: float(value) for name, value in tensors.items()}
+            else:
+                dtype = torch.float32 if device.type == "mps" else torch.float64
+                stacked = torch.stack([value.reshape(()).to(dtype) for value in tensors.values()])
+                read |= zip(tensors, stacked.tolist(), strict=True)
+    except (RuntimeError, ValueError):
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise NotANumber(name, value) from None
+        raise
+    return read
+
+
+class NotANumber(HooklineError, ValueError):
+    """A metric that somebody has put among the others and that is no number."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(f"The metric {name!r} is {described(value)}, and a metric must be a number or a tensor of one element.")
+        self.name = name
+
+
+def with_ending(name: str, ending: str) -> str:
+    """`loss` -> `loss_step`; a loader's number, which Lightning puts into names, stays last: `loss_step/dataloader_idx_0`."""
+    plain, of_loader, number = name.partition("/dataloader_idx_")
+    return plain + ending + of_loader + number
+
+
 class MissingMetric(HooklineError, KeyError):
     """A metric was asked for that nobody logged."""
 
@@ -91,8 +126,8 @@ class _Key:
         self.on_step = on_step
         self.prog_bar = prog_bar
         self.epoch = Accumulator(reduce) if on_epoch else None
-        self.step_name = f"{name}_step" if on_epoch and on_step else name
-        self.epoch_name = f"{name}_epoch" if on_epoch and on_step else name
+        self.step_name = with_ending(name, "_step") if on_epoch and on_step else name
+        self.epoch_name = with_ending(name, "_epoch") if on_epoch and on_step else name
 
 
 class MetricLog:

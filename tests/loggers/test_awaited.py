@@ -64,6 +64,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
 
 
+@pytest.mark.parametrize("values", [
+    torch.zeros(1000), [torch.zeros(500), np.zeros(250, dtype=np.float64)], torch.ones(1000).to_sparse(),
+], ids=["tensor", "several", "sparse"])  # fmt: skip
+def test_tensors_that_wait_are_bounded_by_their_bytes(
+    values: Any, hung: Callable[[str], Rows], impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGEST", 13_000)
+    rows = hung("log_metrics")
+    logger = Awaited(rows, timeout=0.1)
+    logger.log_metrics({}, 1, 0)
+    for step in range(10):
+        logger.add_histogram("w", values, step)  # 4001 bytes each, with the tag
+    assert logger.dropped == 7
+    rows.gate.set()
+    logger.timeout = 20
+    logger.close()
+
+
 # ---- quick: nobody can tell ----------------------------------------------------------------------------------------
 
 
@@ -89,6 +107,38 @@ def test_one_thread_opens_writes_and_closes() -> None:
     quiet(logger=Looks()).fit(Net(), batches(1))
     assert len(threads) == 3 and len(set(threads)) == 1
     assert threads[0] is not threading.main_thread() and not threads[0].is_alive()
+
+
+class Told(Logger):
+    """Keeps what its rows are over, and what happened."""
+
+    tells_rows_apart = True
+
+    def __init__(self, queued: bool | None) -> None:
+        self.queued = queued
+        self.over: list[str] = []
+        self.happened: list[tuple[str, Any]] = []
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "") -> None:
+        self.over.append(over)
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        self.happened.append((kind, data))
+
+
+@pytest.mark.parametrize("queued", [None, True, False])
+def test_a_logger_of_ones_own_hears_what_a_row_is_over_and_what_happens(queued: bool | None) -> None:
+    told = Told(queued)
+    quiet(logger=told, log_every_n_steps=1).fit(Net(), batches(2), batches(1))
+    assert told.over == ["step", "step", "evaluation", "epoch"]
+    kind, data = told.happened[-1]
+    assert (kind, data["step"], data["status"]) == ("end", 2, "completed")
+
+
+def test_a_logger_that_cannot_tell_rows_apart_is_not_asked_to() -> None:
+    rows = Rows()
+    quiet(logger=Queued(rows), log_every_n_steps=1).fit(Net(), batches(2))
+    assert rows.steps == [1, 2, 2]
 
 
 def test_values_come_as_they_were_logged_and_stay_that_way() -> None:

@@ -19,6 +19,7 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("add_histogram", ("a", torch.zeros(3), 1)), ("add_text", ("a", "text", 1)),
     ("add_image", ("a", torch.zeros(1, 2, 2), 1)), ("add_figure", ("a", object(), 1)), ("close", ()), ("open", (Path,)),
     ("position", ()), ("resume", (None, 1, 0, "checkpoint")), ("log_event", ("skip", {"reason": "hook"})),
+    ("begin_afresh", ()),
 ]  # fmt: skip
 
 
@@ -285,3 +286,28 @@ def test_a_direct_logger_that_holds_up_the_training_is_named_once(
     loggers.log_metrics({}, 1, 0)
     loggers.log_metrics({}, 2, 0)
     assert caplog.text.count("Slow took 0.0 s in log_metrics and holds up the training") == 1
+
+
+class AsInLightning(Logger):
+    def log_metrics(self, metrics: Any, step: int) -> None:  # type: ignore[override]
+        ...
+
+
+class Misspelt(Logger):
+    def log_metric(self, metrics: Any, step: int, epoch: int) -> None: ...
+
+
+class Own(Logger):
+    def log_metrics(self, *given: Any, **named: Any) -> None: ...
+
+    def log_metric(self, name: str) -> None: ...
+
+    def log_tables(self) -> None: ...
+
+
+def test_a_logger_whose_rows_would_be_lost_is_refused_at_once() -> None:
+    with pytest.raises(OptionError, match=r"AsInLightning.log_metrics\(metrics.*step.*\) .*is called with metrics, step, epoch"):
+        make_loggers(AsInLightning(), JSONLines)
+    with pytest.raises(OptionError, match="Misspelt.log_metric is never called by a run. Did you mean 'log_metrics'?"):
+        make_loggers(Misspelt(), JSONLines)
+    assert make_loggers(Own(), JSONLines).members

@@ -17,9 +17,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loggers.everything import figure
 from tiny import Net, batches, quiet
 
 from hookline import Hook, JSONLines
+from hookline.loggers import BadValue
 from hookline.loggers.jsonl import jsonable, png
 
 
@@ -207,31 +209,76 @@ def read_png(data: bytes) -> tuple[int, int, bytes]:
     (torch.tensor([[[0, 7]]], dtype=torch.uint8), b"\0\x00\x07"),
     (torch.ones(3, 1, 2), b"\0" + b"\xff" * 6),
     (np.zeros((4, 1, 1)), b"\0" + b"\x00" * 4),
+    (torch.tensor([[True, False]]), b"\0\xff\x00"),
+    (torch.tensor([[300, -5]]), b"\0\xff\x00"),
 ])  # fmt: skip
 def test_images_are_true_png_files(image: Any, pixels: bytes) -> None:
-    width, height, raw = read_png(png(image))
+    width, height, raw = read_png(png("x", image))
     assert raw == pixels
     assert (height, width) == tuple(torch.as_tensor(image).shape[-2:])
 
 
 def test_what_is_no_image_is_refused_with_its_shape() -> None:
-    with pytest.raises(ValueError, match=r"not \(2, 4, 4\)"):
-        png(torch.zeros(2, 4, 4))
+    with pytest.raises(BadValue, match=r"'x' takes an image of shape .* not a Tensor of shape \(2, 4, 4\)"):
+        png("x", torch.zeros(2, 4, 4))
+
+
+MISTAKES: dict[str, Any] = {
+    "two numbers": lambda logger, step: logger.add_scalar("x", torch.ones(2), step),
+    "text": lambda logger, step: logger.add_scalar("x", "high", step),
+    "no numbers": lambda logger, step: logger.add_histogram("x", ["a"], step),
+    "no pixels": lambda logger, step: logger.add_image("x", torch.zeros(2, 2, device="meta"), step),
+    "no figure": lambda logger, step: logger.add_figure("x", torch.zeros(2, 2), step),
+    "a figure that cannot be drawn": lambda logger, step: logger.add_figure("x", torn(), step),
+}
+
+
+def torn() -> Any:
+    drawn = figure()
+    drawn.suptitle(r"$\no_such_symbol{$")
+    return drawn
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_value_is_the_callers_mistake_and_the_log_goes_on(mistake: str) -> None:
+    class Errs(Hook):
+        def on_step_end(self, logger: Any, step: int) -> None:
+            if step == 2:
+                with pytest.raises(BadValue, match="'x'"):
+                    MISTAKES[mistake](logger, step)
+
+    quiet(logger=True, run_dir="run", log_every_n_steps=1, hooks=[Errs()]).fit(Net(), batches(4))
+    assert [each["step"] for each in rows(Path("run/log.jsonl"))] == [1, 2, 3, 4, 4]
+    assert not Path("run/media").exists()
+
+
+@pytest.mark.parametrize(("values", "counted", "bins"), [
+    (np.arange(60.0)[::-1], 60, 30),
+    (torch.tensor([1.0, 1.0 + 2**-23]), 2, 30),
+    (np.array([-3e38, 3e38], dtype=np.float32), 2, 30),
+    (np.array([1.0, np.nextafter(1.0, 2.0)]), 2, 1),
+    (np.array([-1.7e308, 1.7e308]), 2, 1),
+    (torch.tensor([math.nan, 2.0]), 1, 30),
+    (torch.zeros(0), 0, 0),
+], ids=["reversed", "nearly equal", "far apart", "as near as can be", "as far as can be", "nan", "nothing"])  # fmt: skip
+def test_any_numbers_make_a_histogram(values: Any, counted: int, bins: int, tmp_path: Path) -> None:
+    logger = open_logger(tmp_path)
+    logger.add_histogram("w", values, 1)
+    logger.close()
+    (record,) = records(tmp_path / "log.jsonl")
+    assert (sum(record["counts"]), len(record["counts"])) == (counted, bins)
+    assert len(record["edges"]) == (bins + 1 if bins else 0) and record["nonfinite"] == len(values) - counted
 
 
 def test_images_and_figures_become_files_inside_the_run_directory(tmp_path: Path) -> None:
-    class Figure:
-        def savefig(self, path: Path) -> None:
-            Path(path).write_bytes(b"figure")
-
     logger = open_logger(tmp_path)
     logger.add_image("val/sample 1", torch.zeros(1, 2, 2), 3)
-    logger.add_figure("confusion", Figure(), 4)
+    logger.add_figure("confusion", figure(), 4)
     logger.close()
-    image, figure = records(tmp_path / "log.jsonl")
+    image, drawing = records(tmp_path / "log.jsonl")
     read_png((tmp_path / image["path"]).read_bytes())
-    assert (tmp_path / figure["path"]).read_bytes() == b"figure"
-    assert (image["step"], image["tag"], figure["tag"]) == (3, "val/sample 1", "confusion")
+    assert read_png((tmp_path / drawing["path"]).read_bytes())[:2] == (100, 100)
+    assert (image["step"], image["tag"], drawing["tag"]) == (3, "val/sample 1", "confusion")
 
 
 @pytest.mark.parametrize("tag", ["../../escape", "/absolute", "..", "a/../../b", "nul\0byte", "", "~", "ünï", "x" * 400])

@@ -268,18 +268,6 @@ def test_a_logger_without_a_position_is_not_asked(slow: Keeps) -> None:
     assert queued.position() is None
 
 
-def test_flush_says_whether_everything_is_written(slow: Keeps) -> None:
-    queued = Queued(slow, timeout=0.1)
-    assert queued.flush()
-    slow.gate.clear()
-    queued.add_scalar("a", 1.0)
-    assert not queued.flush()
-    slow.gate.set()
-    queued.timeout = 10
-    assert queued.flush() and methods(slow) == ["add_scalar"]
-    queued.close()
-
-
 def test_nothing_is_started_or_made_when_nothing_is_logged(slow: Keeps) -> None:
     queued = Queued(slow)
     queued.open(lambda: pytest.fail("nothing was written"))

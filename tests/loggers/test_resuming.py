@@ -135,6 +135,23 @@ def test_a_finished_run_that_is_started_again_keeps_its_log(whole: list[Any]) ->
     assert rows("mine") == whole and not resumes("mine")
 
 
+def test_a_run_that_begins_anew_in_a_directory_of_another_is_a_course_of_its_own(whole: list[Any]) -> None:
+    fit("mine", max_epochs=4)
+    trainer("mine", logger=True).validate(Net(), batches(1))  # has its rows beside those of the training
+    fit("mine", resume="auto")  # there is no checkpoint to go on from
+    assert rows("mine") == whole
+    (mark,) = resumes("mine")
+    assert mark["step"] == 0 and "checkpoint" not in mark
+    everything = list(read_log("mine/log.jsonl", superseded=True))
+    assert sum(each.get("superseded") is True for each in everything) == mark["superseded"]["records"] > len(whole)
+
+
+def test_a_first_run_and_a_validation_mark_nothing(whole: list[Any]) -> None:
+    assert resumes("whole") == []
+    trainer("whole", logger=True).validate(Net(), batches(1))
+    assert rows("whole")[:-1] == whole and resumes("whole") == []
+
+
 def test_loggers_that_came_or_went_meanwhile_are_not_mixed_up(whole: list[Any]) -> None:
     cut("mine", 9, Saves(3), logger=[JSONLines(), CSV(), CSV("second.csv")])
     extra = JSONLines("extra.jsonl")
@@ -189,6 +206,14 @@ def test_the_table_has_the_rows_of_a_run_that_was_never_cut() -> None:
     assert sorted(path.name for path in Path("mine").glob("*.csv")) == [
         "hparams.csv", "metrics.csv", "metrics.superseded-1.csv", "metrics.superseded-2.csv", "metrics.superseded-3.csv",
     ]  # fmt: skip
+
+
+def test_a_table_of_another_run_is_moved_aside() -> None:
+    fit("whole", logger=CSV())
+    fit("mine", logger=CSV(), max_epochs=1)
+    before = table("mine")
+    fit("mine", logger=CSV())
+    assert table("mine") == table("whole") and table("mine", "metrics.superseded-1.csv") == before
 
 
 def test_a_checkpoint_from_before_the_first_row_takes_all_rows_out() -> None:

@@ -144,3 +144,11 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(options))}="):
         TensorBoard(**options)
+
+
+def test_a_run_that_begins_anew_in_the_same_folder_shows_its_own_points_only() -> None:
+    for pause, epochs in ((0, 3), (1, 1)):
+        time.sleep(pause)  # TensorBoard tells which file is the later one by the second in its name
+        quiet(logger=TensorBoard(), run_dir="mine", log_every_n_steps=1, max_epochs=epochs).fit(Net(), batches(4))
+    points = read(Path("mine/tensorboard")).Scalars("train/loss")
+    assert sorted({each.step for each in points}) == [1, 2, 3, 4]

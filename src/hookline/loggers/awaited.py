@@ -61,8 +61,8 @@ class Awaited(Queued):
 
     # ---- what it is given: the same as if it were called directly, but its own ------------------------------------
 
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self._put("log_hyperparams", _own(params))
+    def _kept(self, data: Mapping[str, Any]) -> Any:
+        return _own(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         self._put("add_scalar", tag, _own(scalar_value), global_step)

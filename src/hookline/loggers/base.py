@@ -85,6 +85,9 @@ class Logger:
         None if there was no such logger then, or it could not say. This run may have logged something already.
         """
 
+    def begin_afresh(self) -> None:
+        """A new run is trained, perhaps where another has logged before: what is there is of another course of events."""
+
     def close(self) -> None:
         """The run is over: everything must be on disk."""
 
@@ -93,7 +96,7 @@ SLOW = 1.0
 """Seconds after which a logger that is called directly is said to hold up the training."""
 
 
-OF_THE_RUN = ("open", "position", "resume", "close")
+OF_THE_RUN = ("open", "position", "resume", "begin_afresh", "close")
 """What the run itself asks of a logger: no value of the user's is in it."""
 
 
@@ -198,6 +201,9 @@ class Loggers(Logger):
         for name, each in self._by_name():
             self._tell(each, "resume", (position or {}).get(name), step, epoch, path)
 
+    def begin_afresh(self) -> None:
+        self._tell_all("begin_afresh")
+
     def close(self) -> None:
         for each in self._failed:  # it may still hold a file or a connection
             with contextlib.suppress(Exception):
@@ -296,6 +302,18 @@ def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
     return shown, every.size - shown.size
 
 
+def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Counts and edges of bins over finite values; one bin for all of them, where no more fit in between."""
+    if not values.size:
+        return np.array([]), np.array([])
+    wide = values.astype(np.float64)  # in float32, no thirty bins fit between 1.0 and the number after it
+    try:
+        with np.errstate(all="ignore"):
+            return np.histogram(wide, bins=bins)
+    except ValueError:
+        return np.array([values.size]), np.array([wide.min(), wide.max()])
+
+
 def check_image(tag: str, image: Any) -> None:
     """Refuse what has not the shape of an image; reads nothing from a device."""
     shape = tuple(getattr(image, "shape", ()))
@@ -318,15 +336,23 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(data.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
-def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
-    """A figure drawn as an image of shape (4, height, width)."""
+def drawn(tag: str, figure: Any) -> bytes:
+    """A figure as a PNG file."""
     if not hasattr(figure, "savefig"):
         raise BadValue(f"{tag!r} takes a matplotlib figure, not {_kind(figure)}.")
+    file = io.BytesIO()
+    try:
+        figure.savefig(file, format="png")
+    except Exception as error:
+        raise BadValue(f"{tag!r}: the figure cannot be drawn: {error}") from error
+    return file.getvalue()
+
+
+def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
+    """A figure drawn as an image of shape (4, height, width)."""
     from PIL import Image  # comes with matplotlib
 
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return np.array(Image.open(file).convert("RGBA")).transpose(2, 0, 1)
+    return np.array(Image.open(io.BytesIO(drawn(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:

@@ -97,8 +97,19 @@ class CSV(Logger):
         if position is None or not position["rows"] < self._found <= len(before) - 1:
             return
         columns, rows, kept = before[0], before[1:], position["rows"]
-        if self._mark(columns, rows[kept - 1] if kept else []) != position["known_by"]:
-            return
+        if self._mark(columns, rows[kept - 1] if kept else []) == position["known_by"]:
+            self._move_aside(columns, rows, kept)
+
+    def begin_afresh(self) -> None:
+        """Move aside what another run has left here."""
+        if self._file is None:
+            self._look()
+        if self._found:
+            (columns, *rows), _ = _rows(self.path)
+            self._move_aside(columns, rows, 0)
+
+    def _move_aside(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
+        """All but the first rows, up to those of this run, into a table of their own."""
         numbered = (self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}") for n in itertools.count(1))
         _write_whole(next(each for each in numbered if not each.exists()), columns, rows[kept : self._found])
         self.close()

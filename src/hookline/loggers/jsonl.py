@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import struct
 import time
 import zlib
@@ -17,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from hookline.loggers.base import Logger
+from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -28,8 +27,8 @@ LOOKED_AT = 4096
 class JSONLines(Logger):
     """Writes `log.jsonl` in the run's directory. Images and figures become files beside it.
 
-    A run that goes on in the same directory goes on in the same file, after a `resume` record that tells what of it is
-    superseded; `hookline.loggers.read_log` leaves that out.
+    A run that goes on, or begins anew, in the same directory goes on in the same file, after a `resume` record that tells what
+    of it is superseded; `hookline.loggers.read_log` leaves that out.
     """
 
     queued = False
@@ -80,9 +79,19 @@ class JSONLines(Logger):
             self._file = self._opened()
         marked: dict[str, Any] = {}
         if position and position["bytes"] < self._found and _fingerprint(self.path, position["bytes"]) == position["sha256"]:
-            first, last = position["bytes"], self._found
-            marked = {"superseded": {"from": first, "to": last, "records": _count_lines(self.path, first, last)}}
+            marked = self._from(position["bytes"])
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
+
+    def begin_afresh(self) -> None:
+        """A resume from nothing: all that was there before this run is superseded."""
+        if self._file is None and self.path.exists():
+            self._file = self._opened()
+        if self._found:
+            self.write("resume", step=0, epoch=0, **self._from(0))
+
+    def _from(self, first: int) -> dict[str, Any]:
+        """That a log no longer holds from this byte on, up to where this run came in."""
+        return {"superseded": {"from": first, "to": self._found, "records": _count_lines(self.path, first, self._found)}}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "") -> None:
         if over:
@@ -97,34 +106,27 @@ class JSONLines(Logger):
         self.write("hyperparams", params=dict(params))
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self.write("metrics", step=global_step, metrics={tag: float(scalar_value)})
+        self.write("metrics", step=global_step, metrics={tag: number(tag, scalar_value)})
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        data = torch.as_tensor(values).detach().float().cpu().flatten().numpy()
-        finite = data[np.isfinite(data)]
-        counts, edges = np.histogram(finite, bins=30) if finite.size else (np.array([]), np.array([]))
-        self.write("histogram", step=global_step, tag=tag, counts=counts.tolist(), edges=edges.tolist(),
-                   nonfinite=int(data.size - finite.size))  # fmt: skip
+        shown, others = finite(tag, values)
+        counts, edges = histogram(shown, 30)
+        self.write("histogram", step=global_step, tag=tag, counts=counts.tolist(), edges=edges.tolist(), nonfinite=others)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         self.write("text", step=global_step, tag=tag, text=str(text_string))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        path = self._media(tag, global_step)
-        path.write_bytes(png(img_tensor))
-        self.write("image", step=global_step, tag=tag, path=path.relative_to(self.path.parent))
+        self._keep(tag, png(tag, img_tensor), global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        path = self._media(tag, global_step)
-        figure.savefig(path)
-        self.write("image", step=global_step, tag=tag, path=path.relative_to(self.path.parent))
+        self._keep(tag, drawn(tag, figure), global_step)
 
-    def _media(self, tag: str, step: int | None) -> Path:
-        folder = self.path.parent / "media"
-        folder.mkdir(parents=True, exist_ok=True)
-        readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]  # a tag cannot leave the folder
-        unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
-        return folder / f"{readable}-{unique}-{step}.png"
+    def _keep(self, tag: str, image: bytes, step: int | None) -> None:
+        path = self.path.parent / "media" / file_name(tag, step, "png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+        self.write("image", step=step, tag=tag, path=path.relative_to(self.path.parent))
 
     def close(self) -> None:
         if self._file is not None:
@@ -178,15 +180,9 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def png(image: Any) -> bytes:
+def png(tag: str, image: Any) -> bytes:
     """An image of shape (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as a PNG file."""
-    pixels = torch.as_tensor(image).detach().cpu()
-    pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels
-    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3, 4):
-        raise ValueError(f"an image has the shape (1, 3 or 4, height, width) or (height, width), not {tuple(pixels.shape)}")
-    if pixels.is_floating_point():
-        pixels = pixels.clamp(0, 1) * 255
-    rows = pixels.to(torch.uint8).permute(1, 2, 0).numpy()
+    rows = pixels(tag, image)
     height, width, channels = rows.shape
     raw = b"".join(b"\0" + row.tobytes() for row in rows)
 

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hookline.loggers.base import ClientLogger, file_name, finite, flat, pixels, printable
+from hookline.loggers.base import ClientLogger, file_name, finite, flat, histogram, printable
 from hookline.loggers.jsonl import png
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
@@ -104,7 +102,7 @@ class MLflow(ClientLogger):
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         shown, others = finite(tag, values)
-        counts, edges = np.histogram(shown, bins=30) if shown.size else (np.array([]), np.array([]))
+        counts, edges = histogram(shown, 30)
         step = self._step(global_step)
         record = {"tag": printable(tag), "step": step, "counts": counts.tolist(), "edges": edges.tolist(), "nonfinite": others}
         self.client.log_dict(self.run_id, record, f"histograms/{file_name(tag, step, 'json')}")
@@ -114,7 +112,7 @@ class MLflow(ClientLogger):
         self.client.log_text(self.run_id, printable(str(text_string)), f"text/{name}")
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        data, name = png(pixels(tag, img_tensor).transpose(2, 0, 1)), file_name(tag, self._step(global_step), "png")
+        data, name = png(tag, img_tensor), file_name(tag, self._step(global_step), "png")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             path.write_bytes(data)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hookline.errors import OptionError
-from hookline.loggers.base import Logger, check_image, number, numbers, picture, pixels
+from hookline.loggers.base import Logger, number, numbers, picture, pixels
 from hookline.loggers.jsonl import jsonable
+from hookline.options import check_whole
 
 log = logging.getLogger("hookline")
 
@@ -23,7 +25,7 @@ Record = tuple[str, tuple[Any, ...]]
 LARGEST = 256 * 2**20
 ASKED = ("client", "position")
 """What is asked of the logger in its own thread, and waited for."""
-NO_RECORDS = ("", "open", *ASKED, "resume", "close")
+NO_RECORDS = ("", "open", *ASKED, "resume", "begin_afresh", "close")
 """What also goes through the queue, but is nothing that could be lost."""
 PATIENCE = 1.0
 """Seconds that a run waits for such a logger, all slow calls together."""
@@ -34,19 +36,19 @@ QUICK = 0.01
 class Queued(Logger):
     """Hands every record to `logger` in a thread of its own.
 
-    `size` records wait at most (and 256 MiB of arrays); what comes while it is full is dropped and counted. Closing takes
-    at most `timeout` seconds, and what is not written by then is given up. A failure is reported once and switches the
-    logger off. Values are copied when they are handed over, so the training may change them right away.
+    `size` records wait at most (and 256 MiB of arrays, tensors and text); what comes while it is full is dropped and counted.
+    Closing takes at most `timeout` seconds, and what is not written by then is given up. A failure is reported once and
+    switches the logger off. Values are copied when they are handed over, so the training may change them right away.
     """
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
             raise OptionError(f"Queued(logger={logger!r}) takes one logger.")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise OptionError(f"size={size!r} must be a whole number from 1.")
+        check_whole("size", size, 1)
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
             raise OptionError(f"timeout={timeout!r} must be a number of seconds above 0.")
         self.logger, self.size, self.timeout = logger, size, timeout
+        self.tells_rows_apart = logger.tells_rows_apart
         self.dropped = 0
         """Records of this run that found the queue full."""
         self.off = False
@@ -108,11 +110,19 @@ class Queued(Logger):
         self._thread = threading.Thread(target=self._work, name=f"hookline-{self.label}", daemon=True)
         self._thread.start()
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        self._put("log_metrics", dict(metrics), step, epoch)
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, *over: str) -> None:
+        self._put("log_metrics", dict(metrics), step, epoch, *over)
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        if type(self.logger).log_event is not Logger.log_event:  # few have a place for it; to the others it is no record
+            self._put("log_event", kind, self._kept(data))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self._put("log_hyperparams", jsonable(params))
+        self._put("log_hyperparams", self._kept(params))
+
+    def _kept(self, data: Mapping[str, Any]) -> Any:
+        """What is handed over of data that may change."""
+        return jsonable(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         self._put("add_scalar", tag, number(tag, scalar_value), global_step)
@@ -124,7 +134,6 @@ class Queued(Logger):
         self._put("add_text", tag, str(text_string), global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        check_image(tag, img_tensor)
         self._put("add_image", tag, pixels(tag, img_tensor).transpose(2, 0, 1).copy(), global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
@@ -154,6 +163,9 @@ class Queued(Logger):
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
         self._put("resume", position, step, epoch, path, always=True)
 
+    def begin_afresh(self) -> None:
+        self._put("begin_afresh", always=True)
+
     def _ask(self, what: str) -> tuple[list[Any], threading.Event]:
         """Where the answer will be, and what tells that it is there."""
         answer: list[Any] = []
@@ -166,11 +178,6 @@ class Queued(Logger):
     def _spend(self, waited: float) -> None:
         if waited > QUICK:
             self._patience -= waited
-
-    def flush(self) -> bool:
-        """Wait until everything is written, at most `timeout` seconds; says whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._records and not self._busy, self.timeout)
 
     def close(self) -> None:
         thread = self._thread
@@ -235,5 +242,12 @@ class Queued(Logger):
         log.warning("%s failed in %s and is switched off for this run", self.label, method, exc_info=error)
 
 
-def _weight(given: tuple[Any, ...]) -> int:
-    return sum(each.nbytes if isinstance(each, np.ndarray) else len(each) if isinstance(each, str) else 0 for each in given)
+def _weight(given: Any) -> int:
+    """Bytes of arrays, tensors and text, in containers too; anything else is small."""
+    if isinstance(given, torch.Tensor):
+        return given.element_size() * given.numel()  # a sparse one has no `nbytes`
+    if isinstance(given, np.ndarray):
+        return given.nbytes
+    if isinstance(given, list | tuple | Mapping):
+        return sum(map(_weight, given.values() if isinstance(given, Mapping) else given))
+    return len(given) if isinstance(given, str) else 0

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError
 from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
+from hookline.options import check_whole
 
 
 class TensorBoard(ClientLogger):
@@ -21,14 +21,14 @@ class TensorBoard(ClientLogger):
 
     def __init__(self, folder: str = "tensorboard", flush_secs: int = 30, queued: bool = True) -> None:
         super().__init__(queued)
-        if not isinstance(flush_secs, int) or isinstance(flush_secs, bool) or flush_secs < 1:
-            raise OptionError(f"flush_secs={flush_secs!r} must be a whole number of seconds from 1.")
+        check_whole("flush_secs", flush_secs, 1)
         self.folder = check_folder("folder", folder)
         self.flush_secs = flush_secs
 
     def _connect(self, run_dir: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._was_there = any((run_dir / self.folder).glob("events.*"))
         return SummaryWriter(str(run_dir / self.folder), flush_secs=self.flush_secs)
 
     def _disconnect(self) -> None:
@@ -47,6 +47,10 @@ class TensorBoard(ClientLogger):
 
         restart = SessionLog(status=SessionLog.START)
         self.client.file_writer.add_event(Event(step=step + 1, session_log=restart))
+
+    def begin_afresh(self) -> None:
+        if self.client is not None and self._was_there:
+            self.resume(None, 0, 0, "")
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Into the same run: the writer's own `add_hparams` would make a run of its own for them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.errors import HooklineError, OptionError, closest
-from hookline.loggers.base import ClientLogger, finite, flat, pixels, printable
+from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels, printable
 
 RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
@@ -78,7 +78,7 @@ class Trackio(ClientLogger):
         import trackio
 
         shown, others = finite(tag, values)
-        row: dict[str, Any] = {tag: trackio.Histogram(shown)} if shown.size else {}
+        row: dict[str, Any] = {tag: trackio.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
         self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hookline.errors import OptionError, closest
-from hookline.loggers.base import ClientLogger, finite, pixels, printable
+from hookline.loggers.base import ClientLogger, finite, histogram, pixels, printable
 from hookline.loggers.jsonl import jsonable
 
 STEP = "trainer/global_step"
@@ -74,7 +72,7 @@ class WandB(ClientLogger):
         import wandb
 
         shown, others = finite(tag, values)
-        row: dict[str, Any] = {tag: wandb.Histogram(np_histogram=np.histogram(shown, bins=64))} if shown.size else {}
+        row: dict[str, Any] = {tag: wandb.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
         self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:

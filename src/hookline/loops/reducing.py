@@ -6,11 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from hookline.accumulator import Accumulator, Part
-from hookline.metrics import MetricLog
+from hookline.metrics import MetricLog, read_together
 from hookline.ranks import Ranks
 
 SEPARATOR = "\x1e"
@@ -50,19 +47,8 @@ class Reduction:
 
 def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
     """For each known name: whether this rank has it, its total and its weight."""
-    totals = _read({name: part[1] for name, part in parts.items()})
+    totals = read_together({name: part[1] for name, part in parts.items()})
     return [number for name in known for number in ((1.0, totals[name], parts[name][2]) if name in parts else (0.0, 0.0, 0.0))]
-
-
-def _read(values: dict[str, Any]) -> dict[str, float]:
-    """All as numbers, with one read per device."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    read: dict[str, float] = {name: float(value) for name, value in values.items() if name not in tensors}
-    for device in {value.device for value in tensors.values()}:
-        mine = {name: value for name, value in tensors.items() if value.device == device}
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        read |= dict(zip(mine, torch.stack([each.reshape(()).to(dtype) for each in mine.values()]).tolist(), strict=True))
-    return read
 
 
 def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
