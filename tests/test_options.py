@@ -215,3 +215,26 @@ def test_the_precision_that_was_meant_is_one_that_there_is(given: Any, meant: st
     with pytest.raises(OptionError) as refused:
         Trainer(precision=given)
     assert (f"Did you mean {meant}?" in str(refused.value)) if meant else ("Did you mean" not in str(refused.value))
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: Trainer(accelerator="gpu"), "no option 'accelerator'. Did you mean 'device'?"),  # type: ignore[call-arg]
+    (lambda: quiet().fit(Net(), train_dataloaders=batches(1)), "fit() has no argument 'train_dataloaders'. Did you mean 'train'?"),
+    (lambda: quiet().fit(Net(), batches(1), val_dataloaders=[]), "Did you mean 'val'? Arguments: module, train, val, datamodule"),
+    (lambda: quiet().fit(Net(), batches(1), ckpt_path="x"), "Did you mean 'resume'?"),
+    (lambda: quiet().validate(Net(), batches(1), ckpt_path="x"), "validate() has no argument 'ckpt_path'. Did you mean 'checkpoint'?"),
+    (lambda: quiet().test(Net(), dataloaders=[]), "test() has no argument 'dataloaders'. Did you mean 'loaders'?"),
+    (lambda: quiet().predict(Net(), loader=[]), "predict() has no argument 'loader'. Did you mean 'loaders'?"),
+    (lambda: quiet().fit(Net(), batches(1), resume="last"), "resume='last'"),
+    (lambda: quiet().fit(Net(), batches(1), resume="last"), "Did you mean 'auto'?"),
+])  # fmt: skip
+def test_names_from_other_systems_lead_to_ours(call: Any, said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        call()
+    assert said in str(refused.value)
+
+
+def test_a_far_fetched_name_is_not_suggested() -> None:
+    with pytest.raises(OptionError) as refused:
+        make_options({"benchmark": True})
+    assert "Did you mean" not in str(refused.value)

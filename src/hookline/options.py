@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import inspect
 import math
 import os
 import re
@@ -230,6 +231,26 @@ def check_bool(name: str, value: Any) -> None:
         raise OptionError(f"{name}={value!r} must be True or False.")
 
 
+def check_whole(name: str, value: Any, least: int) -> None:
+    """A whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name}={value!r} must be a whole number from {least}.")
+
+
+def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
+    """A finite number within limits."""
+    if not _is_number(value) or not math.isfinite(value) or not least <= value <= most:
+        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
+        raise OptionError(f"{name}={value!r} must be a number{limits}.")
+
+
+def check_file(name: str, path: Any) -> None:
+    """The path of a file that a run writes."""
+    if not isinstance(path, str | Path) or ".." in Path(path).parts or not Path(path).name:
+        raise OptionError(f"{name}={path!r} must be the path of a file, without '..'; "
+                          "a relative one is below the run's directory.")  # fmt: skip
+
+
 def make_options(given: dict[str, Any]) -> Options:
     """Options from keyword arguments; an unknown one is an error with the closest right name."""
     known = [field.name for field in fields(Options)]
@@ -238,6 +259,13 @@ def make_options(given: dict[str, Any]) -> Options:
             names = [*known, "hooks", "callbacks", "logger", "strategy", "device", "precision", "config", "accounting"]
             raise OptionError(f"Trainer has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.")
     return Options(**given)
+
+
+def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Arguments that a call does not have, as other systems' trainers do, with the closest right name."""
+    for name in given:
+        known = [each.name for each in inspect.signature(call).parameters.values() if each.kind is not each.VAR_KEYWORD][1:]
+        raise OptionError(f"{call.__name__}() has no argument {name!r}.{closest(name, known)} Arguments: {', '.join(known)}.")
 
 
 def parse_precision(precision: str | int) -> str:

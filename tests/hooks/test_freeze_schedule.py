@@ -156,7 +156,7 @@ def test_a_parameter_without_an_optimizer_is_refused() -> None:
 
 @pytest.mark.parametrize(("schedule", "message"), [
     ({}, "must be a mapping"), ("backbone.*", "must be a mapping"), ({"a": 3}, "must say steps or epochs"),
-    ({"a": "3 minutes"}, "allowed are steps and epochs"), ({"a": "3 epoks"}, "unknown unit 'epoks'"), ({"a": "-1 steps"}, "is not a number"),
+    ({"a": "3"}, "must say steps or epochs"), ({"a": "3 minutes"}, "is no moment.*units: steps, epochs"), ({"a": "3 epoks"}, "unknown unit 'epoks'"), ({"a": "-1 steps"}, "is not a number"),
 ])  # fmt: skip
 def test_wrong_schedules_are_refused(schedule: Any, message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):

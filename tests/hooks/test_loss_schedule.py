@@ -163,7 +163,8 @@ def test_outputs_are_not_there_in_manual_optimization() -> None:
     ({"terms": {"a": lambda bacth: 0}}, "asks for 'bacth'.*Did you mean 'batch'"), ({"weight": {"soon": 1.0}}, "soon"),
     ({"terms": {"aux": lambda loss: loss}, "weights": {"aus": 1.0}}, "Did you mean 'aux'"), ({"weight": {-1: 1.0}}, "is no moment"),
     ({"weight": {0: "x"}}, "weight='x'"), ({"weight": {"3 minutes": 1.0}}, "is no moment"), ({"replace": 3}, "must be a function"),
-    ({"weight": 2.0, "log": 1}, "log=1"),
+    ({"weight": 2.0, "log": 1}, "log=1"), ({"terms": "x"}, "terms='x' must be a mapping from names to functions"),
+    ({"terms": {"a": lambda loss: loss}, "weights": [1.0]}, "weights=.* must be a mapping from names to their weights"),
 ])  # fmt: skip
 def test_wrong_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):

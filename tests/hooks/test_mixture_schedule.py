@@ -80,8 +80,8 @@ def test_a_trainer_can_be_used_again() -> None:
 
 @pytest.mark.parametrize(("phases", "text"), [
     ({}, "must map times to weights"), ([1], "must map times to weights"),
-    ({"1 hour": ONLY_WEB}, "a phase at '1 hour'"), ({-1: ONLY_WEB}, "a phase at -1"), ({True: ONLY_WEB}, "a phase at True"),
-    ({1.5: ONLY_WEB}, "a phase at 1.5"), ({"soon": ONLY_WEB}, "soon"),
+    ({"1 hour": ONLY_WEB}, "a phase: '1 hour' is no moment"), ({-1: ONLY_WEB}, "-1 is no"), ({True: ONLY_WEB}, "True is no moment"),
+    ({1.5: ONLY_WEB}, "1.5 is no moment"), ({"soon": ONLY_WEB}, "soon"), ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
     ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),
     ({9: ONLY_WEB, 5: ONLY_CODE}, "in the order of their times"), ({5: ONLY_WEB, "5 steps": ONLY_CODE}, "each later"),
     ({5: "web"}, "web"), ({5: {}}, "names no loader"), ({5: {"web": -1}}, "-1"), ({5: {"web": "much"}}, "much"),

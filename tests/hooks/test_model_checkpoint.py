@@ -270,6 +270,12 @@ def test_a_missing_metric_is_an_error() -> None:
         keep(1.0, monitor="accuracy")
 
 
+def test_a_metric_that_has_no_number_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    _, there, _ = keep(math.nan, math.nan)
+    assert there == []
+    assert [each.getMessage() for each in caplog.records] == ["ModelCheckpoint monitors 'val/score', which is nan: nothing is the best by it."]
+
+
 class Failing(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx == 3:

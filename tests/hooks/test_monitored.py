@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hookline import Metrics, OptionError
-from hookline.hooks.monitored import Monitored, check_number, check_whole
+from hookline.hooks.monitored import Monitored
+from hookline.options import check_number, check_whole
 
 
 def test_a_missing_metric_names_what_there_is_and_the_nearest() -> None:
@@ -56,6 +57,6 @@ def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -
 
 def test_checks_name_the_hook_the_parameter_and_the_limits() -> None:
     with pytest.raises(OptionError, match="Who: a=True must be a number from 0 to 1"):
-        check_number("Who", "a", True, 0.0, 1.0)
+        check_number("Who: a", True, 0.0, 1.0)
     with pytest.raises(OptionError, match="Who: b=-1 must be a whole number from 0"):
-        check_whole("Who", "b", -1, 0)
+        check_whole("Who: b", -1, 0)

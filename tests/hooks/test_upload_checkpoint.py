@@ -16,6 +16,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError
 from hookline.checkpoint.files import read
+from hookline.checkpoint.saves import REASONS
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
 
@@ -242,6 +243,21 @@ def _refuse(*paths: Any) -> None:
 def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         UploadCheckpoint(**options)
+
+
+def test_checkpoints_that_are_saved_to_a_url_are_left_there(caplog: pytest.LogCaptureFixture) -> None:
+    saver, hook = ModelCheckpoint(dirpath="memory://there", save_top_k=-1, save_last=True), UploadCheckpoint("memory://backup")
+    quiet(max_epochs=2, hooks=[saver, hook]).fit(Net(), batches(2))
+    assert (hook.uploaded, hook.failed) == ([], [])
+    assert caplog.text.count("saved to a URL") == 1
+    again = UploadCheckpoint("memory://backup")
+    trainer = quiet(max_epochs=3, hooks=[again])
+    trainer.fit(Net(), batches(2), resume="memory://there/last")
+    assert trainer.global_step == 6 and again.uploaded == []
+
+
+def test_every_reason_for_a_save_can_be_chosen() -> None:
+    assert UploadCheckpoint("memory://backup", reasons=REASONS).reasons == REASONS
 
 
 def test_what_is_there_is_known_after_a_resume() -> None:

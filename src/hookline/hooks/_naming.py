@@ -27,8 +27,7 @@ def choose(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str
     names = list(names)
     for pattern in patterns:
         if not any(is_match(name, pattern) for name in names):
-            known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise HookError(f"{what}: {pattern!r} matches nothing.{closest(pattern, names)} Names: {known or 'none'}.")
+            raise HookError(f"{what}: {pattern!r} matches nothing.{closest(pattern, names)} Names: {listed(names, 8) or 'none'}.")
     return [name for name in names if any(is_match(name, pattern) for pattern in patterns)]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hookline.errors import HookError, OptionError
-from hookline.hooks.monitored import check_number, check_whole
+from hookline.options import check_number, check_whole
 
 log = logging.getLogger("hookline")
 
@@ -51,14 +51,14 @@ class Outbox:
     def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
         if address.problem:
             raise OptionError(f"{who}: {address.problem}")
-        check_number(who, "timeout", timeout, least=0.001)
-        check_whole(who, "queue_size", size, least=1)
+        check_number(f"{who}: timeout", timeout, least=0.001)
+        check_whole(f"{who}: queue_size", size, least=1)
         if importlib.util.find_spec("httpx") is None:
             raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")
         self._address, self._who, self._timeout, self._size = address, who, float(timeout), size
         self._queue: queue.Queue[tuple[str, bytes | None] | None] = queue.Queue(size)
         self._thread: threading.Thread | None = None
-        self.sent = self.failed = self.dropped = 0
+        self.failed = self.dropped = 0
 
     def put(self, method: str, body: bytes | None = None) -> None:
         """Have it sent soon, or drop it if too many are waiting; never waits."""
@@ -100,7 +100,6 @@ class Outbox:
             except Exception as error:
                 problem = type(error).__name__  # its text may hold the address
             if not problem:
-                self.sent += 1
                 continue
             self.failed += 1
             if self.failed == 1:  # once: a service that is down for a week is not worth a log full of it

@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, plain
-from hookline.hooks._naming import as_patterns, choose, listed
-from hookline.options import check_bool
+from hookline.hooks._naming import as_patterns, choose
+from hookline.options import check_bool, check_whole
 
 log = logging.getLogger("hookline")
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,8 +60,7 @@ class ActivationMonitor(Hook):
                 raise OptionError(f"ActivationMonitor: statistics={each!r}, allowed: {', '.join(STATISTICS)}."
                                   f"{closest(str(each), STATISTICS)}")  # fmt: skip
         for what, value in (("every", every), ("keep", keep)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"ActivationMonitor: {what}={value!r} must be a whole number from 1.")
+            check_whole(f"ActivationMonitor: {what}", value, 1)
         if not isinstance(max_mb, int | float) or isinstance(max_mb, bool) or not max_mb > 0:
             raise OptionError(f"ActivationMonitor: max_mb={max_mb!r} must be a number above 0.")
         check_bool("ActivationMonitor: capture", capture)
@@ -160,7 +159,7 @@ class ActivationMonitor(Hook):
         if value.nbytes <= room:
             seen[name] = value.detach().to("cpu", copy=True)
         else:
-            log.warning("ActivationMonitor left out %s (%.1f MB): max_mb=%g", listed([name]), value.nbytes / 1e6, self.max_mb)
+            log.warning("ActivationMonitor left out %s (%.1f MB): max_mb=%g", name, value.nbytes / 1e6, self.max_mb)
 
 
 def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., None]:

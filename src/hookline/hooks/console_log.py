@@ -7,8 +7,7 @@ import time
 from typing import Any
 
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_whole
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 
 
 class ConsoleLog(Hook):
@@ -25,7 +24,7 @@ class ConsoleLog(Hook):
     def __init__(self, log_every_n_batches: int | None = 10, perplexity: bool = True) -> None:
         """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss, beside it."""
         if log_every_n_batches is not None:
-            check_whole("ConsoleLog", "log_every_n_batches", log_every_n_batches, least=1)
+            check_whole("ConsoleLog: log_every_n_batches", log_every_n_batches, least=1)
         check_bool("ConsoleLog: perplexity", perplexity)
         self.log_every_n_batches = log_every_n_batches
         self.perplexity = perplexity

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_whole
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 
 GB = 1e9
 
@@ -29,7 +28,7 @@ class DeviceStats(Hook):
 
     def __init__(self, every: int = 50, cpu: bool = True) -> None:
         """`every`: steps between two reports. `cpu=False`: only the accelerator."""
-        check_whole("DeviceStats", "every", every, least=1)
+        check_whole("DeviceStats: every", every, least=1)
         check_bool("DeviceStats: cpu", cpu)
         self.every = every
         self.cpu = cpu

@@ -8,8 +8,8 @@ from typing import Any
 
 from hookline.errors import OptionError
 from hookline.hook import Hook
-from hookline.hooks.monitored import Monitored, check_number, check_whole, no_validation_in
-from hookline.options import check_bool
+from hookline.hooks.monitored import Monitored, no_validation_in
+from hookline.options import check_bool, check_number, check_whole
 
 log = logging.getLogger("hookline")
 
@@ -49,10 +49,10 @@ class EarlyStopping(Hook):
         """
         super().__init__(name)
         self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
-        check_whole("EarlyStopping", "patience", patience, 0)
+        check_whole("EarlyStopping: patience", patience, 0)
         for key, threshold in (("stopping_threshold", stopping_threshold), ("divergence_threshold", divergence_threshold)):
             if threshold is not None:
-                check_number("EarlyStopping", key, threshold)
+                check_number(f"EarlyStopping: {key}", threshold)
         if check_on_train_epoch_end is not None:
             check_bool("EarlyStopping: check_on_train_epoch_end", check_on_train_epoch_end)
         check_bool("EarlyStopping: verbose", verbose)
@@ -125,7 +125,7 @@ class EarlyStopping(Hook):
         if what:
             self.stopped_epoch, self.stopped_step = state.epoch, state.step
             self._say(what)
-            state.trainer.stop(f"EarlyStopping: {what}")
+            state.request_stop(f"EarlyStopping: {what}")
 
     def _say(self, text: str) -> None:
         if self.verbose:

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hookline.errors import HookError, LossError, OptionError, closest
-from hookline.filters import parse_interval
+from hookline.filters import UNITS
 from hookline.hook import Hook
+from hookline.hooks._moments import parse_moment
 from hookline.hooks._naming import listed
 from hookline.options import check_bool
 
-COUNTS = {"step": "step", "epoch": "epochs_seen"}
 Moments = tuple[tuple[int, str], ...]
 
 
@@ -41,12 +41,9 @@ class FreezeSchedule(Hook):
             raise OptionError(f"FreezeSchedule: schedule={schedule!r} must be a mapping such as {{'backbone.*': '3 epochs'}}.")
         self.moments: dict[str, tuple[int, str]] = {}
         for pattern, moment in schedule.items():
-            if not isinstance(moment, str):
+            if str(moment).strip().isdecimal():
                 raise OptionError(f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'.")
-            number, unit = parse_interval(moment, f"FreezeSchedule: {pattern!r}")
-            if unit not in COUNTS:
-                raise OptionError(f"FreezeSchedule: {pattern!r}: {moment!r}: allowed are steps and epochs.")
-            self.moments[pattern] = (int(number), unit)
+            self.moments[pattern] = parse_moment(moment, f"FreezeSchedule: {pattern!r}")
         check_bool("FreezeSchedule: batchnorm_eval", batchnorm_eval)
         self.batchnorm_eval = batchnorm_eval
         self._frozen: dict[Moments, dict[str, nn.Parameter]] = {}
@@ -129,4 +126,4 @@ class FreezeSchedule(Hook):
 
 
 def _is_early(moments: Moments, state: Any) -> bool:
-    return any(getattr(state, COUNTS[unit]) < number for number, unit in moments)
+    return any(getattr(state, UNITS[unit]) < number for number, unit in moments)

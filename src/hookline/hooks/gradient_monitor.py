@@ -16,7 +16,7 @@ from hookline.hook import Hook
 from hookline.hooks._gradients import History, Measured, Reading
 from hookline.hooks._naming import as_patterns, choose, is_match, listed
 from hookline.hooks._pictures import heat_map, need_matplotlib, save
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 
 log = logging.getLogger("hookline")
 GROUPS = ("layer", "parameter")
@@ -53,8 +53,7 @@ class GradientMonitor(Hook):
         """
         super().__init__(name)
         for what, value, least in (("log_frequency", log_frequency, 1), ("samples", samples, 16), ("history", history, 2)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"GradientMonitor: {what}={value!r} must be a whole number from {least}.")
+            check_whole(f"GradientMonitor: {what}", value, least)
         for what, flag in (("log_histogram", log_histogram), ("log_norm", log_norm), ("update_ratio", update_ratio),
                            ("heatmap", heatmap)):  # fmt: skip
             check_bool(f"GradientMonitor: {what}", flag)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hookline.errors import OptionError, PeerError, closest
 from hookline.hook import Hook
-from hookline.options import parse_time
+from hookline.options import check_whole, parse_time
 
 ACTIONS = ("warn", "raise")
 PAUSE = 0.005
@@ -31,7 +31,6 @@ class HealthCheck(Hook):
     """
 
     tier = "builtin"
-    on_error = "raise"
 
     def __init__(
         self, every_n_steps: int = 100, patience: str | float | timedelta = "1 minute", slower: float = 1.5, action: str = "warn"
@@ -39,8 +38,7 @@ class HealthCheck(Hook):
         """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or end the run
         ('raise'). `slower`: how many times the middle rank's time is slow.
         """
-        if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int) or every_n_steps < 1:
-            raise OptionError(f"HealthCheck: every_n_steps={every_n_steps!r} must be a whole number, at least 1.")
+        check_whole("HealthCheck: every_n_steps", every_n_steps, 1)
         if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
             raise OptionError(f"HealthCheck: slower={slower!r} must be a number above 1.")
         if action not in ACTIONS:

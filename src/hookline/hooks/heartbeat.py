@@ -15,6 +15,7 @@ from hookline.errors import HookError, OptionError
 from hookline.filters import SECONDS, parse_interval
 from hookline.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
+from hookline.options import check_file
 
 log = logging.getLogger("hookline")
 
@@ -40,9 +41,8 @@ class Heartbeat(Hook):
         address = None if url is None else Secret(url)
         url = None  # an error below may be shown with the variables of this function
         self._outbox = None if address is None else Outbox("Heartbeat", address, timeout, size=1)
-        if path is not None and (not isinstance(path, str | Path) or ".." in Path(path).parts or not Path(path).name):
-            raise OptionError(f"Heartbeat: path={path!r} must be the path of a file, without '..'; "
-                              "a relative one is below the run's directory.")  # fmt: skip
+        if path is not None:
+            check_file("Heartbeat: path", path)
         self.every = _seconds(every)
         self.path = Path(path) if path is not None else Path("heartbeat.json") if address is None else None
         self._file: Path | None = None

@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError
 from hookline.hook import Hook
 from hookline.hooks.console_log import perplexity_of
-from hookline.hooks.monitored import check_whole
 from hookline.loggers.jsonl import JSONLines
+from hookline.options import check_file, check_whole
 
 
 class JSONLog(Hook):
@@ -26,10 +25,9 @@ class JSONLog(Hook):
 
     def __init__(self, log_every_n_batches: int = 100, path: str | Path | None = None) -> None:
         """`path`: where to write, by default `logs/training_<time>.jsonl`; a relative one is below the run's directory."""
-        check_whole("JSONLog", "log_every_n_batches", log_every_n_batches, least=1)
-        if path is not None and (not isinstance(path, str | Path) or ".." in Path(path).parts or not Path(path).name):
-            raise OptionError(f"JSONLog: path={path!r} must be the path of a file, without '..'; "
-                              "a relative one is below the run's directory.")  # fmt: skip
+        check_whole("JSONLog: log_every_n_batches", log_every_n_batches, least=1)
+        if path is not None:
+            check_file("JSONLog: path", path)
         self.log_every_n_batches = log_every_n_batches
         self.path = None if path is None else Path(path)
         self._file: JSONLines | None = None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from hookline.errors import HookError, LossError, OptionError, closest
-from hookline.filters import parse_interval
+from hookline.filters import UNITS
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_number
-from hookline.options import check_bool
+from hookline.hooks._asking import facts_asked
+from hookline.hooks._moments import parse_moment
+from hookline.options import check_bool, check_number
 
 FACTS: dict[str, Callable[[Any], Any]] = {
     "loss": lambda s: s.live_loss,
@@ -26,7 +26,6 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "state": lambda s: s,
 }
 """What a function may ask for. `outputs` is what the training step returned, alive: a loss of it can be differentiated."""
-COUNTS = {"step": "step", "epoch": "epochs_seen"}
 Weight = float | Callable[..., float] | Mapping[int | str, float]
 
 
@@ -59,6 +58,10 @@ class LossSchedule(Hook):
         log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
         """
         super().__init__(name)
+        for what, given in (("terms", terms), ("weights", weights)):
+            if given is not None and not isinstance(given, Mapping):
+                values = "functions" if what == "terms" else "their weights"
+                raise OptionError(f"LossSchedule: {what}={given!r} must be a mapping from names to {values}.")
         self.terms, self.weights = dict(terms or {}), dict(weights or {})
         for each in self.weights:
             if each not in self.terms:
@@ -110,12 +113,7 @@ class _Asking:
         if not callable(function):
             raise OptionError(f"LossSchedule: {what} must be a function, not {function!r}.")
         self.function, self.what = function, what
-        parameters = inspect.signature(function).parameters.values()
-        self.names = [each.name for each in parameters if each.name in FACTS or each.default is each.empty]
-        for name in self.names:
-            if name not in FACTS:
-                raise OptionError(f"LossSchedule: {what} asks for {name!r}.{closest(name, FACTS)} "
-                                  f"It may ask for {', '.join(FACTS)}.")  # fmt: skip
+        self.names = facts_asked(function, f"LossSchedule: {what}", FACTS)
 
     def __call__(self, state: Any) -> Any:
         return self.function(**{name: FACTS[name](state) for name in self.names})
@@ -139,10 +137,10 @@ class _Weight:
             self.function = _Asking(given, what)
         elif isinstance(given, Mapping):
             for value in given.values():
-                check_number("LossSchedule", what, value)
+                check_number(f"LossSchedule: {what}", value)
             self.moments = _in_order(given, what)
         else:
-            check_number("LossSchedule", what, given)
+            check_number(f"LossSchedule: {what}", given)
             self.number = float(given)
 
     def at(self, state: Any) -> float:
@@ -158,15 +156,8 @@ def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int,
     """(count, number, value) of each moment, in the order written; the latest one that has come holds."""
     made: list[tuple[str, int, Any]] = []
     for moment, value in given.items():
-        if isinstance(moment, str) and (moment.strip().isdigit() or moment.strip() in ("0 steps", "0 epochs")):
-            moment = int(moment.split()[0])  # keys of a file are text
-        if isinstance(moment, int) and not isinstance(moment, bool) and moment >= 0:
-            made.append(("step", moment, value))
-            continue
-        number, unit = parse_interval(moment, f"LossSchedule: {what}") if isinstance(moment, str) else (0.0, "")
-        if unit not in COUNTS:
-            raise OptionError(f"LossSchedule: {what}: {moment!r} is no moment; use a step from 0, '500 steps' or '2 epochs'.")
-        made.append((COUNTS[unit], int(number), value))
+        number, unit = parse_moment(moment, f"LossSchedule: {what}")
+        made.append((UNITS[unit], number, value))
     return made
 
 

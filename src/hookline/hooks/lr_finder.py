@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from hookline.errors import HookError, OptionError
 from hookline.hook import Hook
 from hookline.hooks._pictures import lr_curve, need_matplotlib, save
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
 
 log = logging.getLogger("hookline")
 
 
 class LRFinder(Hook):
-    """Finds a learning rate in a short run of its own. `find` makes that run:
+    """Finds a learning rate in a short run of its own, which `find` makes.
 
     >>> finder = LRFinder(max_lr=1.0)
     >>> module.lr = finder.find(trainer, module, train_loader)
@@ -50,8 +50,7 @@ class LRFinder(Hook):
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (min_lr, max_lr, divergence)) or \
                 not 0 < min_lr < max_lr < math.inf:  # fmt: skip
             raise OptionError(f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the second.")
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 10:
-            raise OptionError(f"LRFinder: steps={steps!r} must be a whole number from 10.")
+        check_whole("LRFinder: steps", steps, 10)
         if not divergence > 1:
             raise OptionError(f"LRFinder: divergence={divergence!r} must be above 1.")
         check_bool("LRFinder: plot", plot)

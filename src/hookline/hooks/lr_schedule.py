@@ -11,7 +11,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_number, check_whole
+from hookline.hooks._asking import facts_asked
+from hookline.options import check_number, check_whole
 
 F = TypeVar("F", bound=Callable[..., float])
 
@@ -107,15 +108,15 @@ class LRSchedule(Hook):
             hint = closest(str(interval), ["step", "epoch"])
             raise OptionError(f"LRSchedule: interval={interval!r}, allowed: 'step', 'epoch'.{hint}")
         if total is not None:
-            check_whole("LRSchedule", "total", total, 1)
-        check_whole("LRSchedule", "warmup", warmup, 0)
+            check_whole("LRSchedule: total", total, 1)
+        check_whole("LRSchedule: warmup", warmup, 0)
         if total is not None and warmup >= total:
             raise OptionError(f"LRSchedule: warmup={warmup} leaves nothing of total={total}.")
-        check_number("LRSchedule", "min_lr_ratio", min_lr_ratio, 0.0, 1.0)
+        check_number("LRSchedule: min_lr_ratio", min_lr_ratio, 0.0, 1.0)
         self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = schedule, total, warmup, min_lr_ratio, interval
         self.options = options
         self._shape = self._find(schedule)
-        self._asks = self._facts_of(schedule) if callable(schedule) else []
+        self._asks = facts_asked(schedule, "LRSchedule: the function", FACTS) if callable(schedule) else []
         self._until = math.inf
         self._at = -1
         self._written: list[list[float]] = []
@@ -137,15 +138,6 @@ class LRSchedule(Hook):
                 raise OptionError(f"LRSchedule: the schedule {schedule!r} has no option {option!r}.{closest(option, takes)} "
                                   f"It has: {', '.join(takes) or 'none'}.")  # fmt: skip
         return SCHEDULES[schedule] if isinstance(schedule, str) else schedule
-
-    def _facts_of(self, function: Callable[..., float]) -> list[str]:
-        parameters = inspect.signature(function).parameters.values()
-        asks = [each.name for each in parameters if each.name in FACTS or each.default is each.empty]
-        for each in asks:
-            if each not in FACTS:
-                raise OptionError(f"LRSchedule: the function asks for {each!r}; it may ask for {', '.join(FACTS)}."
-                                  f"{closest(each, FACTS)}")  # fmt: skip
-        return asks
 
     def factor(self, step: int, epoch: int) -> float:
         """What the initial learning rate is multiplied with."""

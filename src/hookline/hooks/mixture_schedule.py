@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.errors import OptionError
-from hookline.filters import parse_interval
+from hookline.filters import UNITS
 from hookline.hook import Hook
+from hookline.hooks._moments import parse_moment
 
 WHO = "MixtureSchedule"
-UNITS = ("step", "token", "epoch")
 
 
 class MixtureSchedule(Hook):
@@ -30,7 +30,8 @@ class MixtureSchedule(Hook):
         super().__init__(name)
         if not isinstance(phases, Mapping) or not phases:
             raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.")
-        self.phases = [(*_time(when), _weights(when, weights)) for when, weights in phases.items()]
+        self.phases = [(*parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")), _weights(when, weights))
+                       for when, weights in phases.items()]  # fmt: skip
         self.done = 0
         """Phases that have begun."""
         units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
@@ -53,22 +54,22 @@ class MixtureSchedule(Hook):
             try:
                 loaders.check_weights(asked)
             except OptionError as error:
-                raise OptionError(f"{WHO}: the phase at {at:g} {unit}s cannot be. {error}") from None
-        self._look(state, 0)
+                raise OptionError(f"{WHO}: the phase at {at} {unit}s cannot be. {error}") from None
+        self._look(state)
 
     def on_train_epoch_start(self, state: Any) -> None:
-        self._look(state, 0)
+        self._look(state)
 
     def on_step_end(self, state: Any) -> None:
-        self._look(state, 0)
+        self._look(state)
 
     def _by_tokens(self, state: Any, tokens_seen: int) -> None:
-        self._look(state, tokens_seen)
+        self._look(state)
 
-    def _look(self, state: Any, tokens: int) -> None:
+    def _look(self, state: Any) -> None:
         while self.done < len(self.phases):
             at, unit, weights = self.phases[self.done]
-            if {"step": state.step, "epoch": state.epochs_seen, "token": tokens}[unit] < at:
+            if getattr(state, UNITS[unit]) < at:
                 return
             state.trainer.loaders.set_weights(weights)
             self.done += 1
@@ -78,19 +79,6 @@ class MixtureSchedule(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.done = min(state["done"], len(self.phases))
-
-
-def _time(when: Any) -> tuple[float, str]:
-    if isinstance(when, int) and not isinstance(when, bool) and when >= 0:
-        return float(when), "step"
-    if str(when).strip().isdigit():
-        return float(when), "step"
-    if isinstance(when, str) and when.split()[:1] == ["0"]:
-        return 0.0, "step"  # the beginning, in any unit
-    number, unit = parse_interval(when, f"{WHO}: a phase") if isinstance(when, str) else (-1, "")
-    if unit not in UNITS or number < 0:
-        raise OptionError(f"{WHO}: a phase at {when!r}: write a number of steps, '1000 steps', '2000000 tokens' or '3 epochs'.")
-    return float(number), unit
 
 
 def _weights(when: Any, given: Any) -> dict[str, float]:

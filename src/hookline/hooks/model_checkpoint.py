@@ -12,8 +12,8 @@ from typing import Any
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.hooks.monitored import Monitored, check_whole, no_validation_in
-from hookline.options import check_bool, parse_time
+from hookline.hooks.monitored import Monitored, no_validation_in
+from hookline.options import check_bool, check_whole, parse_time
 
 WHO = "ModelCheckpoint"
 
@@ -60,7 +60,7 @@ class ModelCheckpoint(Hook):
         super().__init__(name)
         self.watch = Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
         self.monitor, self.mode = monitor, mode
-        check_whole(WHO, "save_top_k", save_top_k, -1)
+        check_whole(f"{WHO}: save_top_k", save_top_k, -1)
         flags = {"save_last": save_last, "save_on_exception": save_on_exception}
         flags["auto_insert_metric_name"] = auto_insert_metric_name
         if save_on_train_epoch_end is not None:
@@ -83,13 +83,9 @@ class ModelCheckpoint(Hook):
             raise OptionError(f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the other.")
         for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs)):
             if value is not None:
-                check_whole(WHO, key, value, 0)
+                check_whole(f"{WHO}: {key}", value, 0)
         if time is not None:
-            try:
-                seconds = parse_time(time)
-            except OptionError:
-                raise OptionError(f"{WHO}: train_time_interval={time!r}: use seconds, '10 minutes', 'DD:HH:MM:SS' or a "
-                                  "timedelta, above 0.") from None  # fmt: skip
+            seconds = parse_time(time, f"{WHO}: train_time_interval")
             self.__dict__["on_step_end"] = When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
         elif steps:
             self.__dict__["on_step_end"] = When(every=f"{steps} steps")(functools.partial(self._after_steps))
@@ -196,8 +192,10 @@ class ModelCheckpoint(Hook):
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
             self._seen = _raw(metrics).get(self.monitor)
-            if score is not None and self._is_wanted(score):
-                self._ask(state, metrics, score, "best", certain)
+            if score is not None:
+                self.watch.warn_of_nonfinite(score)
+                if self._is_wanted(score):
+                    self._ask(state, metrics, score, "best", certain)
         if self.save_last:
             self._ask_last(state)
 

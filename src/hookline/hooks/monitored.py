@@ -1,4 +1,4 @@
-"""A metric that a hook watches: finding it, and telling what is better. Also the checks that monitors share."""
+"""A metric that a hook watches: finding it, and telling what is better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.errors import OptionError, closest
-from hookline.options import check_bool
+from hookline.options import check_bool, check_number
 
 log = logging.getLogger("hookline")
 
@@ -26,7 +26,7 @@ class Monitored:
             raise OptionError(f"{who}: monitor={monitor!r} must be the name of a metric, such as 'val/loss'.")
         if mode not in MODES:
             raise OptionError(f"{who}: mode={mode!r}, allowed: 'min', 'max'.{closest(str(mode), MODES)}")
-        check_number(who, "min_delta", min_delta, least=0.0)
+        check_number(f"{who}: min_delta", min_delta, least=0.0)
         check_bool(f"{who}: strict", strict)
         self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict
         self._said = False
@@ -41,6 +41,12 @@ class Monitored:
             log.warning(self._missing(metrics))
             self._said = True
         return None
+
+    def warn_of_nonfinite(self, value: float) -> None:
+        """Once: a metric that has no number says nothing about any weights."""
+        if not math.isfinite(value) and not self._said:
+            log.warning("%s monitors %r, which is %s: nothing is the best by it.", self.who, self.monitor, value)
+            self._said = True
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
         """In the sanity check: refuse a name that is nearly a metric's. Others may still come, with the training."""
@@ -64,19 +70,6 @@ class Monitored:
     def _missing(self, metrics: Mapping[str, Any]) -> str:
         known = ", ".join(metrics) or "none yet"
         return f"{self.who} monitors {self.monitor!r}, which was not logged.{closest(self.monitor, metrics)} Metrics: {known}."
-
-
-def check_number(who: str, name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
-    """A finite number within limits."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not least <= value <= most:
-        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
-        raise OptionError(f"{who}: {name}={value!r} must be a number{limits}.")
-
-
-def check_whole(who: str, name: str, value: Any, least: int) -> None:
-    """A whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{who}: {name}={value!r} must be a whole number from {least}.")
 
 
 def no_validation_in(state: Any, validated: bool) -> bool:

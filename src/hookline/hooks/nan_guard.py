@@ -16,7 +16,7 @@ from hookline.errors import NonFiniteLoss, OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, norms
 from hookline.hooks._naming import listed
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 from hookline.strategies.sharded import held
 
 log = logging.getLogger("hookline")
@@ -54,8 +54,7 @@ class NaNGuard(Hook):
                 raise OptionError(f"NaNGuard: check={each!r}, allowed: {', '.join(CHECKS)}.{closest(str(each), CHECKS)}")
         if not self.check:
             raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.")
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise OptionError(f"NaNGuard: every={every!r} must be a whole number from 1.")
+        check_whole("NaNGuard: every", every, 1)
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.found = 0
         """How often something was not finite."""

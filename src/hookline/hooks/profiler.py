@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from hookline.errors import OptionError, closest
 from hookline.hook import Hook
-from hookline.options import check_bool
+from hookline.options import check_bool, check_whole
 
 log = logging.getLogger("hookline")
 ACTIVITIES = {each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)}
@@ -48,8 +48,7 @@ class Profiler(Hook):
         super().__init__(name)
         for what, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1), ("repeat", repeat, 1),
                                    ("top", top, 1)):  # fmt: skip
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"Profiler: {what}={value!r} must be a whole number from {least}.")
+            check_whole(f"Profiler: {what}", value, least)
         for what, flag in (("record_shapes", record_shapes), ("profile_memory", profile_memory), ("with_stack", with_stack)):
             check_bool(f"Profiler: {what}", flag)
         if sort_by is not None and sort_by not in ORDERS:

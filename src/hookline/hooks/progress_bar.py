@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.hook import Hook
 from hookline.hooks._screens import Bar, Screen, choose_screen
-from hookline.hooks.monitored import check_number
+from hookline.options import check_number
 
 
 class ProgressBar(Hook):
@@ -23,8 +23,8 @@ class ProgressBar(Hook):
 
     def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
         """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines off a terminal."""
-        check_number("ProgressBar", "refresh", refresh, least=0.0)
-        check_number("ProgressBar", "plain_every", plain_every, least=0.0)
+        check_number("ProgressBar: refresh", refresh, least=0.0)
+        check_number("ProgressBar: plain_every", plain_every, least=0.0)
         self.refresh = refresh
         self.plain_every = plain_every
         self._next = math.inf

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from hookline.data.batch import first_array
 from hookline.errors import OptionError
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_number, check_whole
-from hookline.options import check_bool
+from hookline.options import check_bool, check_number, check_whole
 
 
 class _Mark(NamedTuple):
@@ -44,12 +43,12 @@ class Throughput(Hook):
         6 per parameter and token). `peak_flops`: what the device could do per second. `tokens`: whether to log tokens;
         by default if a batch holds whole numbers, as token ids are.
         """
-        check_whole("Throughput", "every", every, least=1)
-        check_whole("Throughput", "window", window, least=1)
+        check_whole("Throughput: every", every, least=1)
+        check_whole("Throughput: window", window, least=1)
         given = {"flops_per_sample": flops_per_sample, "flops_per_token": flops_per_token, "peak_flops": peak_flops}
         for name, number in given.items():
             if number is not None:
-                check_number("Throughput", name, number, least=1.0)
+                check_number(f"Throughput: {name}", number, least=1.0)
         if flops_per_sample is not None and flops_per_token is not None:
             raise OptionError("Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one of them.")
         if peak_flops is not None and flops_per_sample is None and flops_per_token is None:

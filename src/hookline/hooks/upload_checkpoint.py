@@ -15,8 +15,8 @@ from typing import Any
 
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_number, check_whole
-from hookline.urls import open_url, put_folder, remove_folder, without_secret
+from hookline.options import check_number, check_whole
+from hookline.urls import MANIFEST, open_url, put_folder, remove_folder, without_secret
 
 log = logging.getLogger("hookline")
 
@@ -27,7 +27,8 @@ class UploadCheckpoint(Hook):
     """Uploads each checkpoint once it is durable: its files first, its manifest last, so what has a manifest is whole.
 
     Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the training: what
-    fails is tried again, then reported. All of them are finished, or given up, before the run ends.
+    fails is tried again, then reported. All of them are finished, or given up, before the run ends. A checkpoint that is saved
+    to a URL stays there and is not uploaded.
     """
 
     tier = "builtin"
@@ -56,10 +57,10 @@ class UploadCheckpoint(Hook):
         if not isinstance(url, str) or "://" not in url:
             raise OptionError(f"UploadCheckpoint: url={url!r} must be a URL, such as 's3://bucket/folder' or 'file:///backup'.")
         if keep is not None:
-            check_whole("UploadCheckpoint", "keep", keep, 1)
-        check_whole("UploadCheckpoint", "max_waiting", max_waiting, 1)
-        check_whole("UploadCheckpoint", "attempts", attempts, 1)
-        check_number("UploadCheckpoint", "timeout", timeout, least=0.0)
+            check_whole("UploadCheckpoint: keep", keep, 1)
+        check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
+        check_whole("UploadCheckpoint: attempts", attempts, 1)
+        check_number("UploadCheckpoint: timeout", timeout, least=0.0)
         for each in reasons or ():
             if each not in REASONS:
                 raise OptionError(f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
@@ -80,10 +81,11 @@ class UploadCheckpoint(Hook):
         self.failed: list[str] = []
         """The names of what was given up in this run."""
         self._serial = 0
+        self._said = False
 
     def setup(self, stage: str) -> None:
         if stage == "fit":  # a new run; a resumed one gets its state right after this
-            self.uploaded, self.failed = [], []
+            self.uploaded, self.failed, self._said = [], [], False
         try:
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
@@ -91,16 +93,23 @@ class UploadCheckpoint(Hook):
         except ValueError as error:
             raise OptionError(f"UploadCheckpoint: the URL is not understood: {self._clean(error)}") from None
 
-    def on_checkpoint_load(self, path: Path) -> None:
+    def on_checkpoint_load(self, path: Path | str) -> None:
         """The checkpoint that a run goes on from was written before its own upload."""
+        if isinstance(path, str):  # it came from a URL, not from an upload of this hook
+            return
         try:
-            if path.name not in self.uploaded and self._fs.exists(f"{self._root}/{path.name}/manifest.json"):
+            if path.name not in self.uploaded and self._fs.exists(f"{self._root}/{path.name}/{MANIFEST}"):
                 self.uploaded.append(path.name)
         except Exception as error:
             log.warning("UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error))
 
-    def on_checkpoint_save(self, trainer: Any, path: Path, reason: str) -> None:
+    def on_checkpoint_save(self, trainer: Any, path: Path | str, reason: str) -> None:
         if self.reasons is not None and reason not in self.reasons:
+            return
+        if isinstance(path, str):
+            if not self._said:
+                log.warning("UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded once more.")
+            self._said = True
             return
         self._serial += 1
         self._snapshots = Path(trainer.run_dir) / ".uploads"

@@ -13,8 +13,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from hookline.errors import OptionError, closest
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.hooks.monitored import check_number
-from hookline.options import check_bool
+from hookline.options import check_bool, check_number
 
 KINDS = ("ema", "swa")
 BUFFERS = ("keep", "average")
@@ -53,7 +52,7 @@ class WeightAveraging(Hook):
         if buffers not in BUFFERS:
             hint = closest(str(buffers), BUFFERS)
             raise OptionError(f"WeightAveraging: buffers={buffers!r}, allowed: 'keep', 'average'.{hint}")
-        check_number("WeightAveraging", "decay", decay, 0.0, 1.0)
+        check_number("WeightAveraging: decay", decay, 0.0, 1.0)
         check_bool("WeightAveraging: use_for_evaluation", use_for_evaluation)
         check_bool("WeightAveraging: swap_at_end", swap_at_end)
         self.kind, self.decay, self.buffers = kind, decay, buffers
