@@ -47,3 +47,9 @@ def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.
     assert main(["control", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
 
 
+def test_a_hook_that_a_program_has_named_badly_leaves_the_table_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    odd, wide = Counts(), Counts()
+    odd.name, wide.name = "a\nb", "x" * 5000
+    answers, _ = asked(lambda: said(capsys), hooks=[odd, wide])
+    lines = answers[0][1].splitlines()
+    assert len(lines) == 5 and max(map(len, lines)) < 130 and lines[2].startswith("'a\\nb' ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,16 @@ def test_a_file_that_cannot_be_attached_is_refused_and_leaves_the_run_as_it_was(
     answers, trainer = asked(("attach", {"file": str(Path(file).resolve())}))
     assert isinstance(answers[0], Refused) and said in str(answers[0])
     assert trainer.status == "stopped" and trainer.hooks.list_hooks() == ["asks"]
+
+
+def test_a_pipe_is_not_waited_for_and_a_name_that_no_table_can_show_is_refused() -> None:
+    Path("probe.py").write_text(f"{PROBE}\nclass Wide(Hook):\n    name = 'x' * 5000\n")
+    os.mkfifo("pipe.py")
+    answers, trainer = asked(("attach", {"file": "pipe.py:Probe"}), *[("attach", {"file": "probe.py:Probe", "name": name}) for name in ("a\nb", "x" * 5000, 3)],
+                             ("attach", {"file": "probe.py:Wide"}))  # fmt: skip
+    assert "pipe.py is no regular file" in str(answers[0])
+    assert all("must be a text of one line, of at most 200 characters" in str(each) and len(str(each)) < 400 for each in answers[1:])
+    assert [type(each).__name__ for each in trainer.hooks] == ["Asks"]
 
 
 def test_a_name_that_is_taken_cannot_be_given_to_a_file() -> None:

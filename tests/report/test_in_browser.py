@@ -154,3 +154,40 @@ def test_a_million_records_do_not_freeze_it(browser: Any) -> None:
     assert page.evaluate("longest") < 5_000  # a page that drew them all would stand still for minutes
     assert made.trouble == made.elsewhere == []
     page.close()
+
+
+def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_far_from_zero_are_told_apart(browser: Any) -> None:
+    names = ("constructor", "toString/x", "__proto__", "hasOwnProperty", "val/constructor")
+    rows = [metrics(step, far=round(-123456.79 - step / 50, 2)) for step in range(50)]
+    for row in rows:
+        row["metrics"] |= dict.fromkeys(names, 1.0 / (row["step"] + 1))
+    rows[-1]["metrics"]["third"] = 1 / 3
+    made = Opened(browser, address(write_report([written("run", *rows)])[0]))
+    scroll_through(made.page)
+    wait_until(made.page, "view.charts.length > 5 && view.charts.every((chart) => chart.plot)")
+    cell = "[...document.querySelectorAll('#values tr')].find((row) => row.cells[0].textContent === '%s').cells[1].textContent"
+    assert made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.3333333333333333"
+    far = "view.charts.find((chart) => chart.series[0].name === 'far')"
+    assert made.page.evaluate(f"{far}.values[0].textContent") == "-123457.77"
+    ticks = made.page.evaluate(f"labels({far}.plot.axes[1]._splits)")
+    assert len(ticks) > 2 and len(set(ticks)) == len(ticks)
+    assert made.trouble == []
+    made.page.close()
+
+
+def test_the_ninth_run_and_the_ninth_curve_do_not_look_like_the_first(browser: Any) -> None:
+    runs = [written(f"run{index}", *[metrics(step, train__loss=index + step, val__loss=index - step) for step in range(3)]) for index in range(18)]
+    many = written("many", *[metrics(step, **{f"lr__pg{index}": index + step for index in range(18)}) for step in range(3)])
+    for pages in (runs, [many]):
+        made = Opened(browser, address(write_report(pages, "page.html")[0]), viewport={"width": 1366, "height": 3000})
+        looks = made.page.evaluate("view.charts[0].series.map((each, index) => JSON.stringify(view.charts[0].look(each, index)))")
+        assert len(looks) >= 18 and len(set(looks)) == len(looks) and made.trouble == []
+        made.page.close()
+
+
+def test_a_run_that_is_over_and_called_no_hook_says_so(browser: Any) -> None:
+    cost = "document.getElementById('cost').textContent"
+    for records, said in (([metrics(1, loss=1.0)], "no cost record yet"), ([metrics(1, loss=1.0), {"type": "end", "step": 1, "status": "completed"}], "no hook was called")):
+        made = Opened(browser, address(write_report([written("run", *records)])[0]))
+        assert said in made.page.evaluate(cost)
+        made.page.close()

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from report.reported import MARKUP, curve, data_in, data_of, metrics, page_of, whole_run, written
+from tiny import Net, batches, quiet
 
 from hookline.errors import OptionError
+from hookline.hooks import ModelCheckpoint
 from hookline.loggers import JSONLines
-from hookline.report import write_report
+from hookline.report import content, write_report
 
 
 class Elements(HTMLParser):
@@ -106,8 +108,14 @@ def test_a_masked_secret_stays_masked() -> None:
 def test_a_cost_record_becomes_a_table() -> None:
     row = {"hook": "h", "event": "on_step_end", "calls": 3, "total": 0.3, "mean": 0.1, "worst": 0.2, "share": 0.01}
     data = data_of(written("run", metrics(1, loss=1.0), {"type": "cost", "rows": [row]}))
-    assert data["cost"] == [{"run": 0, "rows": [row]}]
+    assert data["cost"] == [{"run": 0, "since": None, "rows": [row]}]
 
+
+def test_the_cost_of_a_resumed_run_says_that_it_is_of_the_last_job() -> None:
+    first, resume = {"type": "cost", "rows": [{"hook": "a"}]}, {"type": "resume", "step": 3, "checkpoint": "x"}
+    path = written("run", metrics(1, loss=1.0), first, resume, metrics(4, loss=1.0), {"type": "cost", "rows": [{"hook": "b"}]})
+    cost = data_of(path)["cost"]
+    assert [(each["since"], each["rows"][0]["hook"]) for each in cost] == [(3, "b")]
 
 def test_a_picture_from_outside_of_the_run_is_not_taken_in() -> None:
     Path("secret.png").write_bytes(b"\x89PNG\r\n\x1a\nsecret")
@@ -133,6 +141,34 @@ def test_a_page_stays_small_whatever_the_run_has_logged() -> None:
     notes = " ".join(data_in(page)["notes"])
     assert "50 metrics beyond" in notes and "pictures are not in this page" in notes
 
+
+def test_every_part_that_is_left_out_for_its_size_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = {f"key{index}": index for index in range(810)}
+    texts = [{"type": "text", "step": 1, "tag": f"tag{index}", "text": "w " * 2000} for index in range(55)]
+    path = written("run", {"type": "hyperparams", "params": params}, *texts, metrics(1, **{f"metric{index}": 1.0 for index in range(404)}))
+    quiet(run_dir="run", max_epochs=2, hooks=[ModelCheckpoint(save_top_k=-1)]).fit(Net(), batches(1))
+    monkeypatch.setattr(content, "MOST_CHECKPOINTS", 1)
+    data = data_of(path)
+    assert [len(data[part]) for part in ("config", "texts", "summary", "checkpoints")] == [800, 50, 400, 1]
+    notes = "\n".join(data["notes"])
+    assert "10 keys of the configuration are not shown: key800, key801" in notes
+    assert "The texts of 5 tags are not in this page because of its size: tag50, tag51" in notes
+    assert "4 metrics are not in the table of values: metric400, metric401, metric402, metric403" in notes
+    assert re.search(r"1 older checkpoints are not in the table: checkpoints/", notes)
+
+
+def test_a_curve_far_from_zero_keeps_its_shape_and_numbers_in_names_are_in_order() -> None:
+    near = [1_000_000.0000026 + step * 1e-6 for step in range(50)]
+    rows = [metrics(step, near=value, far=-123456.79 - step / 50, flat=123456.789, **{"lr-Adam__pg10": 1.0, "lr-Adam__pg2": 1.0, "lr-Adam__pg1": 1.0})
+            for step, value in enumerate(near)]  # fmt: skip
+    data = data_of(written("run", *rows))
+    assert curve(data, "near")["y"] == pytest.approx(near, abs=2e-8)
+    assert curve(data, "far")["y"] == pytest.approx([-123456.79 - step / 50 for step in range(50)], abs=1e-4)
+    assert set(curve(data, "flat")["y"]) == {123456.789}
+    rates = [f"lr-Adam/pg{number}" for number in (1, 2, 10)]
+    assert [each["name"] for each in data["summary"] if each["name"] in rates] == rates
+    charts = {chart["title"]: [each["name"] for each in chart["series"]] for part in data["sections"] for chart in part["charts"]}
+    assert charts["learning rate"] == rates
 
 def test_more_records_make_no_larger_page() -> None:
     sizes = []

@@ -118,7 +118,7 @@ def test_what_failed_was_skipped_cost_or_was_asked_for_from_outside_is_read_from
         log.write('{"type": "control", "time": 1.7e9, "command": "attach", "step": 2, "error": "no such file"}\n')
     data = data_of(Path("run"))
     told = [(each["kind"], each["level"], each["text"]) for each in data["events"]]
-    assert ("failure", "bad", "RuntimeError: on purpose (by hook 'fails' in on_step_end)") in told
+    assert ("failure", "bad", "hook 'fails' in on_step_end: RuntimeError: on purpose") in told
     assert ("skip", "warn", "no_loss, batch 1") in told
     assert ("control", "info", "every fails 5 steps") in told and ("control", "info", "attach: no such file") in told
     assert [(row["hook"], row["event"], row["calls"]) for row in data["cost"][0]["rows"]] == [("fails", "on_step_end", 3)]
@@ -175,12 +175,14 @@ def test_odd_records_are_passed_over() -> None:
            {"type": "end", "status": ["x"], "reason": {}}, {"type": "metrics", "time": float("inf"), "step": 1, "metrics": {}},
            {"type": "metrics", "time": float("nan"), "step": 1, "metrics": {}}, {"type": "metrics", "time": 10**400, "metrics": {}}]  # fmt: skip
     path = written("run", *odd)
+    with (path / "log.jsonl").open("a") as log:  # steps and epochs that nobody can count to
+        log.writelines(f'{{"type": "{kind}", "step": 1{"0" * 400}, "epoch": 1{"0" * 400}, "metrics": {{"loss": 1}}}}\n' for kind in ("metrics", "skip"))
     (path / "hangs.log").write_text("2026-13-45 99:00:00 at step 1\n")
     (path / "run.json").write_text(json.dumps({"id": 1, "status": "stopped", "reason": 3, "step": "x", "limits": 0, "noted_at": 0}))
     (path / "logs").mkdir()
     (path / "logs" / "a.jsonl").write_text('{"type": "exception", "time": "x", "step": []}\n{"type": "exception"\n')
     data = data_of(path)
-    assert [each["name"] for each in data["summary"]] == ["loss"]
+    assert [(each["name"], each["last_step"]) for each in data["summary"]] == [("loss", 1)]
     assert any("1 histograms" in each for each in data["notes"])
 
 
@@ -221,8 +223,24 @@ def test_a_run_without_a_checkpoint_says_how_it_ended_too() -> None:
 def test_a_failed_run_has_one_event_of_its_failure() -> None:
     events = data_of(failed_run())["events"]
     assert [(each["text"], each["step"]) for each in events if each["level"] == "bad"] == [
-        ("RuntimeError: on purpose (by hook 'fails' in on_step_end)", 5)
+        ("hook 'fails' in on_step_end: RuntimeError: on purpose", 5)
     ]
+
+
+def test_who_failed_is_told_however_long_the_message_is() -> None:
+    failure = {"type": "failure", "step": 5, "exception": "ValueError", "message": "x" * 500, "who": "hook 'fails'", "event": "on_step_end", "rank": 3}
+    events = data_of(written("run", metrics(1, loss=1.0), failure))["events"]
+    told = next(each["text"] for each in events if each["kind"] == "failure")
+    assert told.startswith("on rank 3: hook 'fails' in on_step_end: ValueError: xxx")
+
+
+def test_a_run_lasted_as_long_as_its_jobs_and_pauses_are_told_apart() -> None:
+    begins, resume = {"type": "hyperparams", "params": {}}, {"type": "resume", "step": 2, "checkpoint": "x"}
+    times = [(begins, 0), (metrics(1, loss=1.0), 60), (metrics(2, loss=1.0), 120), (begins, 7200), (resume, 7201), (metrics(3, loss=1.0), 7261)]
+    about = data_of(written("run", *[{**record, "time": 1.7e9 + at} for record, at in times]))["runs"][0]
+    assert (about["took"], about["pauses"]) == ("3 min 1 s", "1 h 58 min")
+    about = data_of(written("other", *[{**record, "time": 1.7e9 + at} for record, at in times[:3]]))["runs"][0]
+    assert (about["took"], about["pauses"]) == ("2 min", "")
 
 
 def test_a_finished_run_that_goes_on_is_not_called_finished() -> None:
@@ -244,7 +262,7 @@ def test_a_killed_run_is_not_called_training() -> None:
 def test_pipes_in_the_place_of_files_are_not_waited_for() -> None:
     path = written("run", metrics(1, loss=1.0))
     (path / "logs").mkdir()
-    for name in ("hangs.log", "logs/rank0.jsonl", "trace.json", "control.sock"):
+    for name in ("run.json", "hangs.log", "logs/rank0.jsonl", "trace.json", "control.sock"):
         os.mkfifo(path / name)
     assert curve(data_of(path), "loss")["x"] == [1]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from report.reported import data_of, metrics, traced, written
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, shown
 
 from hookline import Hook
-from hookline.report.traced import COLUMNS, TraceReader, read_trace
+from hookline.report.traced import COLUMNS, TraceReader, read_traces
 
 
 class Works(Hook):
@@ -55,7 +55,7 @@ def test_time_is_kept_however_long_the_run_and_however_short_the_calls() -> None
 def test_a_long_trace_needs_no_more_room_than_a_short_one() -> None:
     path = written("run", metrics(1, loss=1.0))
     traced(path, *[("hook", "on_step_end", at * 10_000.0, 5.0, at) for at in range(20_000)])
-    trace = read_trace(path)
+    trace = read_traces(path)
     assert trace is not None and len(trace.lanes[0, "hook"].busy) <= 2 * COLUMNS
     assert trace.lanes[0, "hook"].calls == 20_000 == sum(trace.lanes[0, "hook"].counts)
 
@@ -73,7 +73,9 @@ def test_of_a_large_job_the_first_ranks_are_read() -> None:
     path = written("run", metrics(1, loss=1.0))
     for rank in range(12):
         traced(path, ("a", "on_step_end", 0, 10, 1), rank=rank)
-    assert [each["rank"] for each in data_of(path)["timeline"]] == list(range(8))
+    data = data_of(path)
+    assert [each["rank"] for each in data["timeline"]] == list(range(8))
+    assert data["notes"] == ["run: the traces of 4 further ranks are not read."]
 
 
 def test_what_a_killed_run_leaves_is_read_up_to_where_it_is_whole() -> None:
@@ -81,12 +83,12 @@ def test_what_a_killed_run_leaves_is_read_up_to_where_it_is_whole() -> None:
     file = traced(path, ("a", "on_step_end", 0, 10, 1), closed=False)
     with file.open("a") as more:
         more.write('{"name": "a", "cat": "hook", "ph": "X", "ts": 99')
-    trace = read_trace(path)
+    trace = read_traces(path)
     assert trace is not None and trace.lanes[0, "a"].calls == 1
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "[\n", '[{"name": 3, "cat": "hook", "ph": "X", "ts": "x", "dur": null}]\n', "\x00\xff\n", '{"traceEvents": []}\n',
-                                  '[{"name":"a","cat":"hook","ph":"X","ts":1e999,"dur":1},\n'])  # fmt: skip
+                                  '[{"name":"a","cat":"hook","ph":"X","ts":1e999,"dur":1},\n', "[" * 100_000 + "\n"], ids=shown)  # fmt: skip
 def test_a_file_that_is_no_trace_of_a_run_is_passed_over(text: str) -> None:
     path = written("run", metrics(1, loss=1.0))
     (path / "trace.json").write_text(text, encoding="latin-1")
@@ -108,3 +110,17 @@ def test_what_is_added_to_a_trace_is_read_once_and_a_new_one_replaces_the_old() 
     assert reader.refresh()
     found = reader.data()
     assert found is not None and [name for _, name in found.lanes] == ["b"]
+
+
+def test_times_that_cannot_be_are_passed_over() -> None:
+    path = written("run", metrics(1, loss=1.0))
+    huge = 10**400
+    file = traced(path, ("a", "on_step_end", 0, 10, 1), closed=False)
+    wrong = [{"ts": huge}, {"dur": huge}, {"ts": 1e300}, {"ts": 1e308, "dur": 1e308}, {"dur": -1}]
+    about = {"format": 1, "rank": 0, "clock_ns": 0, "unix_ns": huge}
+    lines = [{"name": "a", "cat": "hook", "ph": "X", "pid": 0, "args": {}, "ts": 1, "dur": 1, **each} for each in wrong]
+    lines += [{"name": "hookline", "ph": "M", "pid": 0, "args": about}, {"name": "a", "cat": "hook", "ph": "X", "pid": huge, "args": {"step": huge}, "ts": 1, "dur": 1}]
+    with file.open("a") as more:
+        more.write(",\n".join(json.dumps(each) for each in lines) + "\n]\n")
+    timeline = data_of(path)["timeline"]
+    assert [(each["rank"], each["lanes"][0]["calls"], each["cells"][0][6]) for each in timeline] == [(0, 2, 1)]

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report.reported import metrics, written
@@ -75,6 +76,37 @@ def test_a_directory_that_goes_away_leaves_the_page_as_it_was() -> None:
     assert found is not None and json.loads(found[1])["job"] == {"running": False, "why": "run does not exist."}
 
 
+def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed(path := written("run", metrics(1, loss=1.0)))
+    thread = threading.Thread(target=feed.keep_fresh, daemon=True)
+    monkeypatch.setattr(feed_module, "EVERY", 0.01)
+    with monkeypatch.context() as broken:
+        broken.setattr(feed_module, "page_data", lambda runs: {}[len(runs)])
+        written(path, metrics(1, loss=1.0), metrics(2, loss=0.5))
+        feed.join()
+        thread.start()
+        until(lambda: "KeyError: 1" in _told(feed)["stuck"])
+        assert "KeyError: 1" in feed.page() and _told(feed)["job"]["running"] is False
+    until(lambda: _told(feed)["stuck"] == "" and _told(feed)["summary"][0]["last"] == 0.5)
+    feed.end()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_line_that_no_log_should_hold_does_not_end_the_page() -> None:
+    feed = Feed(written("run", metrics(1, loss=1.0)))
+    with Path("run/log.jsonl").open("a") as log:
+        log.write(f'{{"type": "metrics", "step": 1{"0" * 400}, "metrics": {{"a": 1}}}}\n{json.dumps(metrics(2, loss=0.5))}\n')
+    feed.look()
+    assert _told(feed)["runs"][0]["step"] == 2 and _told(feed)["stuck"] == ""
+
+
+def _told(feed: Feed) -> Any:
+    found = feed.wait("", 1.0)
+    assert found is not None
+    return json.loads(found[1])
+
+
 def test_what_could_end_the_script_of_the_page_or_a_line_of_the_feed_is_data() -> None:
     feed = Feed(written("run", metrics(1, **{"</script>\n\ndata: x": 1.0, "\u2028": 2.0})))
     assert feed.page().count("</script>") == 2
@@ -107,7 +139,5 @@ def _answer_all(listener: socket.socket) -> None:
 
 
 def _statuses(feed: Feed) -> tuple[bool, str]:
-    found = feed.wait("", 1.0)
-    assert found is not None
-    told = json.loads(found[1])
+    told = _told(feed)
     return told["job"]["running"], told["runs"][0]["status"]

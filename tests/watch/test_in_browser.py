@@ -112,6 +112,29 @@ def test_a_hook_is_attached_and_its_name_is_text_whatever_is_in_it(live: Opened,
     assert "<b>bold</b>" in hooks(run)
 
 
+def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(live: Opened, run: Path, tmp_path: Path) -> None:
+    page = live.page
+    for name in ("mine", "theirs"):
+        (tmp_path / f"{name}.py").write_text("from hookline import Hook\nclass Probe(Hook):\n    def on_step_end(self): ...\n")
+    often = page.get_by_label("How often gradient_monitor is heard")
+    before = often.input_value()
+    often.fill("7 stepps")
+    often.press("Enter")
+    wait_until(page, "document.querySelector('.said.bad') !== null")
+    assert often.input_value() == before  # what was refused is not how often it is heard
+    field = page.get_by_label("Hook to attach, a file and a class")
+    field.type(f"{tmp_path}/mi")
+    ask(run, "attach", file=f"{tmp_path}/theirs.py:Probe", name="theirs")
+    wait_until(page, "document.querySelector('[aria-label=\"Hook theirs\"]') !== null")
+    page.keyboard.type("ne.py:Probe")
+    assert field.input_value() == f"{tmp_path}/mine.py:Probe"
+    page.keyboard.press("Enter")
+    wait_until(page, "document.querySelector('[aria-label=\"Hook probe\"]') !== null")
+    step = page.evaluate("shown.runs[0].step")
+    wait_until(page, f"shown.runs[0].step > {step} + 20")
+    assert page.locator(".said").inner_text().startswith("attach probe: done at step ") and field.input_value() == ""
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (360, "dark")])
 def test_it_fits_a_laptop_and_a_phone_in_light_and_dark(browser: Any, watch: Watch, width: int, scheme: str) -> None:
     made = Opened(browser, watch.url, viewport={"width": width, "height": 760}, color_scheme=scheme)
@@ -125,25 +148,28 @@ def test_it_fits_a_laptop_and_a_phone_in_light_and_dark(browser: Any, watch: Wat
 
 EVIL = """<!doctype html><title>evil</title><canvas></canvas><script>
 window.came = [];
-const at = "http://127.0.0.1:%d";
+const at = "http://127.0.0.1:%d" + "%s"; // the room, should anybody ever learn it
 const note = (name) => (problem) => came.push([name, problem instanceof Error ? "refused" : "answered"]);
 Promise.allSettled([
-  fetch(at + "/control", { method: "POST", credentials: "include", headers: { "Content-Type": "application/json" }, body: '{"command": "stop"}' }).then(note("json"), note("json")),
-  fetch(at + "/control", { method: "POST", credentials: "include", mode: "no-cors", body: '{"command": "stop"}' }).then(() => 0, () => 0),
-  fetch(at + "/", { credentials: "include" }).then(note("page"), note("page")),
-  new Promise((done) => { const feed = new EventSource(at + "/feed", { withCredentials: true }); feed.onmessage = note("feed"); feed.onerror = () => { came.push(["feed", "refused"]); feed.close(); done(); }; }),
+  fetch(at + "control", { method: "POST", credentials: "include", headers: { "Content-Type": "application/json" }, body: '{"command": "stop"}' }).then(note("json"), note("json")),
+  fetch(at + "control", { method: "POST", credentials: "include", mode: "no-cors", body: '{"command": "stop"}' }).then(() => 0, () => 0),
+  fetch(at, { credentials: "include" }).then(note("page"), note("page")),
+  new Promise((done) => { const feed = new EventSource(at + "feed", { withCredentials: true }); feed.onmessage = note("feed"); feed.onerror = () => { came.push(["feed", "refused"]); feed.close(); done(); }; }),
 ]).then(() => { window.over = true; });
-</script><form action="http://127.0.0.1:%d/control" method="post" enctype="text/plain" target="out"><input name='{"command": "stop", "x": "' value='"}'></form>
+</script><form action="http://127.0.0.1:%d%scontrol" method="post" enctype="text/plain" target="out"><input name='{"command": "stop", "x": "' value='"}'></form>
 <iframe name="out"></iframe><script>document.forms[0].submit()</script>"""
 
 
 def test_a_page_of_another_origin_gets_nothing_and_stops_nothing_with_the_browsers_own_cookie(browser: Any, watch: Watch, run: Path) -> None:
+    cookies: list[str | None] = []
+
     class Evil(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            cookies.append(self.headers.get("Cookie"))
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
-            self.wfile.write((EVIL % (watch.port, watch.port)).encode())
+            self.wfile.write((EVIL % (watch.port, watch.room, watch.port, watch.room)).encode())
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -162,15 +188,19 @@ def test_a_page_of_another_origin_gets_nothing_and_stops_nothing_with_the_browse
             evil.close()
         context.close()
         server.shutdown()
+    assert len(cookies) >= 2 and set(cookies) == {None}  # cookies know no ports, and this one would control the job
     assert ask(run, "status")["stopping"] is False
     assert "stop" not in [each["command"] for each in read_log(run) if each["type"] == "control"]
 
 
 def test_the_run_is_stopped_from_the_page_and_then_only_looked_at(live: Opened, run: Path) -> None:
     page = live.page
-    page.get_by_role("button", name="stop after this step").click()
-    assert ask(run, "status")["stopping"] is False  # it asks back
-    page.get_by_role("button", name="press again to stop the run").click()
+    page.get_by_role("button", name="stop after this step").dblclick()
+    again = page.get_by_role("button", name="press again to stop the run")
+    again.wait_for()
+    assert ask(run, "status")["stopping"] is False  # it asks back, and a double click is no answer
+    page.wait_for_timeout(600)
+    again.click()
     wait_until(page, "document.getElementById('job').textContent.includes('To look at, not to switch')")
     wait_until(page, "document.querySelector('#top .badge').textContent === 'stopped'")
     assert page.get_by_role("switch").count() == 0

@@ -36,16 +36,25 @@ def test_the_printed_address_lets_one_browser_in_and_nobody_after_it(watch: Watc
     first, second = Visitor(watch), Visitor(watch)
     url = watch.url.partition(str(watch.port))[2]
     answer = first.come_in()
-    assert answer.status == 303 and answer.getheader("Location") == "/"
+    room = answer.getheader("Location") or ""
+    assert answer.status == 303 and room == watch.room
     cookie = answer.getheader("Set-Cookie") or ""
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and url.partition("=")[2] not in cookie
-    assert first.get("/").status == 200 and first.get(url).status == 303  # the same browser, again
-    assert second.get(url).status == 403
+    assert first.get(room).status == 200 and first.get(room).status == 200  # the same browser, again
+    assert first.get(url).status == second.get(url).status == second.get(room).status == 403
 
 
-@pytest.mark.parametrize("path", ["/", "/feed", "/?token=", "/?token=wrong", "/?token=%00%ff", "/feed?token=wrong"])
+def test_the_cookie_is_for_a_place_that_nobody_else_on_this_machine_can_guess(watch: Watch) -> None:
+    room = Visitor(watch).come_in().getheader("Location") or ""
+    assert len(room) > 20 and room not in watch.url
+    other = Watch(watch.run_dir)
+    assert other.room != room and f"; Path={room};" not in other.url
+    other._server.server_close()
+
+
+@pytest.mark.parametrize("path", ["/", "{room}", "{room}feed", "/?token=", "/?token=wrong", "/?token=%00%ff", "{room}feed?token=wrong", "{room}?token=wrong"])
 def test_without_token_or_cookie_there_is_nothing_to_see(watch: Watch, path: str) -> None:
-    answer = Visitor(watch).get(path)
+    answer = Visitor(watch).get(path.format(room=watch.room))
     assert answer.status == 403 and b"loss" not in answer.read()
 
 
@@ -53,13 +62,13 @@ def test_without_token_or_cookie_there_is_nothing_to_see(watch: Watch, path: str
 def test_a_wrong_cookie_is_no_cookie(watch: Watch, cookie: str) -> None:
     visitor = Visitor(watch)
     visitor.cookie = cookie.format(port=watch.port)
-    assert visitor.get("/").status == 403 and visitor.post({"command": "stop"}).status == 403
+    assert visitor.page().status == 403 and visitor.post({"command": "stop"}).status == 403
 
 
 def test_it_listens_on_this_machine_alone(watch: Watch) -> None:
     others = {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), watch.port, socket.AF_INET)} - {"127.0.0.1"}
     for address in others:
-        with pytest.raises(OSError), socket.create_connection((address, watch.port), timeout=5):
+        with pytest.raises(OSError), socket.create_connection((str(address), watch.port), timeout=5):
             pass
     assert watch._server.server_address[0] == "127.0.0.1"
 
@@ -67,12 +76,12 @@ def test_it_listens_on_this_machine_alone(watch: Watch) -> None:
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0:{port}", "[::1", ""])
 def test_a_foreign_name_that_leads_here_is_turned_away(visitor: Visitor, host: str) -> None:
     named = host.format(port=visitor.watch.port) or "x@y"
-    assert visitor.get("/", Host=named).status == 403
+    assert visitor.page(Host=named).status == 403
     assert visitor.post({"command": "stop"}, Host=named, Origin=f"http://{named}").status == 403
 
 
 def test_through_a_tunnel_it_may_have_another_port(visitor: Visitor) -> None:
-    assert visitor.get("/", Host="localhost:9999").status == 200
+    assert visitor.page(Host="localhost:9999").status == 200
     assert visitor.post({"command": "stop"}, Host="localhost:9999", Origin="http://localhost:9999").status == 200
 
 
@@ -86,7 +95,7 @@ def test_a_page_of_another_origin_cannot_ask_for_anything_even_with_the_cookie(v
     answer = visitor.post({"command": "stop"}, **given)
     assert answer.status == 403 and answer.getheader("Access-Control-Allow-Origin") is None
     if "Sec_Fetch_Site" in given:
-        assert visitor.get("/feed", **given).status == 403
+        assert visitor.get(f"{visitor.watch.room}feed", **given).status == 403
 
 
 @pytest.mark.parametrize(
@@ -99,13 +108,21 @@ def test_what_is_no_request_is_refused(visitor: Visitor, body: Any, headers: dic
 
 
 def test_other_paths_lead_nowhere(visitor: Visitor) -> None:
-    for path in ("/log.jsonl", "/../../etc/passwd", "//etc/passwd", "/control"):
+    room = visitor.watch.room
+    for path in ("/log.jsonl", "/../../etc/passwd", "//etc/passwd", "/control", "/feed", f"{room}control", f"{room}../log.jsonl", room[:-1], f"{room[:-3]}/feed"):
         assert visitor.get(path).status == 404
-    assert visitor.post({"command": "stop"}, path="/").status == 404
+    for path in (room, f"{room}feed", "/control"):
+        assert visitor.post({"command": "stop"}, path=path).status == 404
+
+
+def test_a_mistake_of_hooklines_own_is_answered_in_words(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitor.watch.feed, "page", lambda: 1 // 0)
+    answer = visitor.page()
+    assert answer.status == 500 and b"ZeroDivisionError" in answer.read()
 
 
 def test_the_page_may_talk_to_its_own_server_only_and_nobody_may_frame_or_keep_it(visitor: Visitor) -> None:
-    answer = visitor.get("/")
+    answer = visitor.page()
     page = answer.read().decode()
     assert "; connect-src 'self'" in page and "default-src 'none'" in page
     assert (answer.getheader("X-Frame-Options"), answer.getheader("Cache-Control")) == ("DENY", "no-store")
@@ -119,8 +136,8 @@ def test_a_run_that_has_ended_can_be_looked_at_and_not_switched(visitor: Visitor
 
 
 def test_what_is_new_is_pushed_and_only_that(visitor: Visitor) -> None:
-    live = data_in(visitor.get("/").read().decode())["live"]
-    feed = visitor.get(f"/feed?from={live}")
+    live = data_in(visitor.page().read().decode())["live"]
+    feed = visitor.get(f"{visitor.watch.room}feed?from={live}")
     assert feed.getheader("Content-Type") == "text/event-stream"
     with Path("run/log.jsonl").open("a") as log:
         log.write(json.dumps({"time": 1.7e9, **metrics(3, loss=0.25)}) + "\n")
@@ -133,9 +150,9 @@ def test_what_is_new_is_pushed_and_only_that(visitor: Visitor) -> None:
 
 
 def test_who_comes_back_gets_what_was_missed_and_who_knows_nothing_gets_all(visitor: Visitor) -> None:
-    visitor.get("/").read()
+    visitor.page().read()
     for since in ("", "elsewhere-7"):
-        feed = visitor.get("/feed", Last_Event_ID=since)
+        feed = visitor.get(f"{visitor.watch.room}feed", Last_Event_ID=since)
         feed.readline(), feed.readline()
         assert {"runs", "config", "sections", "job"} <= set(json.loads(feed.readline().decode().removeprefix("data: ")))
         feed.close()
@@ -153,7 +170,7 @@ def test_a_running_job_is_switched_through_the_server_and_the_log_has_it(tmp_pat
     with job(tmp_path) as run, served(run) as watch:
         visitor = Visitor(watch)
         visitor.come_in()
-        shown = data_in(visitor.get("/").read().decode())["job"]
+        shown = data_in(visitor.page().read().decode())["job"]
         assert shown["running"] and [each["name"] for each in shown["hooks"]][:2] == ["naps", "gradient_monitor"]
         done = json.loads(visitor.post({"command": "disable", "hook": "gradient_monitor", "patience": 0, "more": "x"}).read())
         assert done["hook"] == "gradient_monitor" and done["step"] > 0

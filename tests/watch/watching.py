@@ -87,7 +87,12 @@ class Visitor:
     def get(self, path: str, **headers: str) -> http.client.HTTPResponse:
         return self.ask("GET", path, None, headers)
 
-    def post(self, body: Any, path: str = "/control", **headers: str) -> http.client.HTTPResponse:
+    def page(self, **headers: str) -> http.client.HTTPResponse:
+        """Where the browser was sent."""
+        return self.get(self.watch.room, **headers)
+
+    def post(self, body: Any, path: str = "", **headers: str) -> http.client.HTTPResponse:
+        path = path or f"{self.watch.room}control"
         own = {"Origin": f"http://127.0.0.1:{self.watch.port}", "Content-Type": "application/json", **headers}
         return self.ask("POST", path, body if isinstance(body, str) else json.dumps(body), own)
 

@@ -12,6 +12,8 @@ from hookline.control.client import ask
 from hookline.errors import OptionError, closest
 
 LONGEST_WAIT = 3600.0
+LONGEST_NAME = 60
+"""Characters of a hook's name in the table."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (), "enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
     "attach": ("file",),
@@ -54,10 +56,16 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def _in_a_cell(name: str) -> str:
+    """A program may call its hooks what it likes; a table needs lines that are whole."""
+    shown = name if name.isprintable() else repr(name)
+    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"
+
+
 def _table(answer: dict[str, Any]) -> list[str]:
     rows = [("hook", "", "how often", "calls", "total", "share")]
     for each in answer["hooks"]:
-        rows.append((each["name"], "on" if each["enabled"] else "off", each["every"], f"{each['calls']:,}",
+        rows.append((_in_a_cell(each["name"]), "on" if each["enabled"] else "off", each["every"], f"{each['calls']:,}",
                      f"{each['total']:.3f} s", f"{each['share']:.2%}"))  # fmt: skip
     wide = [max(len(row[place]) for row in rows) for place in range(6)]
     lines = ["  ".join(cell.rjust(width) if place > 2 else cell.ljust(width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
+import stat
 import sys
 import types
 from pathlib import Path
@@ -14,6 +15,7 @@ from hookline.errors import HookError, closest
 from hookline.hook import Hook, snake_case
 
 LARGEST_FILE = 1_000_000
+LONGEST_NAME = 200
 _serial = itertools.count(1)
 
 
@@ -24,8 +26,11 @@ def read_file(asked: str) -> dict[str, Any]:
     if file.suffix != ".py" or (name and not name.isidentifier()):
         raise HookError(f"attach {asked!r}: give a file and a class in it, such as probe.py:Probe.")
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            raise HookError(f"attach {asked!r}: a file of {file.stat().st_size:,} bytes is no hook.")
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for ever
+            raise HookError(f"attach {asked!r}: {file} is no regular file.")
+        if about.st_size > LARGEST_FILE:
+            raise HookError(f"attach {asked!r}: a file of {about.st_size:,} bytes is no hook.")
         source = file.read_text(encoding="utf-8")
         compile(source, str(file), "exec")
     except FileNotFoundError:
@@ -34,6 +39,14 @@ def read_file(asked: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
     return {"file": str(file), "class": name, "source": source, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+
+
+def check_name(name: Any) -> None:
+    """Refuse what no table, and no command line, could show as a name."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
+        shown = repr(name)
+        shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}…"
+        raise HookError(f"attach: the name {shown} must be a text of one line, of at most {LONGEST_NAME} characters.")
 
 
 def make_hook(about: dict[str, Any]) -> Hook:
@@ -45,9 +58,11 @@ def make_hook(about: dict[str, Any]) -> Hook:
     exec(compile(about["source"], str(file), "exec"), vars(module))
     cls = _choose(module, file.name, str(about["class"]))
     try:
-        return cls()
+        hook = cls()
     except TypeError as error:
         raise HookError(f"{cls.__name__} cannot be made without arguments ({error}); give them defaults.") from error
+    check_name(about["name"] or hook.name)
+    return hook
 
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:

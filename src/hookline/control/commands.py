@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.control.attaching import make_hook, read_file
+from hookline.control.attaching import check_name, make_hook, read_file
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
 from hookline.loops.run import Run
@@ -79,9 +79,11 @@ def _stop(run: Run, asked: Plain) -> Plain:
 
 def _check_file(run: Run, asked: Plain) -> Plain:
     name = asked.get("name")
-    if name is not None and (not isinstance(name, str) or name in run.state.hooks):
-        raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet. "
-                        f"Hooks: {', '.join(each.name for each in run.state.hooks.entries())}.")  # fmt: skip
+    if name is not None:
+        check_name(name)
+        if name in run.state.hooks:
+            raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet. "
+                            f"Hooks: {', '.join(each.name for each in run.state.hooks.entries())}.")  # fmt: skip
     return {**read_file(_text(asked, "file")), "name": name}
 
 
@@ -169,9 +171,8 @@ def status(run: Run) -> Plain:
 def _about(entry: Any, elapsed: float) -> Plain:
     accounts = [each.account for each in entry.listeners]
     spent = sum(each.total for each in accounts) / 1e9
-    original = getattr(entry.hook, "original", entry.hook)
     return {
-        "name": entry.name, "class": type(original).__name__, "enabled": entry.enabled, "every": interval_of(entry),
+        "name": entry.name, "class": type(entry.given).__name__, "enabled": entry.enabled, "every": interval_of(entry),
         "events": [each.event.name for each in entry.listeners], "calls": sum(each.calls for each in accounts),
         "total": spent, "worst": max((each.worst for each in accounts), default=0) / 1e9, "share": spent / elapsed,
     }  # fmt: skip

@@ -34,19 +34,25 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
     charts, left_out = sections(runs)
     notes = [f"{run_name}: {count} {what} are not shown." for run_name, run in zip(names(runs), runs, strict=True)
              for what, count in run.unshown.items()]  # fmt: skip
+    notes += [f"{run_name}: {run.trace.left_out} calls of further hooks are not on the timeline."
+              for run_name, run in zip(names(runs), runs, strict=True) if run.trace and run.trace.left_out]  # fmt: skip
+    notes += [f"{run_name}: the traces of {run.trace.unread} further ranks are not read."
+              for run_name, run in zip(names(runs), runs, strict=True) if run.trace and run.trace.unread]  # fmt: skip
     if left_out:
-        which = cut(", ".join(left_out), LONGEST_VALUE)
-        notes.append(f"{len(left_out)} metrics beyond the first few hundred are not drawn: {which}")
+        notes.append(f"{len(left_out)} metrics beyond the first few hundred are not drawn: {_listed(left_out)}")
+    rows, left_out = summary(runs)
+    if left_out:
+        notes.append(f"{len(left_out)} metrics are not in the table of values: {_listed(left_out)}")
     pictures, without = _pictures(runs)
     if without:
         notes.append(f"{without} pictures are not in this page because of its size; they are in the media folder of the run.")
     return {
         "made": now, "version": __version__,
         "runs": [_about(run, name, now) for run, name in zip(runs, names(runs), strict=True)],
-        "sections": charts, "summary": summary(runs), "heat": heat_maps(runs), "events": _events(runs, notes),
-        "timeline": timelines(runs), "checkpoints": _checkpoints(runs), "config": _config(runs), "versions": _versions(runs),
-        "cost": [{"run": number, "rows": [_cost_row(row) for row in run.cost]} for number, run in enumerate(runs) if run.cost],
-        "texts": _texts(runs), "pictures": pictures, "notes": notes,
+        "sections": charts, "summary": rows, "heat": heat_maps(runs), "events": _events(runs, notes),
+        "timeline": timelines(runs), "checkpoints": _checkpoints(runs, notes), "config": _config(runs, notes),
+        "versions": _versions(runs), "cost": [_cost(number, run) for number, run in enumerate(runs) if run.cost],
+        "texts": _texts(runs, notes), "pictures": pictures, "notes": notes,
     }  # fmt: skip
 
 
@@ -65,16 +71,23 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
+def _listed(found: list[str]) -> str:
+    return cut(", ".join(found), LONGEST_VALUE)
+
+
 def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
-    took = duration(run.ended - run.began) if run.began is not None and run.ended is not None else ""
+    took, pauses = "", 0.0
+    if run.began is not None and run.ended is not None:
+        took, pauses = duration(run.spent), run.ended - run.began - run.spent
     step = max(run.last_step, whole(run.record.get("step")) or 0)
     end = how_it_ended(run)
     is_over = bool(end["status"]) and "epochs" in run.record  # until then run.json is as old as its first checkpoint
     return {
         "name": name, "path": str(run.path), "status": said, "mood": mood, "step": step,
         "reason": cut(end["reason"], LONGEST_VALUE),
-        "epochs": run.record.get("epochs") if is_over else run.epoch, "took": took, "began": run.began, "ended": run.ended,
+        "epochs": run.record.get("epochs") if is_over else run.epoch, "took": took, "is_over": bool(end["status"]),
+        "pauses": duration(pauses) if pauses >= 1 else "", "began": run.began, "ended": run.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip
 
@@ -91,7 +104,10 @@ def _events(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     return [found[index] for index in sorted(keep[:MOST_EVENTS])]
 
 
-def _checkpoints(runs: list[RunData]) -> list[dict[str, Any]]:
+def _checkpoints(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
+    without = [_below(each.path, run.path) for run in runs for each in run.checkpoints[MOST_CHECKPOINTS:]]
+    if without:
+        notes.append(f"{len(without)} older checkpoints are not in the table: {_listed(without)}")
     return [
         {"run": number, "name": _below(each.path, run.path), "step": each.manifest["step"], "epoch": each.manifest["epoch"],
          "reason": each.manifest["reason"], "score": score(each.manifest), "saved": timestamp(each.manifest["saved_at"]),
@@ -104,6 +120,11 @@ def _below(path: Path, parent: Path) -> str:
     return str(path.relative_to(parent)) if path.is_relative_to(parent) else str(path)
 
 
+def _cost(number: int, run: RunData) -> dict[str, Any]:
+    """Of the job that has ended last; `since` says where it went on, if that was not the beginning."""
+    return {"run": number, "since": run.cost_since, "rows": [_cost_row(row) for row in run.cost]}
+
+
 def _cost_row(row: dict[str, Any]) -> dict[str, Any]:
     numbers = {key: row[key] for key in ("calls", "total", "mean", "worst", "share") if isinstance(row.get(key), int | float)}
     return {"hook": str(row.get("hook", "")), "event": str(row.get("event", "")), **numbers}
@@ -112,11 +133,13 @@ def _cost_row(row: dict[str, Any]) -> dict[str, Any]:
 # ---- configuration ------------------------------------------------------------------------------------------------
 
 
-def _config(runs: list[RunData]) -> list[dict[str, Any]]:
+def _config(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     """Every key with its value in each run, None where it has none. Values stay as they were logged, masks included."""
     flat = [_flat(run.params) for run in runs]
-    keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))[:MOST_KEYS]
-    return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys]
+    keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
+    if len(keys) > MOST_KEYS:
+        notes.append(f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: {_listed(keys[MOST_KEYS:])}")
+    return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]]
 
 
 def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
@@ -139,8 +162,9 @@ def _versions(runs: list[RunData]) -> list[dict[str, Any]]:
 # ---- text and pictures --------------------------------------------------------------------------------------------
 
 
-def _texts(runs: list[RunData]) -> list[dict[str, Any]]:
+def _texts(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     room, made = TEXT_CHARACTERS, []
+    without: list[str] = []
     for number, run in enumerate(runs):
         for tag, kept in run.texts.items():
             items = []
@@ -149,7 +173,12 @@ def _texts(runs: list[RunData]) -> list[dict[str, Any]]:
                 room -= len(short)
                 if room >= 0:
                     items.append({"step": step, "text": short})
-            made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": run.text_counts[tag]})
+            if items:
+                made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": run.text_counts[tag]})
+            else:
+                without.append(tag)
+    if without:
+        notes.append(f"The texts of {len(without)} tags are not in this page because of its size: {_listed(without)}")
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.report.downsampling import columns, in_order, min_max, strongest
+from hookline.report.downsampling import Floats, columns, in_order, min_max, strongest
 from hookline.report.reading import EPOCH, RunData, Series
 
 POINTS = 45_000
@@ -19,6 +19,8 @@ CELLS = 50_000
 """Cells of all heat maps together."""
 MOST_ROWS = 200
 PER_MAP = (16, 160)
+MOST_DIGITS = 15
+"""Of a number in a curve."""
 
 STAGES = ("train", "val", "test")
 SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
@@ -78,7 +80,7 @@ def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     left_out: list[str] = []
     room = MOST_SERIES
     for section, title in ordered:
-        members = sorted(charts[section, title], key=lambda each: (_stage(each[1]), each[1], each[0]))
+        members = sorted(charts[section, title], key=lambda each: (_stage(each[1]), _natural(each[1]), each[0]))
         left_out += [name for _, name, _ in members[max(0, room):]]
         drawn = [_curve(number, name, series, most) for number, name, series in members[: max(0, room)]]
         room -= len(drawn)
@@ -99,25 +101,33 @@ def _stage(name: str) -> int:
     return STAGES.index(first) if first in STAGES else len(STAGES)
 
 
+def _natural(name: str) -> list[Any]:
+    """Numbers in a name in the order of numbers: 2 before 10."""
+    parts = re.split(r"([0-9]+)", name)  # at odd places the numbers, of any length
+    return [(len(part.lstrip("0")), part.lstrip("0")) if index % 2 else part for index, part in enumerate(parts)]
+
+
 def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
     steps, values = in_order(*series.arrays())
     x, y, means = min_max(steps, values, most)
-    made = {"run": run, "name": name, "x": x.astype(np.int64).tolist(), "y": [_short(each) for each in y.tolist()],
-            "of": len(series.steps)}  # fmt: skip
-    return made if means is None else {**made, "mean": [_short(each) for each in means.tolist()]}
+    digits = _digits(y)
+    made = {"run": run, "name": name, "x": x.astype(np.int64).tolist(), "y": _short(y, digits), "of": len(series.steps)}
+    return made if means is None else {**made, "mean": _short(means, digits)}
 
 
-def summary(runs: list[RunData]) -> list[dict[str, Any]]:
-    """Every metric's last, lowest and highest value, from all of its values and unrounded."""
+def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Every metric's last, lowest and highest value, from all of its values and unrounded; and the names without a row."""
     names = list(dict.fromkeys(name for run in runs for name, series in run.series.items()
-                               if series.steps and layer_of(name) is None))[:MOST_SERIES]  # fmt: skip
-    names.sort(key=lambda name: (SECTIONS.index(place_of(name)[0]), "loss" not in name, place_of(name)[1], _stage(name), name))
+                               if series.steps and layer_of(name) is None))  # fmt: skip
+    names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
+    names.sort(key=lambda name: (SECTIONS.index(place_of(name)[0]), "loss" not in name, _natural(place_of(name)[1]), _stage(name),
+                                 _natural(name)))  # fmt: skip
     rows = []
     for name in names:
         for number, run in enumerate(runs):
             if name in run.series and run.series[name].steps:
                 rows.append({"run": number, "name": name, **_extremes(run.series[name])})
-    return rows
+    return rows, left_out
 
 
 def _extremes(series: Series) -> dict[str, Any]:
@@ -162,5 +172,16 @@ def _cell(value: float) -> float | str | None:
     return None if math.isnan(value) else "x" if math.isinf(value) else float(f"{value:.4g}")
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
+def _digits(values: Floats) -> int:
+    """As many as show what a curve does: one that stays close to a million needs more than one around zero."""
+    if not values.size:
+        return 6
+    low, high = float(values.min()), float(values.max())
+    spread, size = high - low, max(abs(low), abs(high))
+    if not spread or not math.isfinite(spread):
+        return MOST_DIGITS  # a constant is short already, or exact
+    return min(MOST_DIGITS, 6 + max(0, math.ceil(math.log10(size / spread))))
+
+
+def _short(values: Floats, digits: int) -> list[float]:
+    return [float(f"{each:.{digits}g}") for each in values.tolist()]

@@ -12,7 +12,7 @@ from typing import Any
 
 from hookline.control.address import is_answered
 from hookline.report.curves import layer_of
-from hookline.report.reading import Event, RunData
+from hookline.report.reading import LAST_STEP, Event, RunData
 
 SILENT = 600.0
 """Seconds without a record after which a run that says it trains is doubted."""
@@ -83,7 +83,7 @@ def duration(seconds: float) -> str:
 
 def whole(value: Any) -> int | None:
     """A step, if it is one."""
-    return value if type(value) is int else None
+    return value if type(value) is int and abs(value) < LAST_STEP else None
 
 
 def timestamp(text: Any) -> float | None:

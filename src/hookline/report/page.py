@@ -19,7 +19,7 @@ from hookline.report.reading import RunData, read_run
 
 PARTS = Path(__file__).parent / "parts"
 STYLES = ("uplot.min.css", "page.css")
-SCRIPTS = ("uplot.min.js", "building.js", "charts.js", "heat.js", "tables.js", "page.js")
+SCRIPTS = ("uplot.min.js", "building.js", "updating.js", "charts.js", "heat.js", "tables.js", "page.js")
 """In this order, as one script; uPlot is third-party code, see uplot.LICENSE."""
 LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
 """Of a page that is served, and goes on asking the server that it came from."""

@@ -15,7 +15,7 @@ from hookline.errors import OptionError, closest
 from hookline.loggers.reading import read_log
 from hookline.loops.record import RECORD, read_record
 from hookline.report.downsampling import Floats
-from hookline.report.traced import TraceData, read_trace
+from hookline.report.traced import TraceData, read_traces
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -25,8 +25,12 @@ MOST_NAMES = 5000
 MOST_EVENTS = 2000
 FAR_AWAY = 1e11
 """Seconds since 1970: what lies beyond, NaN included, is no time."""
+LAST_STEP = 1 << 53
+"""Up to here a browser can count; what lies beyond is no step."""
 LASTING = ("failure", "control", "resume")
 """What happened to the job and not to the model: told although a resume has superseded the steps around it."""
+BEGINS = ("hyperparams", "resume")
+"""With what a job begins: what lies before it was no time in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
 
@@ -81,12 +85,19 @@ class RunData:
     images: list[tuple[str, int | None, str]] = field(default_factory=list)
     """Tag, step, and the path as the log has it."""
     cost: list[dict[str, Any]] = field(default_factory=list)
+    cost_since: int | None = None
+    """The step at which the job began whose cost this is, if it was resumed."""
+    resumed_at: int | None = None
     checkpoints: list[Found] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
     records: int = 0
     superseded: int = 0
     began: float | None = None
     ended: float | None = None
+    spent: float = 0.0
+    """Seconds in its jobs, without those between them."""
+    is_beginning: bool = False
+    """Whether the last record was one with which a job begins."""
     last_step: int = 0
     epoch: int | None = None
     unshown: dict[str, int] = field(default_factory=dict)
@@ -107,7 +118,7 @@ def read_run(path: Path) -> RunData:
     """A run from its directory, whether it still runs, has ended or was killed."""
     run = read_logged(path)
     read_beside(run)
-    run.trace = read_trace(path)
+    run.trace = read_traces(path)
     return run
 
 
@@ -123,6 +134,8 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
                 foreign += not take(run, record)
             elif record.get("type") in LASTING:
                 _take_lasting(run, record)
+            else:
+                _take_time(run, record)
         if foreign and not run.records:
             raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
         if not run.records and until is None and _has_lines(log):
@@ -165,8 +178,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
         return False
     run.records += 1
     _take_time(run, record)
-    step = record.get("step")
-    step = step if type(step) is int else None
+    step = step_of(record)
     if step is not None and step > run.last_step:
         run.last_step = step
     if kind == "metrics":
@@ -184,19 +196,27 @@ def _take_time(run: RunData, record: dict[str, Any]) -> None:
     time = record.get("time")
     if (type(time) is float or type(time) is int) and abs(time) < FAR_AWAY:
         run.began = time if run.began is None else run.began
-        run.ended = time
+        begins = record.get("type") in BEGINS
+        if run.ended is not None and time > run.ended and (run.is_beginning or not begins):
+            run.spent += time - run.ended
+        run.ended, run.is_beginning = time, begins
+
+
+def step_of(record: dict[str, Any]) -> int | None:
+    """Where it belongs, if that is a step."""
+    step = record.get("step")
+    return step if type(step) is int and -LAST_STEP < step < LAST_STEP else None
 
 
 def _take_lasting(run: RunData, record: dict[str, Any]) -> None:
     _take_time(run, record)
-    step = record.get("step")
-    _TAKERS[record["type"]](run, record, step if type(step) is int else None)
+    _TAKERS[record["type"]](run, record, step_of(record))
 
 
 def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
     metrics = record.get("metrics")
-    if type(record.get("epoch")) is int:
-        run.epoch = record["epoch"]
+    if type(epoch := record.get("epoch")) is int and abs(epoch) < LAST_STEP:
+        run.epoch = epoch
     if not isinstance(metrics, dict):
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
@@ -242,18 +262,19 @@ def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None
 
 
 def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending = run.ended, {}
+    run.started, run.ending, run.resumed_at = run.ended, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
     run.superseded += count if isinstance(count, int) else 0
     gone = f"; {count} records after it are superseded" if count else ""
-    add_event(run, Event("resume", f"from {record.get('checkpoint', '?')}{gone}", run.ended, step))
+    text = f"from {record['checkpoint']}{gone}" if "checkpoint" in record else f"anew; {count} records are of an earlier run"
+    add_event(run, Event("resume", text, run.ended, step))
 
 
 def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
     rows = record.get("rows")
     if isinstance(rows, list):
-        run.cost = [row for row in rows if isinstance(row, dict)]
+        run.cost, run.cost_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
 
 
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
@@ -268,12 +289,13 @@ def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> Non
 
 
 def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    """Who and where come first: a message may be as long as all that is shown."""
     where = f" in {record['event']}" if record.get("event") else ""
-    who = f" (by {record['who']}{where})" if record.get("who") else ""
-    rank = f", on rank {record['rank']}" if record.get("rank") else ""
+    who = f"{record['who']}{where}: " if record.get("who") else ""
+    rank = f"on rank {record['rank']}: " if record.get("rank") else ""
     text = f"{record.get('exception', '')}: {record.get('message', '')}"
     run.failures.add((step, text))
-    add_event(run, Event("failure", f"{text}{who}{rank}", run.ended, step))
+    add_event(run, Event("failure", f"{rank}{who}{text}", run.ended, step))
 
 
 def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:

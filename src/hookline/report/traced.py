@@ -6,7 +6,6 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,9 @@ FIRST_WIDTH = 100.0
 """Microseconds of a column to begin with."""
 MOST_LANES = 120
 LONGEST_LINE = 1_000_000
+FAR_AWAY = 1e17
+"""Microseconds: what lies beyond is no time."""
+LAST_STEP = 1 << 53
 
 
 @dataclass
@@ -49,6 +51,8 @@ class TraceData:
     columns: int = 0
     left_out: int = 0
     """Calls of hooks beyond those that are kept."""
+    unread: int = 0
+    """Traces of ranks beyond those that are read."""
 
     def add(self, event: dict[str, Any], shift: float) -> None:
         """One complete event of the trace, if it is a hook's; `shift` takes its clock to that of all machines."""
@@ -125,6 +129,7 @@ class TraceReader:
         if any(path not in files or files[path].st_ino != known or files[path].st_size < at
                for path, (known, at) in self._read.items()):  # fmt: skip
             self._read, self._shifts, self._data = {}, {}, TraceData()  # written anew
+        self._data.unread = len(found) - len(first)
         grown = False
         for path, about in files.items():
             _, at = self._read.get(path, (0, 0))
@@ -137,7 +142,7 @@ class TraceReader:
         return grown
 
 
-def read_trace(run_dir: Path) -> TraceData | None:
+def read_traces(run_dir: Path) -> TraceData | None:
     """What the traces in a run's directory tell; None if there are none."""
     reader = TraceReader(run_dir)
     reader.refresh()
@@ -158,7 +163,7 @@ def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]
                 at += len(line)
                 try:
                     event = json.loads(line.strip().lstrip(b"[").rstrip(b",]"))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(event, dict):
                     yield at, event
@@ -172,7 +177,9 @@ def _shift(event: dict[str, Any], before: float) -> float:
         return before
     about = event.get("args")
     of_day, own = (about.get("unix_ns"), about.get("clock_ns")) if isinstance(about, dict) else (None, None)
-    return (of_day - own) / 1e3 if isinstance(of_day, int) and isinstance(own, int) else before
+    if not (isinstance(of_day, int) and isinstance(own, int)) or max(abs(of_day), abs(own)) > 1e3 * FAR_AWAY:
+        return before
+    return (of_day - own) / 1e3
 
 
 def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | None:
@@ -184,9 +191,9 @@ def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | No
     name, start, took, rank = event.get("name"), event.get("ts"), event.get("dur"), event.get("pid")
     if not (isinstance(name, str) and isinstance(start, int | float) and isinstance(took, int | float)):
         return None
-    if not (isfinite(start) and isfinite(took)) or took < 0:
+    if not (-FAR_AWAY < start < FAR_AWAY and 0 <= took < FAR_AWAY):  # neither is NaN
         return None
-    rank = rank if isinstance(rank, int) else 0
+    rank = rank if isinstance(rank, int) and 0 <= rank < LAST_STEP else 0
     step = about.get("step")
     return (rank, str(about.get("hook", name)), str(about.get("event", name)), float(start), float(took),
-            step if isinstance(step, int) else 0)  # fmt: skip
+            step if isinstance(step, int) and abs(step) < LAST_STEP else 0)  # fmt: skip

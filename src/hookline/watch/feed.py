@@ -41,7 +41,7 @@ class Feed:
         self._ended = False
         self._told_at = time.monotonic()
         self._was_running: bool | None = None
-        self._take(page_data([self._run.run]))
+        self._take({**page_data([self._run.run]), "stuck": ""})
 
     # ---- keeping it fresh -----------------------------------------------------------------------------------------
 
@@ -60,12 +60,17 @@ class Feed:
                 self._news.wait_for(lambda: self._ended, timeout=pause)
 
     def look(self) -> None:
-        """See what is new."""
+        """See what is new. Whatever goes wrong is said on the page: one that stands still must not look live."""
         with self._looking:
-            job = self._job()
-            has_changed = self._was_running not in (None, job["running"])  # a job that was killed writes nothing about it
-            self._was_running = job["running"]
-            self._take({**self._written(has_changed), "job": job})
+            try:
+                job = self._job()
+                has_changed = self._was_running not in (None, job["running"])  # a job that was killed writes nothing about it
+                self._was_running = job["running"]
+                self._take({"job": job})
+                self._take({**self._written(has_changed), "stuck": ""})
+            except Exception as error:
+                self._told_at = -DOUBT  # at the next look all of it again
+                self._take({"stuck": f"What the run has written since cannot be read ({type(error).__name__}: {error})."})
 
     def _written(self, has_changed: bool) -> dict[str, Any]:
         """What the run's files tell, if that is anything new."""

@@ -24,6 +24,9 @@ KEEP_ALIVE = 15.0
 """Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
 ASKED = {"enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
          "attach": ("file", "name")}  # fmt: skip
+NOTHING = "There is nothing here."
+ONCE = ("Open the address that hookline watch has printed. It works once: from then on the page is where that browser was sent. "
+        "Start hookline watch again for another address.")  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
@@ -45,8 +48,11 @@ class Watch:
         self.run_dir = run_dir
         self.feed = Feed(run_dir)
         self.token: str = secrets.token_urlsafe(32)
-        """Opens the page once; the browser that used it has the cookie from then on."""
+        """Opens the page once; the browser that used it has the cookie from then on, and knows the room."""
         self.cookie = secrets.token_urlsafe(32)
+        self.room = f"/{secrets.token_urlsafe(16)}/"
+        """Where everything is. Cookies know no ports: a browser hands them to every server of this machine, unless they are
+        for a path, and none of those servers can guess this one."""
         self._using_token = threading.Lock()
         try:
             self._server = _Server((HOME, port), _Handler)
@@ -62,7 +68,7 @@ class Watch:
 
     @property
     def cookie_name(self) -> str:
-        """Cookies know no ports: two of these servers must not take each other's."""
+        """Two of these servers must not take each other's."""
         return f"hookline-{self.port}"
 
     def serve(self) -> None:
@@ -122,15 +128,15 @@ class _Handler(BaseHTTPRequestHandler):
             query = parse_qs(asked.query)
             if asked.path == "/" and "token" in query:
                 self._let_in(query["token"][0])
-            elif asked.path == "/":
-                self._check_cookie()
+                return
+            place = self._place(asked.path)
+            if place == "":
                 self._send(200, "text/html; charset=utf-8", self.watch.feed.page().encode("utf-8", "replace"))
-            elif asked.path == "/feed":
-                self._check_cookie()
+            elif place == "feed":
                 self._check_same_page()
                 self._push(self.headers.get("Last-Event-ID") or query.get("from", [""])[0])
             else:
-                raise Refusal(404, "There is nothing here.")
+                raise Refusal(404, NOTHING)
 
     def do_POST(self) -> None:
         """What the page asks the job for."""
@@ -138,10 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_host()
             if self.headers.get("Origin") != f"http://{self.headers.get('Host')}":
                 raise Refusal(403, "Only the page itself can ask for this.")
-            self._check_cookie()
+            place = self._place(self.path)
             self._check_same_page()
-            if self.path != "/control":
-                raise Refusal(404, "There is nothing here.")
+            if place != "control":
+                raise Refusal(404, NOTHING)
             answer = self._control(self._body())
             self._send(200, "application/json", json.dumps(answer).encode())
 
@@ -159,14 +165,21 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in OWN_NAMES:
             raise Refusal(403, "This server has another name.")
 
-    def _check_cookie(self) -> None:
+    def _place(self, path: str) -> str:
+        """What is asked for, of somebody who has been let in."""
         watch = self.watch
+        if path == "/":
+            raise Refusal(403, ONCE)
+        room = path[: len(watch.room)]
+        if not hmac.compare_digest(room.encode(), watch.room.encode()):
+            raise Refusal(404, NOTHING)
         try:
             found = SimpleCookie(self.headers.get("Cookie", "")).get(watch.cookie_name)
         except CookieError:
             found = None
         if found is None or not watch.knows(found.value):
-            raise Refusal(403, "Open the address that hookline watch has printed. It works once; start it again for another one.")
+            raise Refusal(403, ONCE)
+        return path.removeprefix(watch.room)
 
     def _check_same_page(self) -> None:
         """Browsers say where a request comes from; whoever says nothing is no browser, and has the cookie."""
@@ -176,9 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _let_in(self, token: str) -> None:
         watch = self.watch
         if not watch.use(token):
-            self._check_cookie()  # the same browser again
-        cookie = f"{watch.cookie_name}={watch.cookie}; Path=/; HttpOnly; SameSite=Strict"
-        self._send(303, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
+            raise Refusal(403, ONCE)
+        cookie = f"{watch.cookie_name}={watch.cookie}; Path={watch.room}; HttpOnly; SameSite=Strict"
+        self._send(303, "text/plain", b"", {"Location": watch.room, "Set-Cookie": cookie})
 
     # ---- what they get ----------------------------------------------------------------------------------------------
 
@@ -224,6 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(refusal.code, "text/plain; charset=utf-8", str(refusal).encode())
         except OSError:
             pass  # the browser has gone
+        except Exception as error:  # an answer that is empty would tell nobody what is wrong
+            self._send(500, "text/plain; charset=utf-8", f"A mistake of Hookline's: {type(error).__name__}: {error}".encode())
 
     def _begin(self, code: int, kind: str, more: dict[str, str]) -> None:
         self.send_response(code)

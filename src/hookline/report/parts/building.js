@@ -1,11 +1,14 @@
 "use strict";
 // Elements and words. Whatever comes from a run goes in as text, never as markup.
 
+const COLOURS = 8;
+
 function el(tag, given, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(given || {})) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "key") made.key = value; // by which it is known again, see updating.js
     else if (key === "class") made.className = value;
     else made.setAttribute(key, value === true ? "" : value);
   }
@@ -20,12 +23,26 @@ function svg(tag, given, ...children) {
   return made;
 }
 
-function number(value) {
+function number(value, digits = 5) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e7) ? value.toExponential(3) : String(Number(value.toPrecision(5)));
+  if (digits <= 5 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3);
+  const whole = size >= 1 && size < 1e7 ? Math.floor(Math.log10(size)) + 1 : 0; // what stands before the point is never rounded
+  return String(Number(value.toPrecision(Math.max(digits, whole + 1))));
+}
+
+function exact(value) {
+  return typeof value !== "number" || Number.isInteger(value) ? number(value) : String(value);
+}
+
+function digitsOf(values) {
+  // as many as show what they do: values close to a million need more than those around zero
+  let low = Infinity, high = -Infinity;
+  for (const each of values) { low = Math.min(low, each); high = Math.max(high, each); }
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  return high > low ? Math.min(15, 5 + Math.max(0, Math.floor(Math.log10(size / (high - low))))) : 5;
 }
 
 function seconds(value) {
@@ -63,8 +80,10 @@ function colour(name) {
 }
 
 function chip(run) {
-  const made = el("span", { class: "chip", "aria-hidden": "true" });
-  made.style.background = `var(--c${run % 8})`;
+  // eight colours, then again with gaps
+  const made = el("span", { class: "chip", "aria-hidden": "true" }), name = `var(--c${run % COLOURS})`, round = Math.floor(run / COLOURS);
+  const gap = Math.max(2, 8 - 2 * round);
+  made.style.background = round ? `repeating-linear-gradient(90deg, ${name} 0 ${gap}px, transparent ${gap}px ${gap + 2}px)` : name;
   return made;
 }
 
@@ -73,7 +92,8 @@ function runCell(data, run) {
 }
 
 function table(caption, heads, rows, tall) {
-  // heads: a name, or [name, "number"]; a row: cells, each a text, an element, or [text, class]; the first cell names the row
+  // heads: a name, or [name, "number"]; a row: cells, each a text, an element, or [text, class]; the first cell names the row,
+  // and `cells.key` tells whether it is the same row as before
   const head = el("tr", {}, heads.map((each) => el("th", { scope: "col", class: Array.isArray(each) ? each[1] : null }, Array.isArray(each) ? each[0] : each)));
   const body = rows.map((cells) => {
     const made = cells.map((cell, index) => {
@@ -81,7 +101,7 @@ function table(caption, heads, rows, tall) {
       const [content, kind] = Array.isArray(cell) ? cell : [cell, null];
       return el(index === 0 ? "th" : "td", { scope: index === 0 ? "row" : null, class: kind }, content);
     });
-    return el("tr", { class: cells.kind || null }, made);
+    return el("tr", { class: cells.kind || null, key: cells.key }, made);
   });
   return el("div", { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
     el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));

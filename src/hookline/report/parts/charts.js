@@ -1,7 +1,14 @@
 // Curves, drawn by uPlot. A chart is made when it comes into view, so a page with hundreds opens at once.
 
-const view = { smoothing: 0, log: false, events: true, charts: [], chosen: {} };
-const DASHES = { train: [], val: [7, 4], test: [2, 3] };
+const view = { smoothing: 0, log: false, events: true, charts: [], chosen: new Map(), differing: false };
+const DASHES = new Map([["train", []], ["val", [7, 4]], ["test", [2, 3]]]); // a map: metrics may be called anything
+const KINDS = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+
+function dashes(kind, round) {
+  // what has a colour for the second time, or the third, has other dashes
+  if (!round) return kind;
+  return kind.length ? kind.map((each) => each * (1 + round)) : [16, 3, ...Array(round - 1).fill([2, 3]).flat()];
+}
 
 function smooth(values, weight) {
   // an exponential average that does not start from zero
@@ -17,7 +24,7 @@ function smooth(values, weight) {
 class Chart {
   constructor(data, about, wide) {
     this.data = data;
-    this.series = about.series;
+    this.take(about);
     this.log = null; // as the page says
     this.hidden = new Set();
     this.several = data.runs.length > 1;
@@ -33,28 +40,35 @@ class Chart {
     this.height = wide ? 300 : 190;
   }
 
+  take(about) {
+    this.series = about.series;
+    this.digits = this.series.map((each) => digitsOf(each.y));
+  }
+
   label(each) {
     return this.several ? `${this.data.runs[each.run].name} · ${each.name}` : each.name;
   }
 
   look(each, index) {
-    const names = [...new Set(this.series.map((one) => one.name))];
-    const stage = each.name.endsWith(" (epoch)") ? [10, 3, 2, 3] : DASHES[each.name.split("/")[0]];
+    const names = [...new Set(this.series.map((one) => one.name))], place = names.indexOf(each.name);
+    const stage = each.name.endsWith(" (epoch)") ? KINDS[3] : DASHES.get(each.name.split("/")[0]);
     // several runs: a colour each, and dashes tell curves apart; one run: a colour for each curve
-    const dash = stage || (this.several ? [[], [7, 4], [2, 3], [10, 3, 2, 3]][names.indexOf(each.name) % 4] : []);
-    return { colour: `c${(this.several ? each.run : index) % 8}`, dash };
+    const kind = stage || (this.several ? KINDS[place % 4] : []), coloured = this.several ? each.run : index;
+    const again = this.several && !stage ? Math.floor(place / 4) : 0, rounds = this.several ? Math.ceil(names.length / 4) : 1;
+    return { colour: `c${coloured % COLOURS}`, dash: dashes(kind, Math.floor(coloured / COLOURS) * rounds + again) };
   }
 
   entry(each, index) {
     const { colour: name, dash } = this.look(each, index);
-    const line = svg("line", { x1: 0, y1: 5, x2: 20, y2: 5, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") });
+    const width = dash.reduce((sum, part) => sum + part, 0) > 18 ? 48 : 20;
+    const line = svg("line", { x1: 0, y1: 5, x2: width, y2: 5, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") });
     line.style.stroke = `var(--${name})`;
-    const value = el("b", {}, number(each.y[each.y.length - 1]));
+    const value = el("b", {}, number(each.y[each.y.length - 1], this.digits[index]));
     const button = toggle("", true, (on) => {
       if (on) this.hidden.delete(index); else this.hidden.add(index);
       this.build();
     });
-    const swatch = svg("svg", { class: "swatch", viewBox: "0 0 20 10", "aria-hidden": "true" }, line);
+    const swatch = svg("svg", { class: width > 20 ? "swatch long" : "swatch", viewBox: `0 0 ${width} 10`, "aria-hidden": "true" }, line);
     button.append(swatch, el("span", {}, this.label(each)), value);
     if (each.of > each.x.length) button.title = `${each.x.length} of ${each.of.toLocaleString("en")} values are drawn: the lowest and highest of each stretch`;
     this.legend.append(button);
@@ -94,8 +108,8 @@ class Chart {
     this.plot = new uPlot({
       width: this.holder.clientWidth, height: this.height, series, legend: { show: false }, padding: [8, 24, 0, 0],
       scales: { x: { time: false }, y: log ? { distr: 3, range: decades } : { range: padded } },
-      axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((each) => (each === null ? "" : compact(each))) },
-        { ...axis, size: 58, values: (_, ticks) => ticks.map((each) => (each === null ? "" : compact(each))) }],
+      axes: [{ ...axis, size: 30, values: (_, ticks) => labels(ticks) },
+        { ...axis, size: (_, texts) => Math.max(58, ...(texts || []).map((each) => 20 + 7 * each.length)), values: (_, ticks) => labels(ticks) }],
       cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false }, dataIdx: nearest, points: { size: 7 } },
       hooks: { setCursor: [() => this.read()], draw: [(plot) => this.mark(plot)], setScale: [(plot, key) => { if (key === "x") this.zoomed = { min: plot.scales.x.min, max: plot.scales.x.max }; }] },
     }, this.joined(), this.holder);
@@ -104,14 +118,14 @@ class Chart {
 
   update(about) {
     // the same curves with more values; what somebody has zoomed into stays in view
-    this.series = about.series;
+    this.take(about);
     if (this.plot) {
       const steps = this.plot.data[0], shown = this.plot.scales.x;
       const whole = !steps.length || shown.min === null || (shown.min <= steps[0] && shown.max >= steps[steps.length - 1]);
       this.plot.setData(this.joined(), whole);
       if (!whole) this.plot.redraw();
       this.read();
-    } else this.series.forEach((each, index) => { this.values[index].textContent = number(each.y[each.y.length - 1]); });
+    } else this.series.forEach((each, index) => { this.values[index].textContent = number(each.y[each.y.length - 1], this.digits[index]); });
   }
 
   refresh() {
@@ -129,7 +143,7 @@ class Chart {
     this.series.forEach((each, index) => {
       const found = over ? indices[2 + 2 * index] : null;
       const value = found === null || found === undefined ? each.y[each.y.length - 1] : this.plot.data[2 + 2 * index][found];
-      this.values[index].textContent = number(value);
+      this.values[index].textContent = number(value, this.digits[index]);
     });
   }
 
@@ -195,12 +209,21 @@ function decades(_, low, high) {
   return low === high ? [low / 10, high * 10] : uPlot.rangeLog(low, high, 10, false);
 }
 
-function compact(value) {
+function labels(ticks) {
+  // as short as can be, as long as each is told apart from the next, and is where it says
+  const known = ticks.filter((each) => each !== null), gap = Math.min(...known.slice(1).map((each, index) => Math.abs(each - known[index])));
+  let digits = 4;
+  while (digits < 15 && known.some((each) => Math.abs(Number(each.toPrecision(digits)) - each) > gap / 50)) digits++;
+  return ticks.map((each) => (each === null ? "" : compact(each, digits)));
+}
+
+function compact(value, digits) {
   const size = Math.abs(value);
+  if (digits > 4 && size >= 1e4 && size < 1e9) return String(Number(value.toPrecision(digits)));
   if (size >= 1e4) {
-    for (const [unit, each] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (size >= each && size < each * 1e4) return `${Number((value / each).toPrecision(4))}${unit}`;
+    for (const [unit, each] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (size >= each && size < each * 1e4) return `${Number((value / each).toPrecision(digits))}${unit}`;
   }
-  const short = Number(value.toPrecision(4));
+  const short = Number(value.toPrecision(digits));
   return size !== 0 && (size < 1e-2 || size >= 1e16) ? short.toExponential() : String(short);
 }
 

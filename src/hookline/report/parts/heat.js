@@ -19,48 +19,79 @@ function heatScale(values) {
   return { log, low, high, part, none: !used.length };
 }
 
-function drawn(map, scale, rows, count, high) {
-  const canvas = el("canvas", { width: count, height: rows, tabindex: "0", role: "img", "aria-label": map.label });
-  canvas.style.height = `${rows * high}px`;
-  const pixels = canvas.getContext("2d"), image = pixels.createImageData(count, rows);
-  map.values.forEach((row, y) => row.forEach((value, x) => {
-    if (value === null) return;
-    image.data.set([...(value === "x" ? NOT_FINITE : shade(scale.part(value))), 255], 4 * (y * count + x));
-  }));
-  pixels.putImageData(image, 0, 0);
-  return canvas;
-}
+class HeatMap {
+  // made once and shown whatever there is: who reads a cell goes on reading it while the map grows
+  constructor() {
+    this.said = el("p", { class: "at", "aria-live": "polite" });
+    this.names = el("div", { class: "names", "aria-hidden": "true" });
+    this.canvas = el("canvas", { tabindex: "0", role: "img", onpointermove: (event) => this.point(event), onkeydown: (event) => this.key(event) });
+    this.ends = el("div", { class: "steps" });
+    this.ramp = el("div", { class: "ramp" });
+    this.note = el("p", { class: "soft small" });
+    this.element = el("div", {}, this.said, el("div", { class: "heat" }, this.names, this.canvas, this.ends), this.ramp, this.note);
+    this.reading = null;
+  }
 
-function heatMap(map) {
-  // map: rows (names), values (per row, null where there is nothing), label, ends (texts), say(y, x), format
-  const rows = map.rows.length, count = map.values[0].length, scale = heatScale(map.values);
-  const high = Math.min(18, Math.max(4, Math.floor(460 / rows)));
-  const canvas = drawn(map, scale, rows, count, high);
-  const names = el("div", { class: "names", "aria-hidden": "true" });
-  const skip = Math.ceil(12 / high);
-  map.rows.forEach((name, index) => { if (index % skip === 0) names.append(el("span", { title: name }, name)); });
-  names.style.gridTemplateRows = `repeat(${rows}, ${high}px)`;
-  [...names.children].forEach((each, index) => { each.style.gridRow = `${index * skip + 1}`; });
-  const said = el("p", { class: "at", "aria-live": "polite" }, "Point at a cell, or use the arrow keys, to read it.");
-  let x = 0, y = 0;
-  const read = () => { said.textContent = map.say(y, x); };
-  canvas.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    x = Math.min(count - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * count)));
-    y = Math.min(rows - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * rows)));
-    read();
-  });
-  canvas.addEventListener("keydown", (event) => {
+  show(map, another) {
+    // map: rows (names), values (per row, null where there is nothing), from(x) (where a column begins), label, ends (texts), say(y, x), format, note
+    const rows = map.rows.length, count = map.values[0].length, scale = heatScale(map.values);
+    if (another) this.reading = null;
+    this.map = map;
+    if (this.reading) {
+      let x = 0;
+      while (x + 1 < count && map.from(x + 1) <= this.reading.from) x++;
+      this.reading = { ...this.reading, x, y: Math.min(this.reading.y, rows - 1) };
+    }
+    const high = Math.min(18, Math.max(4, Math.floor(460 / rows)));
+    this.canvas.setAttribute("aria-label", map.label);
+    this.canvas.style.height = `${rows * high}px`;
+    this.paint(scale, rows, count);
+    this.name(rows, high);
+    fillWith(this.ends, map.ends.map((each) => el("span", {}, each)));
+    this.ramp.replaceChildren(...ramp(scale, map));
+    this.note.textContent = map.note;
+    this.read();
+  }
+
+  paint(scale, rows, count) {
+    this.canvas.width = count;
+    this.canvas.height = rows;
+    const pixels = this.canvas.getContext("2d"), image = pixels.createImageData(count, rows);
+    this.map.values.forEach((row, y) => row.forEach((value, x) => {
+      if (value === null) return;
+      image.data.set([...(value === "x" ? NOT_FINITE : shade(scale.part(value))), 255], 4 * (y * count + x));
+    }));
+    pixels.putImageData(image, 0, 0);
+  }
+
+  name(rows, high) {
+    const skip = Math.ceil(12 / high);
+    fillWith(this.names, this.map.rows.filter((_, index) => index % skip === 0).map((name) => el("span", { title: name }, name)));
+    this.names.style.gridTemplateRows = `repeat(${rows}, ${high}px)`;
+    [...this.names.children].forEach((each, index) => { each.style.gridRow = `${index * skip + 1}`; });
+  }
+
+  read(x, y) {
+    if (x !== undefined) {
+      const column = Math.min(this.map.values[0].length - 1, Math.max(0, x));
+      this.reading = { x: column, y: Math.min(this.map.rows.length - 1, Math.max(0, y)), from: this.map.from(column) };
+    }
+    const text = this.reading ? this.map.say(this.reading.y, this.reading.x) : "Point at a cell, or use the arrow keys, to read it.";
+    if (this.said.textContent !== text) this.said.textContent = text;
+  }
+
+  point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    this.read(Math.floor((event.clientX - box.left) / box.width * this.canvas.width), Math.floor((event.clientY - box.top) / box.height * this.canvas.height));
+  }
+
+  key(event) {
     const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!move) return;
-    x = Math.min(count - 1, Math.max(0, x + move[0]));
-    y = Math.min(rows - 1, Math.max(0, y + move[1]));
-    read();
+    const { x, y } = this.reading || { x: 0, y: 0 };
+    this.read(x + move[0], y + move[1]);
     event.preventDefault();
-  });
-  const ends = el("div", { class: "steps" }, map.ends.map((each) => el("span", {}, each)));
-  return el("div", {}, said, el("div", { class: "heat" }, names, canvas, ends), ramp(scale, map),
-    map.note ? el("p", { class: "soft small" }, map.note) : null);
+  }
 }
 
 function ramp(scale, map) {
@@ -70,8 +101,8 @@ function ramp(scale, map) {
     pixels.fillRect(place, 0, 1, 1);
   }
   const broken = map.values.some((row) => row.includes("x"));
-  return el("div", { class: "ramp" }, scale.none ? null : [map.format(scale.low), strip, `${map.format(scale.high)}${scale.log ? " (logarithmic)" : ""}`],
-    broken ? [el("i", { "aria-hidden": "true" }), "not finite"] : null);
+  return [...(scale.none ? [] : [map.format(scale.low), strip, `${map.format(scale.high)}${scale.log ? " (logarithmic)" : ""}`]),
+    ...(broken ? [el("i", { "aria-hidden": "true" }), "not finite"] : [])];
 }
 
 function layerMap(map) {
@@ -81,10 +112,10 @@ function layerMap(map) {
     const steps = until === undefined || until - map.steps[x] <= 1 ? `step ${number(map.steps[x])}` : `from step ${number(map.steps[x])}`;
     return `${map.rows[y]}, ${steps}: ${value === null ? "no value" : value === "x" ? "not finite" : number(value)}`;
   };
-  return heatMap({ rows: map.rows, values: map.values, say, format: number,
+  return { rows: map.rows, values: map.values, say, format: (value) => number(value), from: (x) => map.steps[x],
     label: `${map.meaning} of ${map.rows.length} layers over ${map.steps.length} columns of steps. Arrow keys read values.`,
     ends: [`step ${number(map.steps[0])}`, ...(last > 0 ? [`step ${number(map.steps[last])}`] : [])],
-    note: map.left_out ? `${map.left_out} further layers are not drawn.` : "" });
+    note: map.left_out ? `${map.left_out} further layers are not drawn.` : "" };
 }
 
 function callMap(about) {
@@ -100,31 +131,40 @@ function callMap(about) {
     const longest = cell[5] < 0 ? "" : `, the longest ${seconds(cell[4])} in ${about.events[cell[5]]} at step ${number(cell[6])}`;
     return `${when}: ${number(cell[3])} calls, ${seconds(cell[2])}, ${percent(cell[2] / about.width)} of the time${longest}`;
   };
-  return heatMap({ rows: about.lanes.map((each) => each.name), values, say, format: percent,
+  return { rows: about.lanes.map((each) => each.name), values, say, format: percent, from: (x) => x * about.width,
     label: `Time in ${about.lanes.length} hooks over ${about.columns} columns of time. Arrow keys read them.`,
-    ends: ["0", seconds(about.columns * about.width)], note: about.left_out ? `${about.left_out} further hooks are not drawn.` : "" });
+    ends: ["0", seconds(about.columns * about.width)], note: about.left_out ? `${about.left_out} further hooks are not drawn.` : "" };
 }
 
-function choicePanel(label, maps, name, title, draw) {
+function choicePanel(label, name, title, draw) {
   // one of several maps at a time; which one is remembered while the page is open
-  const holder = el("div", {}), head = el("h3", {}, "");
-  const show = (index) => {
-    view.chosen[label] = index;
-    head.textContent = title(maps[index]);
-    holder.replaceChildren(draw(maps[index]));
+  const map = new HeatMap(), head = el("h3", {}, ""), choice = el("select", { "aria-label": label });
+  let maps = [];
+  const show = (another) => {
+    const at = Math.max(0, maps.findIndex((each) => name(each) === view.chosen.get(label)));
+    choice.value = at;
+    head.textContent = title(maps[at]);
+    map.show(draw(maps[at]), another);
   };
-  const choice = el("select", { "aria-label": label, onchange: () => show(Number(choice.value)) }, maps.map((map, index) => el("option", { value: index }, name(map))));
-  choice.value = Math.min(view.chosen[label] || 0, maps.length - 1);
-  show(Number(choice.value));
-  return el("div", { class: "card" }, el("div", { class: "controls" }, head, maps.length > 1 ? choice : null), holder);
+  choice.addEventListener("change", () => { view.chosen.set(label, name(maps[Number(choice.value)])); show(true); });
+  const panel = el("div", { class: "card above" }, el("div", { class: "controls" }, head, choice), map.element);
+  panel.take = (fresh) => {
+    maps = fresh;
+    fillWith(choice, maps.map((each, index) => el("option", { value: index }, name(each))));
+    choice.classList.toggle("hidden", maps.length < 2);
+    show(false);
+    return panel;
+  };
+  return panel;
 }
 
 function heatPanel(data) {
   const name = (map) => (data.runs.length > 1 ? `${data.runs[map.run].name} · ${map.family}` : map.family);
-  return choicePanel("Heat map", data.heat, name, (map) => `${map.meaning} per layer`, layerMap);
+  return lasting("heat", () => choicePanel("Heat map", name, (map) => `${map.meaning} per layer`, layerMap).take(data.heat), (panel) => panel.take(data.heat));
 }
 
 function hookPanel(data) {
   const name = (about) => (data.runs.length > 1 ? `${data.runs[about.run].name} · rank ${about.rank}` : `rank ${about.rank}`);
-  return choicePanel("Timeline", data.timeline, name, (about) => `Share of the time in each hook${data.timeline.length > 1 ? `, ${name(about)}` : ""}`, callMap);
+  const title = (about) => `Share of the time in each hook${data.timeline.length > 1 ? `, ${name(about)}` : ""}`;
+  return lasting("calls", () => choicePanel("Timeline", name, title, callMap).take(data.timeline), (panel) => panel.take(data.timeline));
 }

@@ -1,33 +1,47 @@
 // What only a live page has: updates that are pushed to it, and the switches of the running job.
 
+const TOO_SOON = 500; // milliseconds
 let said = null;
 
 async function command(asked, busy) {
-  busy.disabled = true;
+  // not `disabled`: the browser would take the keyboard away from it
+  if (busy.getAttribute("aria-disabled") === "true") return {};
+  busy.setAttribute("aria-disabled", "true");
+  let answer;
   said.className = "said small";
   said.textContent = `${asked.command} ${asked.hook || asked.file || ""}: asked for, carried out at the next step…`;
   try {
-    const answer = await (await fetch("control", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) })).json();
+    answer = await (await fetch("control", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) })).json();
     said.classList.toggle("bad", Boolean(answer.error));
     said.textContent = answer.error || (answer.waiting ? `${answer.command}: not done yet; it will be at the next step`
       : `${answer.command} ${answer.hook || ""}: done at step ${number(answer.step)}`);
   } catch (problem) {
+    answer = { error: `${asked.command}: nobody answered (${problem.message})` };
     said.classList.add("bad");
-    said.textContent = `${asked.command}: nobody answered (${problem.message})`;
+    said.textContent = answer.error;
   }
-  busy.disabled = false;
+  busy.removeAttribute("aria-disabled");
+  return answer;
 }
 
 function stopButton() {
-  // asks back, because there is no way to undo it
-  const button = el("button", { type: "button", class: "danger" }, "stop after this step");
-  let sure = false;
-  button.addEventListener("click", () => {
+  // asks back, because there is no way to undo it; a double click, or a key that is held down, is no second answer
+  const button = el("button", { type: "button", class: "danger" });
+  let sure = false, clicked = -Infinity, timer = 0;
+  const ask = (back) => {
+    sure = back;
+    button.textContent = back ? "press again to stop the run" : "stop after this step";
+  };
+  button.addEventListener("click", (event) => {
+    const soon = event.timeStamp - clicked < TOO_SOON;
+    clicked = event.timeStamp;
+    if (soon) return;
+    clearTimeout(timer);
     if (sure) command({ command: "stop" }, button);
-    sure = !sure;
-    button.textContent = sure ? "press again to stop the run" : "stop after this step";
-    if (sure) setTimeout(() => { sure = false; button.textContent = "stop after this step"; }, 5000);
+    else timer = setTimeout(() => ask(false), 5000);
+    ask(!sure);
   });
+  ask(false);
   return button;
 }
 
@@ -35,7 +49,14 @@ function jobControls() {
   const save = el("button", { type: "button", onclick: () => command({ command: "checkpoint" }, save) }, "save a checkpoint");
   const file = el("input", { type: "text", placeholder: "/path/to/probe.py:Probe", "aria-label": "Hook to attach, a file and a class", spellcheck: "false", autocomplete: "off" });
   const add = el("button", { type: "submit" }, "attach");
-  const form = el("form", { onsubmit: (event) => { event.preventDefault(); if (file.value.trim()) command({ command: "attach", file: file.value.trim() }, add); } }, file, add);
+  const attach = async (event) => {
+    event.preventDefault();
+    const asked = file.value;
+    if (!asked.trim()) return;
+    const answer = await command({ command: "attach", file: asked.trim() }, add);
+    if (answer.command && file.value === asked) file.value = "";
+  };
+  const form = el("form", { onsubmit: attach }, file, add);
   return el("div", { class: "controls" }, save, stopButton(), form);
 }
 
@@ -44,7 +65,14 @@ function hookRow(hook) {
   power.addEventListener("click", () => command({ command: power.getAttribute("aria-checked") === "true" ? "disable" : "enable", hook: hook.name }, power));
   const often = el("input", { type: "text", "aria-label": `How often ${hook.name} is heard`, placeholder: "always", autocomplete: "off" });
   const set = el("button", { type: "submit" }, "set");
-  const form = el("form", { class: "every", onsubmit: (event) => { event.preventDefault(); if (often.value.trim()) command({ command: "every", hook: hook.name, interval: often.value.trim().replace(/^every /, "") }, set); } }, often, set);
+  const change = async (event) => {
+    event.preventDefault();
+    const asked = often.value.trim();
+    if (!asked) return;
+    const answer = await command({ command: "every", hook: hook.name, interval: asked.replace(/^every /, "") }, set);
+    if (answer.error && often.value.trim() === asked) often.value = often.known; // what was refused is not how often it is heard
+  };
+  const form = el("form", { class: "every", onsubmit: change }, often, set);
   const cells = ["calls", "total", "worst", "share"].map(() => el("td", { class: "number" }));
   const row = el("tr", {}, el("th", { scope: "row" }, hook.name, el("div", { class: "soft small" }, hook.class)), el("td", {}, power), el("td", {}, form), cells);
   row.update = (now) => {
@@ -59,40 +87,36 @@ function hookRow(hook) {
   return row;
 }
 
-const drawnJob = { names: "", rows: new Map(), line: null };
-
 function jobPart(data) {
   const job = data.job;
-  drawnJob.names = jobNames(job);
-  if (!job.running) {
-    return section("job", "Job", el("p", { class: "soft small" }, `To look at, not to switch: ${job.why}`));
-  }
-  drawnJob.line = el("p", {});
-  drawnJob.rows = new Map(job.hooks.map((hook) => [hook.name, hookRow(hook)]));
+  if (!job.running) return section("job", "Job", el("p", { class: "soft small" }, `To look at, not to switch: ${job.why}`));
+  const made = section("job", "Job", lasting("running", () => jobPanel().take(data.job), (panel) => panel.take(data.job)));
+  made.className = "job";
+  return made;
+}
+
+function jobPanel() {
+  // made once for a job, so that what is typed and what was answered stays; hooks come and go
+  const line = el("p", {}), body = el("tbody", {});
   said = el("p", { class: "said small", role: "status", "aria-live": "polite" });
   const heads = ["hook", "heard", "how often", ["calls", "number"], ["total", "number"], ["worst", "number"], ["share of the time", "number"]];
   const head = el("tr", {}, heads.map((each) => (Array.isArray(each) ? el("th", { scope: "col", class: each[1] }, each[0]) : el("th", { scope: "col" }, each))));
   const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hooks of the running job" },
-    el("table", {}, el("caption", {}, "Hooks of the running job; what is switched here takes effect at the next step, on all ranks"), el("thead", {}, head), el("tbody", {}, [...drawnJob.rows.values()])));
-  const made = section("job", "Job", drawnJob.line, jobControls(), said, table);
-  made.className = "job";
-  updateJob(data);
-  return made;
+    el("table", {}, el("caption", {}, "Hooks of the running job; what is switched here takes effect at the next step, on all ranks"), el("thead", {}, head), body));
+  const panel = el("div", {}, line, jobControls(), said, table);
+  panel.take = (job) => {
+    fillWith(body, job.hooks.map((hook) => lasting(hook.name, () => hookRow(hook), (row) => row.update(hook))));
+    fillWith(line, jobLine(job));
+    return panel;
+  };
+  return panel;
 }
 
-function jobNames(job) {
-  return JSON.stringify([job.running, job.running ? job.hooks.map((each) => each.name) : job.why]);
-}
-
-function updateJob(data) {
-  const job = data.job;
-  if (!job || jobNames(job) !== drawnJob.names) return false;
-  if (!job.running) return true;
-  for (const hook of job.hooks) drawnJob.rows.get(hook.name).update(hook);
-  const limit = job.max_steps > 0 ? ` of ${number(job.max_steps)} steps` : job.max_epochs > 0 ? ` of ${number(job.max_epochs)} epochs` : "";
-  drawnJob.line.replaceChildren(el("span", { class: `badge ${job.stopping ? "warn" : "good"}` }, job.stopping ? "stopping" : job.status),
-    ` ${job.position}${limit ? `,${limit}` : ""} · ${elapsed(job.elapsed)} · process ${job.pid}${job.world_size > 1 ? ` · ${job.world_size} ranks` : ""}`);
-  return true;
+function jobLine(job) {
+  const limit = job.max_steps > 0 ? `, of ${number(job.max_steps)} steps` : job.max_epochs > 0 ? `, of ${number(job.max_epochs)} epochs` : "";
+  const ranks = job.world_size > 1 ? ` · ${job.world_size} ranks` : "";
+  return [el("span", { class: `badge ${job.stopping ? "warn" : "good"}` }, job.stopping ? "stopping" : job.status),
+    document.createTextNode(` ${job.position}${limit} · ${elapsed(job.elapsed)} · process ${job.pid}${ranks}`)];
 }
 
 function follow(data) {
@@ -100,10 +124,12 @@ function follow(data) {
   document.getElementById("tools").append(sign);
   const say = (text, mood) => { sign.textContent = text; sign.className = `badge ${mood}`; };
   const feed = new EventSource(`feed?from=${encodeURIComponent(data.live)}`);
-  feed.addEventListener("open", () => say("live", "good"));
+  const live = () => (data.stuck ? say("stands still", "bad") : say("live", "good"));
+  feed.addEventListener("open", live);
   feed.addEventListener("error", () => say(feed.readyState === EventSource.CLOSED ? "ended" : "connection lost", "warn"));
   feed.addEventListener("update", (event) => {
     update(data, JSON.parse(event.data));
+    live();
     document.title = `step ${number(data.runs[0].step)} · ${data.runs[0].name}`;
   });
 }

@@ -73,35 +73,28 @@ function chartPart(data) {
   return plan.map((part) => {
     const [title, charts] = part;
     const elements = charts.map(({ about, wide, key }) => {
-      if (made.has(key)) made.get(key).update(about);
-      else made.set(key, addChart(data, about, wide));
-      return made.get(key).element;
+      const draw = () => {
+        if (made.has(key)) made.get(key).update(about);
+        else made.set(key, addChart(data, about, wide));
+        return made.get(key).element;
+      };
+      return lasting(key, draw, draw);
     });
     const heat = title === "Gradients" && data.heat.length ? heatPanel(data) : null, wide = charts.filter((each) => each.wide).length;
-    if (heat) heat.classList.add("above");
-    return section(slug(title), title, part === first ? controls : null, heat, elements.slice(0, wide), el("div", { class: "charts" }, elements.slice(wide)));
+    return section(slug(title), title, part === first ? lasting("controls", () => controls, () => {}) : null, heat, elements.slice(0, wide), el("div", { class: "charts" }, elements.slice(wide)));
   });
-}
-
-function updateCharts(data, changed) {
-  // new values for the same curves leave everything where it is
-  const charts = planned(data).flatMap(([, each]) => each);
-  if ("heat" in changed || charts.length !== made.size || !charts.every((each) => made.has(each.key))) return false;
-  for (const { about, key } of charts) made.get(key).update(about);
-  return true;
 }
 
 // ---- the parts of the page, each with what it shows
 
 function eventPart(data) {
-  const drawn = timeline(data);
-  if (drawn) drawn.classList.add("above");
-  return data.events.length ? section("events", "Events", drawn, eventTable(data)) : null;
+  return data.events.length ? section("events", "Events", timeline(data), eventTable(data)) : null;
 }
 
 function costPart(data) {
-  return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each))
-    : el("p", { class: "soft small" }, "The log has no cost record yet; it is written when a run ends. In the program that trains, trainer.hooks.cost() tells calls and time of every hook and event at any moment."));
+  const none = data.runs.every((run) => run.is_over) ? "The log has no cost record: no hook was called."
+    : "The log has no cost record yet; it is written when a run ends. In the program that trains, trainer.hooks.cost() tells calls and time of every hook and event at any moment.";
+  return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each)) : el("p", { class: "soft small" }, none));
 }
 
 function configPart(data) {
@@ -122,43 +115,40 @@ function footPart(data) {
   return [...data.notes.map((each) => el("p", {}, each)), el("p", {}, `Made ${clock(data.made)} by Hookline ${data.version}, from ${data.runs.map((run) => run.path).join(", ")}.`)];
 }
 
+function stuckPart(data) {
+  return data.stuck ? el("p", { class: "stuck", role: "alert" }, `This page stands still. ${data.stuck}`) : null;
+}
+
 const PARTS = [
   { id: "head", where: "top", shows: ["runs", "summary", "job"], draw: headPart },
+  { id: "stuck", where: "top", shows: ["stuck"], draw: stuckPart },
   { id: "empty", shows: ["summary", "heat"], draw: emptyPart },
-  { id: "job", shows: ["job"], draw: (data) => (data.job ? jobPart(data) : null), update: (data) => updateJob(data) },
-  { id: "charts", shows: ["sections", "heat"], draw: chartPart, update: updateCharts },
+  { id: "job", shows: ["job"], draw: (data) => (data.job ? jobPart(data) : null) },
+  { id: "charts", shows: ["sections", "heat"], draw: chartPart },
   { id: "values", shows: ["summary"], draw: (data) => (data.summary.length ? section("values", "Values", summaryTable(data)) : null) },
   { id: "timeline", shows: ["timeline"], draw: (data) => (data.timeline.length ? section("timeline", "Timeline of hooks", hookPanel(data)) : null) },
   { id: "events", shows: ["events"], draw: eventPart },
   { id: "checkpoints", shows: ["checkpoints"], draw: (data) => (data.checkpoints.length ? section("checkpoints", "Checkpoints", checkpointTable(data)) : null) },
   { id: "cost", shows: ["cost"], draw: costPart },
   { id: "pictures", shows: ["pictures"], draw: (data) => (data.pictures.length ? section("pictures", "Pictures", picturePanel(data)) : null) },
-  { id: "text", shows: ["texts"], draw: (data) => (data.texts.some((each) => each.items.length) ? section("text", "Text", textPanel(data)) : null) },
+  { id: "text", shows: ["texts"], draw: (data) => (data.texts.length ? section("text", "Text", textPanel(data)) : null) },
   { id: "configuration", shows: ["config", "versions"], draw: configPart },
   { id: "foot", where: "foot", shows: ["notes", "made"], draw: footPart },
 ];
 
 function redraw(part, data) {
-  // who was reading a table goes on reading where they were
-  const place = part.holder, inside = place.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-  const scrolled = [...place.querySelectorAll(".scroll")].map((each) => each.scrollTop);
-  place.replaceChildren(...[part.draw(data)].flat(Infinity).filter((each) => each !== null && each !== undefined));
-  place.querySelectorAll(".scroll").forEach((each, index) => { each.scrollTop = scrolled[index] || 0; });
-  if (inside) [...place.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === inside)?.focus({ preventScroll: true });
+  fillWith(part.holder, [part.draw(data)].flat(Infinity).filter((each) => each !== null && each !== undefined));
 }
 
 function fillNav() {
   const titles = [...document.querySelectorAll("main section[id]")].map((each) => [each.id, each.querySelector("h2").textContent]);
-  const nav = document.querySelector("#tools nav"), known = JSON.stringify(titles);
-  if (nav.known === known) return;
-  nav.known = known;
-  nav.replaceChildren(...titles.map(([id, title]) => el("a", { href: `#${id}` }, title)));
+  fillWith(document.querySelector("#tools nav"), titles.map(([id, title]) => el("a", { href: `#${id}`, key: id }, title)));
 }
 
 function update(data, changed) {
   Object.assign(data, changed);
   for (const part of PARTS) {
-    if (part.shows.some((key) => key in changed) && !(part.update && part.update(data, changed))) redraw(part, data);
+    if (part.shows.some((key) => key in changed)) redraw(part, data);
   }
   // not the paths: that would keep the scale which new values are about to change
   if ("events" in changed) for (const chart of view.charts) if (chart.plot) chart.plot.redraw(false);

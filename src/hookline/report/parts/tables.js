@@ -4,7 +4,7 @@ function runCards(data) {
   return el("div", { class: data.runs.length > 1 ? "cards" : "cards one" }, data.runs.map((run, index) => {
     const rows = [["step", `${number(run.step)}${typeof run.epochs === "number" ? `, epoch ${number(run.epochs)}` : ""}`]];
     if (run.began) rows.push(["began", clock(run.began)]);
-    if (run.took) rows.push(["lasted", run.took]);
+    if (run.took) rows.push(["lasted", `${run.took}${run.pauses ? `, and ${run.pauses} of pauses` : ""}`]);
     if (run.reason) rows.push(["reason", run.reason]);
     for (const name of ["train/loss", "val/loss"]) {
       const found = data.summary.find((each) => each.run === index && each.name === name);
@@ -19,82 +19,95 @@ function runCards(data) {
   }));
 }
 
+function known(key, cells) {
+  return Object.assign(cells, { key });
+}
+
 function summaryTable(data) {
   const several = data.runs.length > 1;
-  const at = (value, step) => el("td", { class: "number" }, number(value), value === undefined ? "" : el("span", { class: "soft" }, ` @ ${number(step)}`));
+  const at = (value, step) => el("td", { class: "number" }, exact(value), value === undefined ? "" : el("span", { class: "soft" }, ` @ ${number(step)}`));
   const heads = ["metric", ...(several ? ["run"] : []), ["last", "number"], ["lowest @ step", "number"], ["highest @ step", "number"], ["values", "number"], ["not finite", "number"]];
-  return table("Every metric: exact, from all logged values", heads, data.summary.map((each) => [
-    each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.last), "number"], at(each.min, each.min_step), at(each.max, each.max_step),
-    [number(each.count), "number"], [each.bad ? number(each.bad) : "", "number"]]), true);
+  return table("Every metric: exact, from all logged values", heads, data.summary.map((each) => known(`${each.run} ${each.name}`, [
+    each.name, ...(several ? [runCell(data, each.run)] : []), [exact(each.last), "number"], at(each.min, each.min_step), at(each.max, each.max_step),
+    [number(each.count), "number"], [each.bad ? number(each.bad) : "", "number"]])), true);
+}
+
+function timed(data) {
+  return data.events.filter((each) => typeof each.time === "number");
 }
 
 function timeline(data) {
+  if (timed(data).length < 2) return null;
+  return lasting("time", () => {
+    const holder = el("div", {}), card = el("div", { class: "card above" }, el("h3", {}, "Time since the run began"), holder);
+    let width = 0;
+    card.redraw = () => { if (width) fillWith(holder, [eventLanes(data, width)]); };
+    new ResizeObserver(([entry]) => { width = Math.max(260, Math.round(entry.contentRect.width)); card.redraw(); }).observe(holder);
+    return card;
+  }, (card) => card.redraw());
+}
+
+function eventLanes(data, width) {
   // runs begin together, so that runs of different days can be compared; a lane for each run and kind of event
-  const timed = data.events.filter((each) => typeof each.time === "number");
-  if (timed.length < 2) return null;
-  const began = data.runs.map((_, run) => Math.min(...timed.filter((each) => each.run === run).map((each) => each.time)));
-  const lanes = [...new Set(timed.map((each) => `${each.run} ${each.kind}`))].sort();
+  const found = timed(data), began = data.runs.map((_, run) => Math.min(...found.filter((each) => each.run === run).map((each) => each.time)));
+  const lanes = [...new Set(found.map((each) => `${each.run} ${each.kind}`))].sort((one, other) => parseInt(one, 10) - parseInt(other, 10) || (one < other ? -1 : 1));
   const since = (each) => each.time - began[each.run];
-  const last = Math.max(1, ...timed.map(since));
-  const draw = (width) => {
-    const left = Math.min(190, width * 0.34), right = width - 14, high = 24, bottom = lanes.length * high;
-    const x = (value) => left + value / last * (right - left);
-    const made = svg("svg", { class: "timeline", viewBox: `0 0 ${width} ${bottom + 26}`, height: bottom + 26, role: "img", "aria-label": "Events over time; the table below lists them" });
-    lanes.forEach((lane, index) => {
-      const [run, kind] = [Number(lane.split(" ")[0]), lane.slice(lane.indexOf(" ") + 1)];
-      const name = data.runs.length > 1 ? `${data.runs[run].name} · ${kind}` : kind, most = Math.floor((left - 12) / 7);
-      const label = svg("text", { x: left - 12, y: index * high + 16, "text-anchor": "end" });
-      label.textContent = name.length > most ? `${name.slice(0, most - 1)}…` : name;
-      made.append(svg("line", { x1: left, x2: right, y1: index * high + 12, y2: index * high + 12 }), label);
-    });
-    for (const each of timed) {
-      const lane = lanes.indexOf(`${each.run} ${each.kind}`), title = svg("title");
-      title.textContent = `${each.kind}${each.step === null ? "" : ` at step ${each.step}`}, after ${elapsed(since(each))}: ${each.text}`;
-      const dot = svg("circle", { cx: x(since(each)), cy: lane * high + 12, r: 5.5 }, title);
-      dot.style.fill = each.level === "info" ? `var(--c${data.runs.length > 1 ? each.run % 8 : 0})` : `var(--${each.level})`;
-      made.append(dot);
-    }
-    const most = Math.max(2, (right - left) / 110);
-    const apart = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200].find((each) => last / each <= most) || Math.ceil(last / most / 86400) * 86400;
-    for (let value = 0; value <= last; value += apart) {
-      const label = svg("text", { x: x(value), y: bottom + 18, "text-anchor": value && right - x(value) > 30 ? "middle" : value ? "end" : "start" });
-      label.textContent = elapsed(value);
-      made.append(label);
-    }
-    return made;
-  };
-  const holder = el("div", {});
-  new ResizeObserver(([entry]) => holder.replaceChildren(draw(Math.max(260, Math.round(entry.contentRect.width))))).observe(holder);
-  return el("div", { class: "card" }, el("h3", {}, "Time since the run began"), holder);
+  const last = Math.max(1, ...found.map(since));
+  const left = Math.min(190, width * 0.34), right = width - 14, high = 24, bottom = lanes.length * high;
+  const x = (value) => left + value / last * (right - left);
+  const made = svg("svg", { class: "timeline", viewBox: `0 0 ${width} ${bottom + 26}`, height: bottom + 26, role: "img", "aria-label": "Events over time; the table below lists them" });
+  lanes.forEach((lane, index) => {
+    const [run, kind] = [Number(lane.split(" ")[0]), lane.slice(lane.indexOf(" ") + 1)];
+    const name = data.runs.length > 1 ? `${data.runs[run].name} · ${kind}` : kind, most = Math.floor((left - 12) / 7);
+    const label = svg("text", { x: left - 12, y: index * high + 16, "text-anchor": "end" });
+    label.textContent = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+    made.append(svg("line", { x1: left, x2: right, y1: index * high + 12, y2: index * high + 12 }), label);
+  });
+  for (const each of found) {
+    const lane = lanes.indexOf(`${each.run} ${each.kind}`), title = svg("title");
+    title.textContent = `${each.kind}${each.step === null ? "" : ` at step ${each.step}`}, after ${elapsed(since(each))}: ${each.text}`;
+    const dot = svg("circle", { cx: x(since(each)), cy: lane * high + 12, r: 5.5 }, title);
+    dot.style.fill = each.level === "info" ? `var(--c${data.runs.length > 1 ? each.run % COLOURS : 0})` : `var(--${each.level})`;
+    made.append(dot);
+  }
+  const most = Math.max(2, (right - left) / 110);
+  const apart = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200].find((each) => last / each <= most) || Math.ceil(last / most / 86400) * 86400;
+  for (let value = 0; value <= last; value += apart) {
+    const label = svg("text", { x: x(value), y: bottom + 18, "text-anchor": value && right - x(value) > 30 ? "middle" : value ? "end" : "start" });
+    label.textContent = elapsed(value);
+    made.append(label);
+  }
+  return made;
 }
 
 function eventTable(data) {
   const several = data.runs.length > 1;
-  return table(several ? "Events of each run, in order of time" : "Events, in order of time", ["event", ...(several ? ["run"] : []), ["step", "number"], "what", "time"], data.events.map((each) => [
+  return table(several ? "Events of each run, in order of time" : "Events, in order of time", ["event", ...(several ? ["run"] : []), ["step", "number"], "what", "time"], data.events.map((each) => known(JSON.stringify([each.run, each.kind, each.step, each.time, each.text]), [
     [el("span", { class: `badge ${each.level}` }, each.kind), null], ...(several ? [runCell(data, each.run)] : []), [each.step === null ? "" : number(each.step), "number"],
-    [each.text, "text"], [clock(each.time), "time"]]), true);
+    [each.text, "text"], [clock(each.time), "time"]])), true);
 }
 
 function checkpointTable(data) {
   const several = data.runs.length > 1;
   return table("Checkpoints that are there now, the newest first", ["checkpoint", ...(several ? ["run"] : []), ["step", "number"], ["epoch", "number"], "reason", "kept for", ["size", "number"], "saved"],
-    data.checkpoints.map((each) => [each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.step), "number"], [number(each.epoch), "number"], each.reason,
-      each.score || "–", [bytes(each.bytes), "number"], [clock(each.saved), "time"]]), true);
+    data.checkpoints.map((each) => known(`${each.run} ${each.name}`, [each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.step), "number"], [number(each.epoch), "number"], each.reason,
+      each.score || "–", [bytes(each.bytes), "number"], [clock(each.saved), "time"]])), true);
 }
 
 function costTable(data, cost) {
-  const caption = data.runs.length > 1 ? `Time in hooks: ${data.runs[cost.run].name}` : "Time in hooks, the dearest first";
+  const last = cost.since === null ? "" : ` since the resume at step ${number(cost.since)}`; // each job counts its own
+  const caption = `Time in hooks${data.runs.length > 1 ? ` of ${data.runs[cost.run].name}` : ""}${last}; the dearest first`;
   const rows = [...cost.rows].sort((one, other) => (other.total || 0) - (one.total || 0));
   // the first columns are what a phone shows
   return table(caption, ["hook, event", ["total", "number"], ["share", "number"], ["calls", "number"], ["mean", "number"], ["worst", "number"]],
-    rows.map((each) => [[[each.hook, el("div", { class: "soft small" }, each.event)], ""], [seconds(each.total), "number"], [percent(each.share), "number"], [number(each.calls), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"]]), true);
+    rows.map((each) => known(`${each.hook} ${each.event}`, [[[each.hook, el("div", { class: "soft small" }, each.event)], ""], [seconds(each.total), "number"], [percent(each.share), "number"], [number(each.calls), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"]])), true);
 }
 
 function configTable(data, rows, caption) {
   const several = data.runs.length > 1;
   const made = rows.map((each) => {
-    const cells = [each.key, ...each.values.map((value) => [value === null ? "–" : value, "text"])];
-    if (several && new Set(each.values).size > 1) cells.kind = "differs";
+    const cells = known(each.key, [each.key, ...each.values.map((value) => [value === null ? "–" : value, "text"])]);
+    cells.kind = several && new Set(each.values).size > 1 ? "differs" : view.differing ? "hidden" : null;
     return cells;
   });
   return table(caption, ["key", ...(several ? data.runs.map((run) => run.name) : ["value"])], made, true);
@@ -102,7 +115,8 @@ function configTable(data, rows, caption) {
 
 function configPanel(data) {
   const whole = configTable(data, data.config, data.runs.length > 1 ? "Configuration; what differs is marked" : "Configuration");
-  const only = toggle("only what differs", false, (on) => {
+  const only = toggle("only what differs", view.differing, (on) => {
+    view.differing = on;
     for (const row of whole.querySelectorAll("tbody tr")) row.classList.toggle("hidden", on && !row.classList.contains("differs"));
   });
   return [data.runs.length > 1 ? el("div", { class: "controls" }, only) : null, whole];
@@ -110,19 +124,24 @@ function configPanel(data) {
 
 function textPanel(data) {
   const several = data.runs.length > 1;
-  return el("div", { class: "samples" }, data.texts.filter((each) => each.items.length).map((each) => {
-    const items = each.items.map((item) => [el("p", { class: "soft small" }, item.step === null ? "" : `step ${number(item.step)}`), el("pre", { tabindex: "0" }, item.text)]);
+  return el("div", { class: "samples" }, data.texts.map((each) => {
+    const items = each.items.map((item) => {
+      const key = JSON.stringify([item.step, item.text]);
+      return [el("p", { class: "soft small", key }, item.step === null ? "" : `step ${number(item.step)}`), el("pre", { tabindex: "0", key }, item.text)];
+    });
     const earlier = items.slice(1);
     const older = each.count > each.items.length ? ` (of ${number(each.count)} in all)` : "";
-    return el("section", { class: "card", "aria-label": `Text ${each.tag}` }, el("h3", {}, several ? [chip(each.run), ` ${data.runs[each.run].name} · `] : null, each.tag), items[0],
-      earlier.length ? el("details", {}, el("summary", {}, `${earlier.length} earlier${older}`), earlier) : null);
+    return el("section", { class: "card", "aria-label": `Text ${each.tag}`, key: `${each.run} ${each.tag}` }, el("h3", {}, several ? [chip(each.run), ` ${data.runs[each.run].name} · `] : null, each.tag), items[0],
+      earlier.length ? el("details", {}, el("summary", {}, `${earlier.length} earlier${older}`), earlier) : older ? el("p", { class: "soft small" }, `the newest${older}`) : null);
   }));
 }
 
 function picturePanel(data) {
   return el("div", { class: "pictures" }, data.pictures.map((each) => {
     const said = `${data.runs.length > 1 ? `${data.runs[each.run].name} · ` : ""}${each.tag}${each.step === null ? "" : `, step ${number(each.step)}`}`;
-    const image = el("img", { alt: said, src: `data:image/png;base64,${each.src}`, decoding: "async", onload: () => { if (image.naturalWidth < 100) image.classList.add("tiny"); } });
-    return el("figure", { class: "card" }, image, el("figcaption", {}, said));
+    return lasting(`${said} ${each.src}`, () => {
+      const image = el("img", { alt: said, src: `data:image/png;base64,${each.src}`, decoding: "async", onload: () => { if (image.naturalWidth < 100) image.classList.add("tiny"); } });
+      return el("figure", { class: "card" }, image, el("figcaption", {}, said));
+    }, () => {});
   }));
 }
