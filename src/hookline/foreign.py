@@ -33,6 +33,17 @@ class HookAdapter(Adapter, Protocol):
         """A run begins; set-up comes later."""
         ...
 
+    def before_optimizers(self) -> None:
+        """A run goes on from a checkpoint, whose optimizers are put back next."""
+        ...
+
+
+class RunAware:
+    """A hook, of a dialect say, that has to know its run before it hears the first event."""
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins; set-up comes later."""
+
 
 class DataLike(Protocol):
     """What a data module, Hookline's or another package's, looks like to a type checker."""

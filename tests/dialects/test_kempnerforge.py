@@ -278,7 +278,8 @@ def test_evaluations_arrive_as_loss_and_perplexity_in_a_plain_dictionary_and_the
     assert step == 3
 
 
-def test_a_loss_too_large_for_a_perplexity_and_further_metrics_are_no_problem() -> None:
+@pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.nan, math.nan)])
+def test_a_loss_without_a_perplexity_and_further_metrics_are_no_problem(loss: float, perplexity: float) -> None:
     got: list[dict[str, float]] = []
 
     class Evals(TrainingHook):
@@ -287,10 +288,10 @@ def test_a_loss_too_large_for_a_perplexity_and_further_metrics_are_no_problem() 
 
     class Huge(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            return {"loss": torch.tensor(1e6), "accuracy": torch.tensor(0.25)}
+            return {"loss": torch.tensor(loss), "accuracy": torch.tensor(0.25)}
 
     quiet(hooks=[Evals()]).fit(Huge(), batches(1), batches(1))
-    assert got == [{"eval/loss": 1e6, "eval/perplexity": math.inf, "eval/accuracy": 0.25}]
+    assert got == [pytest.approx({"eval/loss": loss, "eval/perplexity": perplexity, "eval/accuracy": 0.25}, nan_ok=True)]
 
 
 def test_parameters_may_have_any_name_as_they_come_in_the_documented_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import textwrap
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_budgets import per_step, with_hooks
-from tiny import batches
+from tiny import Net, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -383,3 +384,67 @@ def test_the_table_names_events_that_exist_and_everything_that_lightning_was_hea
     heard = {call.split()[1] for calls in RECORDED.values() for call in calls}
     strategies = {call.split()[1] for calls in RECORDED.values() for call in calls if call.startswith("strategy")}
     assert heard - strategies - set(MAPPING.values()) - NOT_EVENTS == set()
+
+
+@pytest.mark.parametrize("as_block", [False, True])
+def test_a_toggled_optimizer_trains_its_parameters_only_and_all_get_their_gradients_back(as_block: bool) -> None:
+    seen: list[list[bool]] = []
+
+    class Two(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.left, self.right = nn.Linear(4, 2), nn.Linear(2, 2)
+            self.right.bias.requires_grad_(False)
+
+        def note(self) -> None:
+            seen.append([each.requires_grad for each in self.parameters()])
+
+        def training_step(self, batch: Any) -> None:
+            left, right = self.optimizers()
+            if as_block:
+                with self.toggled_optimizer(left):
+                    self.note()
+                with self.toggled_optimizer(right):
+                    self.note()
+            else:
+                self.toggle_optimizer(left)
+                self.note()
+                self.toggle_optimizer(right)  # the other one was not given back
+                self.note()
+                self.manual_backward(F.mse_loss(self.right(self.left(batch[0])), batch[1]))
+                assert self.left.weight.grad is None and self.right.weight.grad is not None
+                self.untoggle_optimizer(right)
+            self.note()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.left, self.right)], []
+
+    Trainer(max_epochs=1, logger=False, enable_progress_bar=False).fit(Two(), batches(1))
+    assert seen == [[True, True, False, False], [False, False, True, False], [True, True, True, False]]
+
+
+def test_a_callback_logs_by_itself() -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("index", float(batch_idx), on_step=False, on_epoch=True)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.log_dict({"end": 2.0}, prog_bar=True)
+
+    callback = Logs()
+    trainer = quiet(hooks=[callback])
+    trainer.fit(Net(), batches(3))
+    assert (trainer.metrics["index"], trainer.metrics["end"]) == (1.0, 2.0)
+    with pytest.raises(HookError, match=r"Logs.log\('late', ...\) works only while a trainer runs it"):
+        callback.log("late", 1.0)
+    assert copy.deepcopy(callback).__dict__["_door"].value is None  # a copy does not take the run along
+
+
+def test_an_option_that_log_has_not_is_an_error_that_lists_those_it_has() -> None:
+    class Wrong(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.log("x", 1.0, on_stepp=True)
+
+    with pytest.raises(OptionError, match=r"log\('x', on_stepp=...\).*Did you mean 'on_step'"):
+        quiet(hooks=[Wrong()]).fit(Net(), batches(1))

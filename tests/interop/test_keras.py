@@ -146,8 +146,9 @@ def test_one_s_own_callback_sees_the_model_and_hears_the_validation_as_a_test() 
         (lambda: callbacks.ModelCheckpoint("here.keras"), r"self\.model\.save", "hookline.hooks.ModelCheckpoint"),
         (lambda: callbacks.BackupAndRestore("here"), r"self\.model\.", "resume='auto'"),
         (lambda: callbacks.TensorBoard("here"), r"self\.model\.", "hookline.loggers.TensorBoard"),
+        (lambda: callbacks.SwapEMAWeights(), r"self\.model\.optimizer\.use_ema", "hookline.hooks.WeightAveraging"),
     ],
-    ids=["ModelCheckpoint", "BackupAndRestore", "TensorBoard"],
+    ids=["ModelCheckpoint", "BackupAndRestore", "TensorBoard", "SwapEMAWeights"],
 )  # fmt: skip
 def test_what_needs_a_keras_model_is_refused_when_it_is_added(make: Any, needs: str, instead: str) -> None:
     with pytest.raises(hookline.HookError, match=needs) as error:
@@ -213,3 +214,87 @@ def test_a_callback_knows_how_long_the_training_is_when_it_begins() -> None:
     callback = Asks()
     quiet(hooks=[callback], max_epochs=2).fit(Net(), batches(3))
     assert callback.found == {"verbose": 0, "epochs": 2, "steps": 3}
+
+
+def test_a_callback_hears_of_no_test_before_the_training_begins() -> None:
+    class Counts(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.tests, self.batches = 0, 0
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.tests += 1
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches += 1
+
+    callback = Counts()
+    quiet(hooks=[callback], num_sanity_val_steps=2).fit(Net(), batches(2), batches(3))
+    assert (callback.tests, callback.batches) == (1, 3)
+
+
+def test_the_learning_rate_can_be_assigned_as_a_variable() -> None:
+    class Assigns(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            rate = self.model.optimizer.learning_rate
+            rate.assign(rate.numpy() / 2)
+
+    trainer = quiet(hooks=[Assigns()], max_epochs=2)
+    trainer.fit(Net(lr=0.4), batches(1))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_the_best_weights_come_back_exactly_in_bfloat16_too() -> None:
+    best: list[Any] = []
+
+    class Worse(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bfloat16()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step([each.bfloat16() for each in batch], batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            best.append([each.detach().clone() for each in self.parameters()])
+            return torch.tensor(float(self.trainer.current_epoch))  # the first is the best
+
+    net = Worse()
+    stop = callbacks.EarlyStopping(patience=1, restore_best_weights=True)
+    quiet(hooks=[stop], max_epochs=4).fit(net, batches(2), batches(1))
+    assert all(torch.equal(a, b) for a, b in zip(best[0], net.parameters(), strict=True))
+    assert not torch.equal(best[0][0], best[1][0])
+
+
+def test_one_s_own_callback_may_want_what_the_module_has_of_its_own() -> None:
+    class Layers(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.found = len(self.model.layers)
+
+    class Has(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+
+    callback = Layers()
+    quiet(hooks=[callback]).fit(Has(), batches(1))
+    assert callback.found == 1
+    with pytest.raises(hookline.HookError, match=r"Layers.on_train_begin needs self.model.layers, which only a Keras model has"):
+        quiet(hooks=[Layers()]).fit(Net(), batches(1))
+
+
+def test_a_batch_s_logs_are_shared_by_all_callbacks_of_that_batch() -> None:
+    class Writes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            assert "mine" not in logs
+            logs["mine"] = batch
+
+    class Reads(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.seen: list[int] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.seen.append(logs["mine"])
+
+    reads = Reads()
+    quiet(hooks=[Writes(), reads]).fit(Net(), batches(3))
+    assert reads.seen == [0, 1, 2]

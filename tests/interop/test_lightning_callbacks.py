@@ -502,3 +502,41 @@ def test_an_adapted_callback_costs_no_more_calls_than_a_hook() -> None:
     assert per_step(with_hooks(Theirs())) == per_step(with_hooks(Ours()))
     assert per_step(with_hooks(TheirEnd())) == per_step(with_hooks(OurEnd())) + 1  # the loss goes into a dictionary
     assert per_step(with_hooks(type("Silent", (Callback,), {})())) == per_step(with_hooks())
+
+
+def test_one_can_be_taken_out_of_a_manager_of_another_system_and_is_listed_as_itself() -> None:
+    from hookline.dialects.model_training_framework import GenericTrainer, GenericTrainerConfig
+    from hookline.dialects.trainers import get_trainer
+
+    model, mine = torch.nn.Linear(4, 2), pl.callbacks.LambdaCallback(on_train_start=lambda trainer, module: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = GenericTrainer(GenericTrainerConfig(), model, [optimizer]).hook_manager
+    manager.register_hook(mine)
+    assert mine in manager.hooks
+    manager.unregister_hook(mine)
+    assert mine not in manager.hooks
+    trainer = get_trainer("simple", model, [torch.ones(2, 4)], optimizer)
+    trainer.add_hook(mine)
+    assert mine in list(trainer.hooks)
+
+
+def test_one_that_is_removed_and_added_again_is_torn_down_before_it_is_set_up() -> None:
+    heard: list[Any] = []
+
+    class Told(Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("setup")
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            heard.append(batch_idx)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("teardown")
+
+    class Swaps(Hook):
+        def on_train_batch_end(self, trainer: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                trainer.add_hook(trainer.remove_hook("told"))
+
+    quiet(hooks=[Told(), Swaps()]).fit(Net(), batches(3))
+    assert heard == ["setup", 0, 1, "teardown", "setup", 2, "teardown"]

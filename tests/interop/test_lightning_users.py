@@ -163,7 +163,9 @@ def test_callbacks_that_the_module_brings_take_the_place_of_the_trainers_own() -
     trainer = quiet(hooks=[impatient, other], max_epochs=3)
     trainer.fit(Patient(), loader(12, 5, 1), loader(7, 3, 2))
     assert trainer.status == "completed" and trainer.state.epochs_seen == 3
-    assert impatient not in trainer.hooks and other.seen[-1][0] == "end"
+    assert other.seen[-1][0] == "end"
+    trainer.fit(Model(), loader(12, 5, 1), loader(7, 3, 2))  # which brings none
+    assert trainer.status == "stopped" and list(trainer.hooks) == [impatient, other]
 
 
 @pytest.mark.parametrize("verb", ["validate", "fit"])

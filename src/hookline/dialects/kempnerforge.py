@@ -7,7 +7,6 @@ and may also listen where KempnerForge would need a fork: to gradients, the opti
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -15,16 +14,17 @@ from hookline.context import StepContext
 from hookline.dialects._shared import DialectHook, Row
 from hookline.errors import HookError
 from hookline.events import EVENTS
+from hookline.hooks.console_log import perplexity_of
 from hookline.listener import event_methods
 
 __all__ = ["HookRunner", "StepContext", "TrainingHook"]
 
 
 def eval_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation's results as KempnerForge names them: `val/loss` is `eval/loss`, and there is `eval/perplexity`."""
-    found = {f"eval/{name.removeprefix('val/')}": value for name, value in metrics.items() if name.startswith("val/")}
+    """An evaluation's results as KempnerForge names them: `val/loss` or `val_loss` is `eval/loss`; `eval/perplexity` is added."""
+    found = {f"eval/{name[4:]}": value for name, value in metrics.items() if name.startswith(("val_", "val/"))}
     if "eval/loss" in found:
-        found.setdefault("eval/perplexity", math.exp(found["eval/loss"]) if found["eval/loss"] < 700 else math.inf)
+        found.setdefault("eval/perplexity", perplexity_of(found["eval/loss"]))
     return found
 
 

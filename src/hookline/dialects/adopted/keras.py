@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,28 @@ class KerasCallback(AdoptedCallback):
         super().__init__(original, ("keras",), "Callback")
         self.view = ModelView()
         who = type(original).__name__
-        keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
-        for attribute, where in asked_of(("self.model",), original, lambda cls: cls is self.base):
-            if attribute not in keras_only:
-                continue
-            raise HookError(f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model has. "
-                            f"{INSTEAD.get(who, '')}".rstrip())  # fmt: skip
+        if type(original).__module__.partition(".")[0] == "keras":  # one's own may be written for a module that has them
+            for attribute, where in self._asks():
+                raise self._refusal(attribute, where)
         metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
         if getattr(original, "mode", None) == "auto" and metric != "loss":
             raise HookError(f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
                             "and only a Keras model could say. Pass mode='min' or mode='max'.")  # fmt: skip
+
+    def _asks(self) -> Iterator[tuple[str, str]]:
+        """What it wants of a Keras model and no other has; each with the method."""
+        keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
+        for attribute, where in asked_of(("self.model",), self.original, lambda cls: cls is self.base):
+            if attribute in keras_only:
+                yield attribute, where
+        for cls in type(self.original).__mro__:
+            if cls.__name__ in BY_ANOTHER_NAME and cls.__module__.partition(".")[0] == "keras":
+                yield BY_ANOTHER_NAME[cls.__name__], cls.__name__
+
+    def _refusal(self, attribute: str, where: str) -> HookError:
+        who = type(self.original).__name__
+        return HookError(f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model has. "
+                         f"{INSTEAD.get(who, '')}".rstrip())  # fmt: skip
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One for each event of an overridden method; before them, when training starts, the loaders can be measured."""
@@ -85,6 +97,9 @@ class KerasCallback(AdoptedCallback):
     def begin_run(self, state: Any) -> None:
         """A run begins: the callback gets its model and its parameters, as Keras does it."""
         self.view._attach(state)
+        for attribute, where in self._asks():
+            if not hasattr(state.module, attribute):
+                raise self._refusal(attribute, where)
         self._tell_length(state)
         self.original.set_model(self.view)
 
@@ -106,7 +121,13 @@ def _caller(function: Callable[..., Any], row: Method) -> Caller:
     def call_for_batch(s: Any) -> None:
         function(s.batch_idx, logs(s))
 
-    return {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
+    made: Caller = {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
+
+    def call_in_earnest(s: Any) -> None:
+        if not s.sanity_checking:
+            made(s)
+
+    return call_in_earnest if "on_validation" in row.events[0] else made  # Keras tries nothing out before it trains
 
 
 def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
@@ -126,12 +147,14 @@ def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any],
 
 _LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "": lambda s: {},
-    "batch": lambda s: dict(s.batch_metrics),
+    "batch": _shared("batch", lambda s: dict(s.batch_metrics)),
     "epoch": _shared("epoch", lambda s: epoch_logs(s.metrics)),
     "end": _shared("end", lambda s: epoch_logs(s.metrics)),
     "test": _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/")),
 }
 
+BY_ANOTHER_NAME = {"SwapEMAWeights": "optimizer.use_ema"}
+"""What Keras' own reach for in a way that their code does not show at once."""
 INSTEAD = {
     "ModelCheckpoint": "Use hookline.hooks.ModelCheckpoint.",
     "BackupAndRestore": "Use Trainer.fit(resume='auto') with hookline.hooks.ModelCheckpoint.",

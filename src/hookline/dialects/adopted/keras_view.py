@@ -33,7 +33,7 @@ class ModelView:
 
     def get_weights(self) -> list[Any]:
         """Copies of all weights and buffers, as arrays."""
-        return [each.detach().cpu().numpy().copy() for each in self._state.module.state_dict().values()]
+        return [_array(each.detach().cpu()) for each in self._state.module.state_dict().values()]
 
     def set_weights(self, weights: list[Any]) -> None:
         """Put such copies back."""
@@ -52,6 +52,20 @@ class ModelView:
         return self._state.module(*args, **kwargs)
 
 
+class Rate(float):
+    """A learning rate, with what callbacks do to a variable of Keras."""
+
+    owner: OptimizerView
+
+    def assign(self, rate: Any) -> None:
+        """Set it."""
+        self.owner.learning_rate = rate
+
+    def numpy(self) -> float:
+        """The number."""
+        return float(self)
+
+
 class OptimizerView:
     """The first optimizer, by its learning rate."""
 
@@ -59,9 +73,11 @@ class OptimizerView:
         object.__setattr__(self, "_state", state)
 
     @property
-    def learning_rate(self) -> float:
+    def learning_rate(self) -> Rate:
         """Of the first parameter group; setting it sets all groups."""
-        return float(self._state.optimizers[0].param_groups[0]["lr"])
+        rate = Rate(self._state.optimizers[0].param_groups[0]["lr"])
+        rate.owner = self
+        return rate
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
@@ -89,6 +105,11 @@ class OptimizerView:
         if name not in ("learning_rate", "lr"):
             raise HookError(f"A Keras callback sets model.optimizer.{name}, which would change nothing in a Hookline run.")
         object.__setattr__(self, name, value)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A copy; numbers that numpy has not, in ones that hold them exactly."""
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy().copy()
 
 
 def epoch_logs(metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hookline.binding import Binding
@@ -27,11 +28,14 @@ class LightningCallback(AdoptedCallback):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, PACKAGES, "Callback")
-        kinds = {cls.__name__ for cls in type(original).__mro__ if is_lightnings(cls)}
-        self.tier = "monitor" if kinds & set(MONITORS) else "user"
         self.replaces = mentions(original, self.base, "remove_checkpoint")
         self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
         self._check()
+
+    def usual_tier(self) -> str:
+        """Monitors are called after the module."""
+        kinds = {cls.__name__ for cls in type(self.original).__mro__ if is_lightnings(cls)}
+        return "monitor" if kinds & set(MONITORS) else "user"
 
     def _check(self) -> None:
         who = type(self.original).__name__
@@ -62,7 +66,24 @@ class LightningCallback(AdoptedCallback):
         """A run begins: the view shows its trainer and module."""
         module = state.module
         names = module.__dict__ if is_lightning_module(module) else {}
-        self.view.attach(state.trainer, shown_to_callbacks(module, self.view), names)
+        face = shown_to_callbacks(module, self.view)
+        self.view.attach(state.trainer, face, names)
+        if face is not None:  # Lightning gives every callback these two of the module
+            self.original.log, self.original.log_dict = face.log, face.log_dict
+
+    def before_optimizers(self) -> None:
+        """A finetuning makes the parameter groups again that it had added, and what is in them is trained again.
+
+        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in them frozen.
+        """
+        for cls in type(self.original).__mro__:
+            if is_lightnings(cls, "BaseFinetuning"):
+                optimizers = self.view.optimizers
+                known = [len(each.param_groups) for each in optimizers]
+                cls.on_fit_start(self.original, self.view, self.view.moment.face)  # type: ignore[attr-defined]
+                for optimizer, groups in zip(optimizers, known, strict=True):
+                    for parameter in itertools.chain(*(each["params"] for each in optimizer.param_groups[groups:])):
+                        parameter.requires_grad_(True)
 
     # ---- state --------------------------------------------------------------------------------------------------
 

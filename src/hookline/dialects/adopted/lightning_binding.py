@@ -9,11 +9,13 @@ from typing import Any
 
 from hookline.binding import Binding, Caller
 from hookline.dialects._shared import Reader, Row
-from hookline.errors import HookError
+from hookline.errors import HookError, closest
 from hookline.events import EventTable
 
 NAME_OF_HOOK = "_current_fx_name"
 """Where a Lightning module keeps which hook is being called; its `log` looks there."""
+BETWEEN = {"fit": "training_step", "validate": "validation_step"}
+"""What stands there while none of Lightning's is, by the verb: Hookline's hooks log as a step does."""
 RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start"}
 """Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
 
@@ -44,15 +46,32 @@ def bind(function: Callable[..., Any], method: str, row: Row, table: EventTable,
 SOURCE = """
 def make(f, v, m, {readers}):
     def call(s):
-        m.names[{where!r}] = {method!r}
-        {answer}f({arguments})
+        names = m.names
+        before = names[{where!r}]
+        names[{where!r}] = {method!r}
+        try:
+            {answer}f({arguments})
+        finally:
+            names[{where!r}] = before
+    return call
+"""
+
+STEP = """
+def make(f, names):
+    def call(*given):
+        before = names[{where!r}]
+        names[{where!r}] = {method!r}
+        try:
+            return f(*given)
+        finally:
+            names[{where!r}] = before
     return call
 """
 
 
 @functools.cache
 def _factory(method: str, arguments: tuple[str, ...], answers: bool, readers: tuple[str, ...]) -> Callable[..., Caller]:
-    """One flat function: it writes down which hook is called, calls it, and hands on or forgets what it returns."""
+    """One flat function: it writes down which hook is called while it calls it, and hands on or forgets what it returns."""
     source = SOURCE.format(readers=", ".join(readers), where=NAME_OF_HOOK, method=method, arguments=", ".join(arguments),
                            answer="return " if answers else "")  # fmt: skip
     space: dict[str, Any] = {}
@@ -61,9 +80,11 @@ def _factory(method: str, arguments: tuple[str, ...], answers: bool, readers: tu
 
 
 def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """A step or action that writes down that it is the one that is called."""
-    source = f"lambda f, n: lambda *given: (n.__setitem__({NAME_OF_HOOK!r}, {method!r}), f(*given))[1]"
-    made: Any = functools.wraps(function)(eval(compile(source, "<hookline adopted>", "eval"))(function, names))
+    """A step or action that writes down, as long as it lasts, that it is the one that is called."""
+    source = STEP.format(where=NAME_OF_HOOK, method=method)
+    space: dict[str, Any] = {}
+    exec(compile(source, "<hookline adopted>", "exec"), space)
+    made: Any = functools.wraps(function)(space["make"](function, names))
     made.__signature__ = inspect.signature(function)
     return made  # type: ignore[no-any-return]
 
@@ -95,6 +116,13 @@ def _shown(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
+class MissingEntry(HookError, KeyError):
+    """A callback asked for something that this checkpoint has not."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class CheckpointView(MutableMapping[str, Any]):
     """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
 
@@ -113,7 +141,13 @@ class CheckpointView(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self.COUNTS:
             return self.contents["counters"][self.COUNTS[key]]
+        if key not in self:
+            raise MissingEntry(f"checkpoint[{key!r}]: there is no such entry.{closest(key, list(self))} "
+                               f"There are: {', '.join(self)}.")  # fmt: skip
         return self.contents[self.NAMES[key]] if key in self.NAMES else self._own()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in list(self)
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self.COUNTS:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
-from hookline.dialects.lightning.logged import log_value
+from hookline.dialects.lightning.logged import log_as_lightning
 from hookline.dialects.lightning.table import MODULE_ACTIONS
 from hookline.listener import overrides
 
@@ -102,10 +102,7 @@ class ModuleFace:
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with Lightning's arguments."""
-        places = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
-        given = {**dict(zip(places, args, strict=False)), **options}
-        known = (*places, "add_dataloader_idx", "batch_size")
-        log_value(self._view._own._last, name, value, **{key: each for key, each in given.items() if key in known})
+        log_as_lightning(self._view._own._last, name, value, args, options)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         """Log several."""

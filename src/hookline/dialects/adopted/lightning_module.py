@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.dialects._shared import Row
-from hookline.dialects.adopted.lightning_binding import NAME_OF_HOOK, RETURNED, bind, noted
+from hookline.dialects.adopted.lightning_binding import BETWEEN, NAME_OF_HOOK, RETURNED, bind, noted
+from hookline.dialects.adopted.lightning_loaders import asked_in_turn, given_in_turn
 from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
 from hookline.dialects.lightning.brought import brought
+from hookline.dialects.lightning.older import refuse_lightning_1
 from hookline.dialects.lightning.table import DATA_ACTIONS, DATA_ROWS, MODULE_ACTIONS, MODULE_ROWS
 from hookline.errors import HookError, OptionError
 from hookline.events import EventTable
@@ -33,8 +35,7 @@ def steps_of(module: Any) -> LightningSteps:
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
         own["configure_optimizers"] = functools.wraps(ask)(lambda: _in_our_forms(ask()))
-    if "train_dataloader" in own:
-        own["train_dataloader"] = _side_by_side(module.train_dataloader, view)
+    own |= {name: asked_in_turn(own[name], name, view.of_lightning) for name in own if name.endswith("_dataloader")}
     actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
     # a class of its own, because what a class overrides is what the loop looks at
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
@@ -42,6 +43,7 @@ def steps_of(module: Any) -> LightningSteps:
 
 def _check(module: Any) -> None:
     """What Hookline's loop cannot honour is an error before anything runs."""
+    refuse_lightning_1(module)
     who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
     for declared in [cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)]:
         for method in vars(declared):
@@ -79,6 +81,8 @@ class LightningSteps(Actions):
         else:  # it stays attached after the run, as in Lightning
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view
+            self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
+            run.given_loaders |= given_in_turn(run.given_loaders, self.view.of_lightning, run.mixture is not None)
             if run.stage == "fit" and not overrides(self, "validation_step"):
                 run.given_loaders["val"] = []  # then Lightning trains without validating, whatever loaders there are
 
@@ -88,8 +92,7 @@ def data_of(datamodule: Any) -> LightningData:
     base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
     view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
     own: dict[str, Any] = {name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)}
-    if "train_dataloader" in own:
-        own["train_dataloader"] = _side_by_side(datamodule.train_dataloader, view)
+    own |= {name: asked_in_turn(own[name], name, view.of_lightning) for name in own if name.endswith("_dataloader")}
     actions = {name: staticmethod(each) for name, each in own.items()}
     return type(type(datamodule).__name__, (LightningData,), actions)(datamodule, view)  # type: ignore[no-any-return]
 
@@ -166,32 +169,3 @@ def _schedule(given: Any, monitor: str | None) -> Any:
     if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
         schedule.setdefault("monitor", monitor)
     return schedule
-
-
-def _side_by_side(ask: Callable[[], Any], view: TrainerView) -> Callable[[], Any]:
-    """Several training loaders at once are one batch from each in Lightning, by its own CombinedLoader."""
-
-    @functools.wraps(ask)
-    def train_dataloader() -> Any:
-        returned = ask()
-        combined = view.of_lightning("utilities.combined_loader", "CombinedLoader")
-        if isinstance(returned, list | tuple | dict):
-            returned = combined(returned, "max_size_cycle")
-        return SideBySide(returned) if isinstance(returned, combined) else returned
-
-    return train_dataloader
-
-
-class SideBySide:
-    """A CombinedLoader that yields its batches alone."""
-
-    def __init__(self, combined: Any) -> None:
-        self.combined = combined
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch, _, _ in self.combined:
-            yield batch
-
-    def __len__(self) -> int:
-        iter(self.combined)  # it has a length only once it is iterated over
-        return len(self.combined)

@@ -124,18 +124,24 @@ class StrategyView(Part):
         """Whether this is the process that writes."""
         return bool(self._own.strategy.rank == 0)
 
+    @property
+    def _ranks(self) -> Any:
+        """What processes say to each other; a loop that is not the trainer's (`hookline.Line`) has no strategy."""
+        own = self._own
+        return own.ranks if hasattr(own, "ranks") else own.strategy.ranks
+
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """A rank's value, on every rank: plain data."""
-        ranks = self._own.strategy.ranks
+        ranks = self._ranks
         return obj if ranks.alone else ranks.gather(obj)[src]
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
-        self._own.strategy.ranks.barrier()
+        self._ranks.barrier()
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """What the ranks decide together."""
-        ranks = self._own.strategy.ranks
+        ranks = self._ranks
         if ranks.alone:
             return bool(decision)
         votes = ranks.total([bool(decision)]).read()[0]
@@ -172,7 +178,8 @@ class StrategyView(Part):
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Update the weights, with the events around it."""
         handle = next(each for each in self._own._last.manual_optimizers if each.optimizer is optimizer)
-        return handle.step(closure, **kwargs)
+        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
+        return handle.step(None if is_none else closure, **kwargs)
 
 
 class PrecisionView(Part):
@@ -182,8 +189,8 @@ class PrecisionView(Part):
 
     def forward_context(self) -> Any:
         """Where a forward computes with the run's numbers."""
-        dtype = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(self._view.precision)
-        return torch.autocast(self._own.device.type, dtype=dtype, enabled=dtype is not None)
+        own = self._own.strategy.precision
+        return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
 
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
         """Clip by total norm or by value, true gradients also where they are scaled."""
@@ -312,7 +319,10 @@ class Results(Part):
         **others: Any,
     ) -> None:  # fmt: skip
         """Log one value. Hookline detaches it and reduces it over ranks by itself."""
-        log_value(self._own._last, name, value, prog_bar=prog_bar, logger=logger, on_step=on_step, on_epoch=on_epoch,
+        run = self._own._last
+        if fx == "training_step" and run.state.log.mode == "eval":  # one of Hookline's hooks, in a validation: its mean counts
+            on_step, on_epoch = on_step and on_epoch, True
+        log_value(run, name, value, prog_bar=prog_bar, logger=logger, on_step=on_step, on_epoch=on_epoch,
                   reduce_fx=reduce_fx, add_dataloader_idx=add_dataloader_idx, batch_size=batch_size)  # fmt: skip
 
     def reset(self, *args: Any, **kwargs: Any) -> None:

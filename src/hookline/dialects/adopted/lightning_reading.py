@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
+from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings, is_of_trainer
 from hookline.dialects.lightning.table import CALLBACK_ROWS
 
 OWN = "self.trainer"
@@ -21,10 +21,19 @@ ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
 def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
     """Attributes of the trainer that the view has not, each with the method that wants it."""
     found: dict[str, str] = {}
+    given: set[str] = set()
     for where, function in _functions(callback, base):
-        for path in _asks(function, where.rpartition(".")[2]):
+        for path, is_set in _asks(function, where.rpartition(".")[2]):
             found.setdefault(path, where)
-    return list(found.items())
+            given |= {path} if is_set else set()
+    package = base.__module__.removesuffix(".callbacks.callback")
+    own = {path for path in given if path.count(".") == 1 and not is_known(package, path.rpartition(".")[2])}
+    return [(path, where) for path, where in found.items() if path not in own]
+
+
+def is_known(package: str, name: str) -> bool:
+    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its own use."""
+    return hasattr(TrainerView, name) or is_of_trainer(package, name)
 
 
 def owner_of(path: str) -> type:
@@ -57,7 +66,8 @@ def _function(value: Any) -> Any:
     return inspect.unwrap(value) if inspect.isfunction(value) else None
 
 
-def _asks(function: Any, name: str, depth: int = 0) -> Iterator[str]:
+def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """What is missing, and whether it is set."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
@@ -86,7 +96,7 @@ class _Reader(ast.NodeVisitor):
 
     def __init__(self, trainers: set[str]) -> None:
         self.trainers = trainers
-        self.missing: list[str] = []
+        self.missing: list[tuple[str, bool]] = []
         self.called: list[str] = []
         """Functions that were given the trainer."""
 
@@ -101,9 +111,10 @@ class _Reader(ast.NodeVisitor):
         if path[0] in ("trainer", "_trainer") and len(path) > 1:  # self.trainer, pl_module.trainer
             path, root = path[1:], ast.Name(OWN)
         if isinstance(root, ast.Name) and root.id in (*self.trainers, OWN):
-            where = _missing(path, is_set=isinstance(node.ctx, ast.Store))
+            is_set = isinstance(node.ctx, ast.Store)
+            where = _missing(path, is_set)
             if where:
-                self.missing.append("trainer." + ".".join(where))
+                self.missing.append(("trainer." + ".".join(where), is_set))
         else:
             self.generic_visit(node)
 

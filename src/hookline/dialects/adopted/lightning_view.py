@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hookline.dialects.adopted.lightning_binding import NAME_OF_HOOK
 from hookline.dialects.adopted.lightning_logger import LoggerView
 from hookline.dialects.adopted.lightning_parts import (
     Connector,
@@ -30,6 +33,24 @@ def is_lightnings(what: Any, name: str = "") -> bool:
     return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
+OF_USERS = "_of_lightning_users"
+"""Where a trainer of Hookline's keeps what callbacks have put on theirs."""
+
+
+@functools.cache
+def _names_of_trainer(package: str) -> set[str]:
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.trainer") and module is not None]
+    classes = [each for module in modules for each in vars(module).values() if inspect.isclass(each) and is_lightnings(each)]
+    functions = [each for space in (*modules, *classes) for each in vars(space).values() if inspect.isfunction(each)]
+    names = {name for each in functions for name in inspect.unwrap(each).__code__.co_names}
+    return names | set(dir(sys.modules[f"{package}.trainer.trainer"].Trainer))
+
+
+def is_of_trainer(package: str, name: str) -> bool:
+    """Whether Lightning's own trainer has something of this name, or gives it to itself: then it is not the user's."""
+    return name in _names_of_trainer(package)
+
+
 class Moment:
     """What every call of a hook needs, where it is found at once: the view itself looks further for what it has not."""
 
@@ -38,7 +59,7 @@ class Moment:
     def __init__(self) -> None:
         self.face: Any = None
         """The module as a callback sees it."""
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, Any] = {NAME_OF_HOOK: None}
         """Where it is written down which hook is being called."""
 
 
@@ -64,6 +85,7 @@ class TrainerView(LightningNames):
     def attach(self, trainer: Any, face: Any, names: dict[str, Any]) -> None:
         """A run begins."""
         self.__dict__["_trainer"] = trainer
+        names.setdefault(NAME_OF_HOOK, None)
         self.moment.face, self.moment.names = face, names
 
     @property
@@ -76,13 +98,19 @@ class TrainerView(LightningNames):
         """Only reached for what is not here."""
         if name in self.PARTS:
             return self.__dict__["_parts"][name]
+        kept: dict[str, Any] = getattr(self._trainer, OF_USERS, {})
+        if name in kept:
+            return kept[name]
         raise missing(f"trainer.{name}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
         setter = getattr(getattr(type(self), name, None), "fset", None)
-        if setter is None:
+        if setter is not None:
+            setter(self, value)
+        elif hasattr(type(self), name) or is_of_trainer(self._package, name):
             raise missing(f"trainer.{name} = ...", type(self))
-        setter(self, value)
+        else:  # the user's own: all callbacks and the module find it there, as in Lightning
+            vars(self._own).setdefault(OF_USERS, {})[name] = value
 
     def __deepcopy__(self, memo: Any) -> None:
         return None  # copies of a module do not take the run along

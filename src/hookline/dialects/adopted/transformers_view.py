@@ -17,6 +17,7 @@ class ArgsView:
         watched = next((each for each in watches if each.monitor != "-"), None)
         self.metric_for_best_model = eval_name(watched.monitor) if watched is not None else "loss"
         self.greater_is_better = watched is not None and watched.mode == "max"
+        self._watched: str = watched.monitor if watched is not None else ""
         self.load_best_model_at_end = False
         self.eval_strategy = "no"
         self.logging_strategy, self.logging_steps = "steps", options.log_every_n_steps
@@ -53,9 +54,10 @@ def eval_name(name: str) -> str:
     return "eval_" + name.removeprefix("val/").removeprefix("val_").removeprefix("eval_")
 
 
-def eval_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a validation under transformers' names."""
-    return {eval_name(key): value for key, value in metrics.items() if key.startswith(("val/", "val_", "eval_"))}
+def eval_names(metrics: Mapping[str, float], watched: str = "") -> dict[str, float]:
+    """The metrics of a validation under transformers' names; `watched`: one that is of it, whatever it is called."""
+    found = {eval_name(key): value for key, value in metrics.items() if key.startswith(("val/", "val_", "eval_"))}
+    return {**found, eval_name(watched): metrics[watched]} if watched in metrics and not watched.startswith("train") else found
 
 
 def logged_names(row: Mapping[str, float], epoch: float) -> dict[str, float]:

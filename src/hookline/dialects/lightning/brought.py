@@ -18,11 +18,12 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     callbacks = list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
     hooks = run.state.hooks
     kinds = {type(each) for each in callbacks}
-    for entry in hooks.entries():
-        if type(entry.given) in kinds:
-            log.warning("%s.configure_callbacks brings a %s, which takes the place of hook %r.",
-                        type(module).__name__, type(entry.given).__name__, entry.name)  # fmt: skip
-            hooks.discard(entry)
+    displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
+    for entry in displaced:
+        log.warning("%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
+                    type(module).__name__, type(entry.given).__name__, entry.name)  # fmt: skip
+    if displaced:
+        run.afterwards.append(hooks.set_aside(displaced))
     data = getattr(run.datamodule, "original", run.datamodule)
     has_some = any(getattr(each, "hparams", None) for each in (module, data))
     is_kept = any(isinstance(each, HParams) for each in hooks)

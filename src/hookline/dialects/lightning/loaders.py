@@ -39,12 +39,15 @@ class SideBySide:
         return max(each for each in lengths if each is not None)
 
 
+def are_loaders(given: Any) -> bool:
+    """Whether it is several loaders; a list of batches is one."""
+    is_list = isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
+    return is_list or isinstance(given, Mapping)
+
+
 def side_by_side(given: Any) -> Any:
     """Several loaders as one; one, or a list of batches, as it is."""
-    if isinstance(given, Mapping):
-        return SideBySide(given)
-    is_several = isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
-    return SideBySide(given) if is_several else given
+    return SideBySide(given) if are_loaders(given) else given
 
 
 def drawn_side_by_side(cls: type) -> None:

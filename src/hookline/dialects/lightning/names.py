@@ -197,8 +197,10 @@ class LightningNames:
 
     @property
     def callbacks(self) -> list[Any]:
-        """The hooks, as they were given."""
-        return list(self._own.hooks)
+        """The hooks, as they were given; after a run those that took part in it, with what its module brought."""
+        brought = [entry.given for entry in self._own._last.brought] if self._own._last is not None else []
+        kinds = {type(each) for each in brought}
+        return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:

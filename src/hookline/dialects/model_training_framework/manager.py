@@ -39,7 +39,7 @@ class HookManager:
     def unregister_hook(self, hook: Any) -> None:
         """Take out a hook: the instance itself, or its name."""
         for entry in self._hooks.entries():
-            if entry.hook is hook or entry.name == hook:
+            if entry.given is hook or entry.name == hook:
                 self._hooks.discard(entry)
                 return
         known = ", ".join(each.name for each in self._hooks.entries()) or "none"

@@ -16,6 +16,7 @@ from hookline.dialects.trainers.state import StateDict
 from hookline.errors import OptionError, closest
 from hookline.hook import Hook
 from hookline.hooklist import Handle
+from hookline.hooks.console_log import perplexity_of
 from hookline.metrics import Metrics
 from hookline.module import Module
 from hookline.options import Options
@@ -80,7 +81,7 @@ class BaseTrainer:
             measured = self.trainer.validate(self.model, chosen, step=self._measure)
         results = {name.removeprefix("val/"): value for name, value in measured.items()}
         if "loss" in results:
-            results.setdefault("perplexity", math.exp(results["loss"]) if results["loss"] < 700 else math.inf)
+            results.setdefault("perplexity", perplexity_of(results["loss"]))
         return results
 
     @property

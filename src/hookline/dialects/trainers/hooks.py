@@ -94,7 +94,7 @@ class HookManager:
         return [name for name in self._hooks.list_hooks() if name != LEDGER]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([entry.hook for entry in self._hooks.entries() if entry.name != LEDGER])
+        return iter([entry.given for entry in self._hooks.entries() if entry.name != LEDGER])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
