@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import hookline
 from hookline import EVENTS, Hook, Line, every
-from hookline.hooks import EarlyStopping, GradientMonitor, JSONLog, LRMonitor, ModelCheckpoint, Webhook
+from hookline.hooks import EarlyStopping, GradientMonitor, JSONLog, LRMonitor, ModelCheckpoint, SlurmRequeue, Webhook
 from hookline.hosts.tables import HOSTS, RAW_LOOP
 
 CALLS_PER_STEP = 23
@@ -206,6 +206,17 @@ def test_the_module_is_the_user_s_own_whatever_runs_it() -> None:
     net, sgd = net_and_sgd()
     line = Line(torch.compile(net, backend="eager"), sgd)
     assert line.module is net and line.state.wrapped_model is not net
+
+
+def test_a_line_takes_its_place_from_the_launcher_as_the_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    s = Line(*net_and_sgd()).state
+    assert (s.rank, s.local_rank, s.world_size) == (3, 1, 4)
+    monkeypatch.setenv("RANK", "abc")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(hookline.OptionError, match="RANK='abc', which is no whole number"):
+        Line(*net_and_sgd())
 
 
 def test_a_process_that_turns_out_to_be_another_rank_hears_what_is_meant_for_that_one(tmp_path: Path) -> None:
@@ -414,14 +425,28 @@ def test_a_line_can_be_used_again() -> None:
     train(line, net, sgd, batches(1))
     train(line, net, sgd, batches(1), epochs=2)
     assert heard.seen == ["setup", "teardown"] * 2
-    with line, pytest.raises(hookline.HooklineError, match="in a run already"):
-        line.__enter__()
 
 
-def test_outside_of_with_a_loop_is_told_what_is_missing() -> None:
+def test_a_line_inside_itself_is_refused_and_its_run_goes_on() -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[heard := recorder(["on_exception", "on_step_end", "teardown"])])
+    with line:
+        with pytest.raises(hookline.HooklineError, match="in a run already"), line:
+            pass
+        for x, y in line.epoch(batches(1)):
+            line.backward(F.mse_loss(net(x), y))
+            sgd.step()
+    assert heard.seen == ["on_step_end", "teardown"]
+
+
+@pytest.mark.parametrize("call", [
+    lambda line, loss: next(line.epoch([1])), lambda line, loss: next(line.epochs(1)), lambda line, loss: next(line.validation([1])),
+    lambda line, loss: line.start_batch(1), lambda line, loss: line.backward(loss), lambda line, loss: line.clip_gradients(1.0),
+])  # fmt: skip
+def test_outside_of_with_a_loop_is_told_what_is_missing(call: Any) -> None:
     net, sgd = net_and_sgd()
     with pytest.raises(hookline.HooklineError, match="with line:"):
-        next(Line(net, sgd).epoch(batches(1)))
+        call(Line(net, sgd), net(torch.ones(1, 4)).sum())
 
 
 # ---- what is kept and written -----------------------------------------------------------------------------------------------
@@ -532,6 +557,51 @@ def test_rows_go_to_loggers_and_hooks_may_edit_them(tmp_path: Path) -> None:
     assert list((tmp_path / "logs").glob("*.jsonl"))
 
 
+def test_a_line_s_log_says_what_each_row_is_over(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, logger=True, run_dir=tmp_path, log_every_n_steps=1)
+    train(line, net, sgd, batches(2), val=batches(1))
+    rows = [json.loads(each) for each in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["over"] for row in rows if row["type"] == "metrics"] == ["step", "step", "evaluation", "epoch"]
+
+
+def test_a_loader_whose_length_is_not_implemented_is_one_of_unknown_length() -> None:
+    class Endless:
+        def __iter__(self) -> Any:
+            return iter(batches(2))
+
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    net, sgd = net_and_sgd()
+    line, seen = Line(net, sgd), list[Any]()
+    with line:
+        seen += [line.num_training_batches for _ in line.epoch(Endless())]
+    assert seen == [None, None]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_is_told_as_chosen(tmp_path: Path) -> None:
+    class Saves(Hook):
+        failed: Any = None
+
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "file" / "checkpoint")
+
+        def on_checkpoint_failed(self, path: Path, exception: Exception) -> None:
+            self.failed = path, type(exception)
+
+    (tmp_path / "file").touch()
+    net, sgd = net_and_sgd()
+    hook = Saves()
+    with pytest.raises(hookline.CheckpointError, match="could not be written"):
+        train(Line(net, sgd, hooks=[Saves()]), net, sgd, batches(2))
+    train(line := Line(net, sgd, hooks=[hook], on_save_error="warn"), net, sgd, batches(2))
+    assert line.status == "completed" and line.global_step == 2
+    assert hook.failed == (tmp_path / "file" / "checkpoint", hookline.CheckpointError)
+    with pytest.raises(hookline.OptionError, match=r"on_save_error='wran'.*Did you mean 'warn'"):
+        Line(net, sgd, on_save_error="wran")
+
+
 def test_messages_are_sent_from_a_loop_of_one_s_own() -> None:
     net, sgd = net_and_sgd()
     with serving() as server:
@@ -601,6 +671,20 @@ def test_a_loss_without_a_graph_is_refused() -> None:
     net, sgd = net_and_sgd()
     with pytest.raises(hookline.LossError, match="detached"), Line(net, sgd) as line:
         line.backward(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ("sgd", "str"), (3, "int"), (torch.optim.SGD, "SGD, a class"), ([nn.Linear(1, 1)], "Linear"),
+    (nn.Linear(1, 1).parameters(), "Parameter"),
+])  # fmt: skip
+def test_something_else_than_an_optimizer_is_refused_when_it_is_given(given: Any, name: str) -> None:
+    with pytest.raises(hookline.OptionError, match=f"torch.optim.Optimizer.*but got {name}"):
+        Line(nn.Linear(4, 2), given)
+
+
+def test_a_built_in_hook_that_can_do_nothing_in_a_loop_is_refused_when_it_is_added() -> None:
+    with pytest.raises(hookline.HookError, match=r"SlurmRequeue\) can do nothing in a loop with hookline.Line: it acts when"):
+        Line(nn.Linear(4, 2), hooks=[SlurmRequeue()])
 
 
 def test_something_else_than_a_model_is_refused() -> None:

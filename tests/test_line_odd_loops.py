@@ -208,3 +208,158 @@ def test_a_loop_that_has_nothing_left_to_train_says_so(caplog: pytest.LogCapture
                 pass
             line.state.epochs_seen = 1
     assert "Nothing is left to train: 1 epochs are done" in caplog.text
+
+
+# ---- what comes in another order -----------------------------------------------------------------------------------------
+
+
+def test_a_validation_before_the_update_in_the_body_leaves_the_batch_open() -> None:
+    events = ("on_train_batch_start", "on_validation_end", "on_train_batch_end", "on_step_end")
+    hook = recorder(events)
+    facts, (net, sgd) = Facts(), net_and_sgd()
+    losses: list[float] = []
+    line = Line(net, sgd, hooks=[hook, facts])
+    with line:
+        for index, (x, y) in enumerate(line.epoch(batches(2))):
+            if index == 0:
+                for a, b in line.validation(batches(1)):
+                    line.log("val/loss", F.mse_loss(net(a), b).detach())
+            sgd.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            line.backward(loss)
+            sgd.step()
+            losses.append(loss.item())
+    start, validated, end, step = events
+    assert hook.seen == [start, validated, end, step, start, end, step]
+    assert [loss for loss, _ in facts.steps] == pytest.approx(losses)
+
+
+def test_an_evaluation_of_lbfgs_that_fails_and_is_caught_costs_the_next_batch_nothing() -> None:
+    facts, (net, _) = Facts(), net_and_sgd()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+    first: list[float] = []
+    line = Line(net, optimizer, hooks=[facts])
+    with line:
+        for index, (x, y) in enumerate(line.epoch(batches(3))):
+            losses: list[float] = []
+
+            def closure(x: Any = x, y: Any = y, losses: Any = losses, fails: bool = index == 1) -> torch.Tensor:
+                if fails and losses:
+                    raise ValueError("diverged")
+                optimizer.zero_grad()
+                loss = F.mse_loss(net(x), y)
+                line.backward(loss)
+                losses.append(loss.item())
+                return loss
+
+            try:
+                optimizer.step(closure)  # type: ignore[no-untyped-call]
+            except ValueError:
+                continue
+            finally:
+                first.append(losses[0])
+    assert [loss for loss, _ in facts.steps] == pytest.approx([first[0], first[2]])
+
+
+def test_two_epochs_at_once_are_refused() -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd)
+    with pytest.raises(hookline.HooklineError, match=r"line.epoch\(zip\(one, two\)\)"), line:
+        for _ in zip(line.epoch(batches(2)), line.epoch(batches(2)), strict=True):
+            pass
+
+
+# ---- several optimizers, and other ones ----------------------------------------------------------------------------------
+
+
+class Rates(Hook):
+    """What is told of the update that a batch ends with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[float, float | None]] = []
+
+    def on_step_end(self, lr: float, grad_norm: float | None) -> None:
+        self.steps.append((lr, grad_norm))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_norm_is_that_of_all_optimizers_that_were_clipped_for_an_update(at_once: bool) -> None:
+    hook, (one, two) = Rates(), (nn.Linear(4, 2), nn.Linear(4, 2))
+    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(two.parameters(), lr=0.2)
+    norms: list[float] = []
+    line = Line(nn.ModuleList([one, two]), [first, second], hooks=[hook])
+    with line:
+        for x, y in line.epoch(batches(2)):
+            first.zero_grad()
+            second.zero_grad()
+            line.backward(F.mse_loss(one(x), y) + 3 * F.mse_loss(two(x), y))
+            norms.append(float(torch.linalg.vector_norm(torch.tensor([norm_of(one), norm_of(two)]))))
+            if at_once:
+                line.clip_gradients(0.5)
+            else:
+                alone = norm_of(one)
+                assert float(line.clip_gradients(0.5, first)) == pytest.approx(alone)
+                line.clip_gradients(0.5, second)
+            first.step()
+            second.step()
+    assert [norm for _, norm in hook.steps] == pytest.approx(norms)
+
+
+def test_rate_loss_and_norm_are_all_those_of_the_last_optimizer_that_made_a_step() -> None:
+    hook, facts, (one, two) = Rates(), Facts(), (nn.Linear(4, 4), nn.Linear(4, 1))
+    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(two.parameters(), lr=0.5)
+    last: list[tuple[float, float]] = []
+    line = Line(nn.ModuleList([one, two]), [first, second], hooks=[hook, facts])
+    with line:
+        for x, _ in line.epoch(batches(2)):
+            for optimizer, net in ((second, two), (first, one)):
+                loss = two(one(x)).mean()
+                optimizer.zero_grad()
+                line.backward(loss)
+                norm = norm_of(net)
+                optimizer.step()
+            last.append((loss.item(), norm))
+    assert [rate for rate, _ in hook.steps] == [0.1, 0.1]
+    assert [value for each in facts.steps for value in each] == pytest.approx([value for each in last for value in each])
+
+
+def test_an_optimizer_that_is_attached_in_a_run_is_heard_from_then_on() -> None:
+    net, old = net_and_sgd()
+    sgd = old
+    line = Line(net, sgd, hooks=[hook := recorder(["on_after_optimizer_step"])])
+    with line:
+        for epoch in line.epochs(2):
+            if epoch == 1:
+                sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+                line.attach(net, sgd)
+            for x, y in line.epoch(batches(3)):
+                line.backward(F.mse_loss(net(x), y))
+                sgd.step()
+    assert line.global_step == 6 and len(hook.seen) == 6
+    assert not old._optimizer_step_post_hooks and "zero_grad" not in vars(old)
+
+
+def test_a_loop_that_is_interrupted_before_a_step_a_hook_leaves_out_gets_its_gradients_back() -> None:
+    class Skips(Hook):
+        skips = True
+
+        def on_before_optimizer_step(self) -> Any:
+            return hookline.SKIP_STEP if self.skips else None
+
+    hook, heard, (net, sgd) = Skips(), recorder(["on_step_skipped", "on_step_end"]), net_and_sgd()
+    line = Line(net, sgd, hooks=[hook, heard])
+    with pytest.raises(KeyboardInterrupt), line:
+        for x, y in line.epoch(batches(1)):
+            line.backward(F.mse_loss(net(x), y))
+            line.clip_gradients(1.0)
+            raise KeyboardInterrupt
+    assert all(p.grad is not None for p in net.parameters())
+    hook.skips = False
+    with line:
+        for x, y in line.epoch(batches(2)):
+            sgd.zero_grad()
+            line.backward(F.mse_loss(net(x), y))
+            line.clip_gradients(1.0)
+            sgd.step()
+    assert heard.seen == ["on_step_end", "on_step_end"] and line.global_step == 2

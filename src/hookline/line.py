@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookline.data.sources import length_of
 from hookline.errors import END_EPOCH, HooklineError, LossError, StopTraining
 from hookline.hosts.course import Course
-from hookline.hosts.guests import note
 from hookline.hosts.host import Host
 from hookline.hosts.keeping import load
 from hookline.hosts.tables import RAW_LOOP
-from hookline.hosts.updates import plain
+from hookline.loops.guests import note_later, raise_first
+from hookline.optimizers import bare
 
 log = logging.getLogger("hookline")
 
@@ -46,13 +47,17 @@ class Line(Course):
         """optimizers, schedulers: one, or a list of them. What does not exist yet can be said later, by `attach`.
 
         options: logger (True: a log below the run's directory; False, the default; a Logger, or several), run_dir, config,
-        accounting, log_every_n_steps, count_tokens, and max_epochs and max_steps, which hooks are told; the loop decides.
+        accounting, log_every_n_steps, count_tokens, on_save_error ('raise', or 'warn': go on without a checkpoint that cannot be
+        written), and max_epochs and max_steps, which hooks are told; the loop decides.
         """
         super().__init__(host, hooks=hooks, **options)
+        self._current_epoch: object = None
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
     def __enter__(self) -> Line:
+        if self.is_running:  # the run that is going on stays whole
+            raise HooklineError("This line is in a run already: a loop inside another one takes a line of its own.")
         try:
             self.begin()
             self.start_fit()
@@ -74,19 +79,18 @@ class Line(Course):
         except BaseException as failure:
             self._abandon(failure)
             raise
-        if failures := self.tear_down():
-            note(failures[0], failures[1:])
-            raise failures[0]
+        raise_first(self.tear_down())
         return True
 
     def _abandon(self, error: BaseException) -> None:
         self.fail(error)
-        note(error, self.tear_down())
+        note_later(error, self.tear_down())
 
     # ---- epochs, batches, validation --------------------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
         """The numbers of the epochs that are left, until a hook asks for the end. What is done in one belongs to it."""
+        self.must_run()
         done = self.state.epochs_seen
         if done >= n:
             log.warning("Nothing is left to train: %d epochs are done, and the loop asks for %d in all. A new training "
@@ -105,8 +109,12 @@ class Line(Course):
         self.end_epoch()
         if self.should_stop:
             return
-        self.start_epoch(_length(loader))
+        self.start_epoch(length_of(loader))
+        self._current_epoch = current = object()
         for batch in loader:
+            if self._current_epoch is not current:
+                raise HooklineError("Another epoch began inside this one. Zip the loaders, and give that to line.epoch: "
+                                    "`line.epoch(zip(one, two))`.")  # fmt: skip
             signal = self.start_batch(batch)
             if signal is END_EPOCH:
                 break
@@ -149,18 +157,24 @@ class Line(Course):
 
     def clip_gradients(self, max_norm: float, optimizer: Any = None) -> Tensor:
         """Clip by the total norm, which is returned. Hooks see the gradients before, and hear of it after."""
+        self.must_run()
         s = self.state
-        chosen = s.optimizers if optimizer is None else [plain(optimizer)]
+        chosen = s.optimizers if optimizer is None else [bare(optimizer)]
         indices = [index for index, each in enumerate(s.optimizers) if any(each is one for one in chosen)]
+        parameters = [p for each in chosen for group in each.param_groups for p in group["params"]]
+        self.unscale(parameters)
         for index in indices:
             self.updates.before(index)
         if gradients := self.updates.left_out(indices):
             return nn.utils.get_total_norm(gradients)  # there will be no update: nothing to clip
-        parameters = [p for each in chosen for group in each.param_groups for p in group["params"]]
-        s.norm_tensor = self.updates.clipped_norm = self.clip(parameters, max_norm)
+        s.norm_tensor = norm = self.clip(parameters, max_norm)
         s.gradient_clip_val = max_norm
         self.plan.on_gradient_clip(s)
-        return s.norm_tensor
+        s.norm_tensor = self.updates.clipped_by(indices, norm)
+        return norm
+
+    def unscale(self, parameters: list[Any]) -> None:
+        """What `clip_gradients` does first, so that hooks see the real gradients: a loop with a scaler does it itself."""
 
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
         """What `clip_gradients` does between its events."""
@@ -179,10 +193,3 @@ class Line(Course):
         """Go on from a checkpoint that `save_checkpoint` wrote: module, optimizers, schedulers, hooks and counters."""
         self.must_run()
         load(self, path)
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # it has none, or is an IterableDataset that cannot tell
-        return None

@@ -103,3 +103,53 @@ def test_a_run_without_a_model_says_what_is_missing() -> None:
     line = hookline.hosts.accelerate(accelerate.Accelerator(cpu=True))
     with pytest.raises(hookline.OptionError, match="needs the model that is trained"), line:
         pass
+
+
+def test_what_is_prepared_in_several_calls_is_heard() -> None:
+    hook = Counts()
+    line = hookline.hosts.accelerate(accelerate.Accelerator(cpu=True), hooks=[hook])
+    layer = torch.nn.Linear(4, 2)
+    net = line.prepare(layer)
+    sgd = line.prepare(torch.optim.SGD(layer.parameters(), lr=0.1))
+    train(line.outer, line, net, sgd)
+    assert line.global_step == 6 and hook.steps == [2, 4, 6]
+
+
+def test_with_a_scaler_hooks_see_the_gradients_unscaled_and_not_yet_clipped() -> None:
+    class Looks(Hook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def on_before_optimizer_step(self, module: Any) -> None:
+            self.seen.append(float(torch.nn.utils.get_total_norm([p.grad for p in module.parameters()])))
+
+        def on_step_end(self, grad_norm: float) -> None:
+            self.seen.append(grad_norm)
+
+        def on_step_skipped(self, reason: str) -> None:
+            self.seen.append(reason)
+
+    accelerator, hook, net = accelerate.Accelerator(cpu=True), Looks(), torch.nn.Linear(4, 2)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # as on a GPU with fp16
+    accelerator.native_amp = True
+    kept, accelerator.state._mixed_precision = accelerator.state._mixed_precision, "fp16"
+    try:
+        line = hookline.hosts.accelerate(accelerator, hooks=[hook])
+        sgd = accelerator.prepare_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        line.attach(net, sgd)
+        real, clipped = [], []
+        with line:
+            for index, (x, y) in enumerate(line.epoch(batches(2))):
+                sgd.zero_grad()
+                loss = mse_loss(net(x), y)
+                gradients = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+                real.append(float(torch.nn.utils.get_total_norm(gradients)))
+                line.backward(loss * float("inf") if index else loss)
+                line.clip_gradients(0.1)
+                clipped.append(float(torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])))
+                sgd.step()
+    finally:
+        accelerator.state._mixed_precision = kept
+    assert hook.seen[:2] == pytest.approx([real[0], real[0]], rel=1e-4) and clipped[0] == pytest.approx(0.1, rel=1e-3)
+    assert hook.seen[3:] == ["nonfinite"] and line.global_step == 1

@@ -14,7 +14,7 @@ __all__ = ["accelerate", "lightning", "transformers"]
 def lightning(hooks: Iterable[Any], **options: Any) -> Any:
     """A Lightning callback that lets these hooks hear the run: `Trainer(callbacks=[hookline.hosts.lightning(hooks)])`.
 
-    options: logger, run_dir, config, accounting and log_every_n_steps, as of `hookline.Line`.
+    options: logger, run_dir, config, accounting, log_every_n_steps and on_save_error, as of `hookline.Line`.
     """
     from hookline.hosts.in_lightning import make_callback
 
@@ -25,7 +25,7 @@ def transformers(hooks: Iterable[Any], **options: Any) -> Any:
     """A transformers.TrainerCallback that lets these hooks hear the run: pass it in `Trainer(callbacks=[...])`.
 
     transformers tells no callback of an exception: `with callback: trainer.train()` does, and tears the hooks down.
-    options: logger, run_dir, config, accounting and count_tokens, as of `hookline.Line`.
+    options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of `hookline.Line`.
     """
     from hookline.hosts.in_transformers import make_callback
 

@@ -20,7 +20,7 @@ AFTER_BATCH, AT_VALIDATION, BETWEEN = range(3)
 PLACES = ("after a training batch", "at a validation", "at the end or the beginning of an epoch")
 
 
-class Together:
+class HostedAgreement:
     """One rank's part in it."""
 
     def __init__(self, line: HostView, ranks: Ranks) -> None:

@@ -16,23 +16,24 @@ from hookline.data.batch import batch_size
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.errors import HooklineError, OptionError, Signal
 from hookline.events import EVENTS
-from hookline.hosts.agreeing import AT_VALIDATION, BETWEEN, Together
-from hookline.hosts.guests import LateGuests, note
+from hookline.hosts.agreeing import AT_VALIDATION, BETWEEN, HostedAgreement
 from hookline.hosts.host import Host, HostedHooks
 from hookline.hosts.keeping import put_back
 from hookline.hosts.passes import Pass
-from hookline.hosts.places import joins, listed, own_module, place_among_ranks
+from hookline.hosts.places import joins, listed, own_module, own_optimizers
 from hookline.hosts.recording import Recording
-from hookline.hosts.updates import Updates, plain
+from hookline.hosts.updates import Updates
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import VALIDATION, Names
+from hookline.loops.guests import LateGuests, note_later, see_off, tear_down
 from hookline.loops.reducing import Rows
+from hookline.metrics import MetricLog
 from hookline.options import make_options
 from hookline.plan import Plan, nobody
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
 from hookline.state import State
-from hookline.strategies.distributed import control_group
+from hookline.strategies.distributed import control_group, known_place
 
 
 class Course(Recording):
@@ -42,32 +43,35 @@ class Course(Recording):
         self, host: Host, *, hooks: Iterable[Any] = (), logger: bool | Logger | Iterable[Logger] = False,
         run_dir: str | Path | None = None, config: Any = None, accounting: bool = True, log_every_n_steps: int = 50,
         max_epochs: int = -1, max_steps: int = -1, count_tokens: Callable[[Any], int] | None = None,
-        announces_steps: bool = True, host_logs: bool = False, holds_rows: bool = False,
+        on_save_error: str = "raise", announces_steps: bool = True, host_logs: bool = False, holds_rows: bool = False,
     ) -> None:  # fmt: skip
         """announces_steps: whether optimizers are heard by themselves before they step, or the host says when.
 
         host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they wait until it does.
         """
         self.options = make_options({"log_every_n_steps": log_every_n_steps, "max_epochs": max_epochs, "max_steps": max_steps,
-                                     "run_dir": run_dir, "count_tokens": count_tokens, "num_sanity_val_steps": 0})  # fmt: skip
+                                     "run_dir": run_dir, "count_tokens": count_tokens, "num_sanity_val_steps": 0,
+                                     "on_save_error": on_save_error})  # fmt: skip
         self.host = host
-        rank, local_rank, world_size = place_among_ranks()
+        place = known_place()
         self.loggers = make_loggers(logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.state = State(trainer=self, logger=self.loggers, config=config)
-        self.state.hooks = self.hooks = HostedHooks(self.plan, host, rank, self._offered())
-        self.take_place(rank, local_rank, world_size)
+        self.state.hooks = self.hooks = HostedHooks(self.plan, host, place.rank, self._offered())
+        self.take_place(place.rank, place.local_rank, place.world_size)
         self.updates = Updates(self.plan, self.state, on_step=announces_steps)
         self.holds_rows = holds_rows
         self.host_logs = host_logs
         self.ranks = Ranks()
-        self.together: Together | None = None
+        self.agreement: HostedAgreement | None = None
         self._rows: Rows | None = None
         self.is_running = False
         self.current_pass: Pass | None = None
         self.save_requests = []
         self._directory = RunDirectory(self.options)
-        self._guests = LateGuests(self.plan, self.state)
+        self._guests = LateGuests(self)
+        self.leaving: list[Any] = []
+        self.restored = {}
         self._count_tokens = count_tokens or elements_of_ids
         self._batch_is_open = self.epoch_is_open = False
         self.epoch_is_whole = False
@@ -85,8 +89,11 @@ class Course(Recording):
         if not isinstance(module, nn.Module):
             raise OptionError(f"hooks need the model that is trained, a torch.nn.Module, not {type(module).__name__}.")
         s.module, s.wrapped_model = own_module(module), module
-        s.optimizers = [plain(each) for each in listed(optimizers)]
+        s.optimizers = own_optimizers(optimizers)
         s.schedulers = listed(schedulers)
+        if self.updates.is_watching:  # in the middle of a run: others take their place
+            self.updates.leave()
+            self.updates.watch(s.optimizers)
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
         s.device = first.device if first is not None else torch.device("cpu")
 
@@ -114,16 +121,13 @@ class Course(Recording):
         self.plan.up.clear()
         if s.world_size > 1 and distributed.is_initialized():
             self.ranks = Ranks(s.rank, s.local_rank, s.world_size, control_group())
-            self._rows, self.together = Rows(self.ranks, s.log), Together(self, self.ranks)
-            self.updates.agree = self.together.on_update
+            self._rows, self.agreement = Rows(self.ranks, s.log), HostedAgreement(self, self.ranks)
+            self.updates.agree = self.agreement.on_update
         self._directory.renew()
         if not self.ranks.alone:
             self._directory.continue_in(Path(self.ranks.decide(self._directory.chosen)))
         self.loggers.open(self._directory.path)
-        for entry in self.hooks.entries():
-            self._guests.start(entry)
-        self.hooks.guests = self._guests
-        self.hooks.stopwatch.start()
+        self._guests.begin()
         self.updates.step_before = -1
         self.plan.setup(s)
         if self._kept is not None:
@@ -134,7 +138,8 @@ class Course(Recording):
         """The run that comes is a new one: its counters begin at zero."""
         for name in COUNTERS:
             setattr(self.state, name, 0)
-        self.state.resumed = False
+        self.state.resumed, self.restored = False, {}
+        self.state.log = MetricLog()
 
     def start_fit(self) -> None:
         """Everything is in place: the optimizers are listened to."""
@@ -161,30 +166,35 @@ class Course(Recording):
         self.plan.on_fit_end(self.state)
         self.settle()
 
-    def fail(self, error: BaseException) -> None:
-        """Something has failed: everyone hears of it. What fails then is noted on the error."""
-        s = self.state
+    def drop(self) -> None:
+        """What is open will never end, and what was asked for is not done."""
         if self.current_pass is not None:
             self.current_pass.leave()
             self.current_pass = None
         self._batch_is_open = self.epoch_is_open = False
+        self.updates.windows += 1
+        self.save_requests.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """Something has failed: everyone hears of it. What fails then is noted on the error."""
+        s = self.state
+        self.drop()
         s.exception = error
         s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-        self.together, self.updates.agree = None, None  # the other ranks may not know of it
-        self.save_requests.clear()
+        self.agreement, self.updates.agree = None, None  # the other ranks may not know of it
         failures = self.plan.on_exception(s) or []
         try:
             self.save_due(Ranks())
         except BaseException as failure:
             failures.append(failure)
-        note(error, failures)
+        note_later(error, failures)
 
     def tear_down(self) -> list[BaseException]:
         """Whatever happened, everyone whose set-up began is torn down, once. Their failures."""
         s = self.state
+        self.drop()
         self.updates.leave()
-        self._guests.see_off()
-        failures: list[BaseException] = self.plan.teardown(s) or []
+        failures = tear_down(self)
         self.hooks.stopwatch.stop()
         self.hooks.guests = None
         self.loggers.close()
@@ -204,14 +214,16 @@ class Course(Recording):
         if not first:
             s.log.begin("train")
         self.epoch_is_open, self.epoch_is_whole = True, False
-        if self.together is not None:
-            self.together.note_steering()
+        if self.agreement is not None:
+            self.agreement.note_steering()
         self.plan.on_train_epoch_start(s)
         s.log.mode = "train"
 
     def start_batch(self, batch: Any) -> Signal | None:
         """A batch is ready. SKIP_BATCH or END_EPOCH if a hook wants that."""
         s = self.state
+        if not self.is_running:
+            self.must_run()
         if self._batch_is_open:
             self.end_batch()
         if self.current_pass is not None:  # left by a `break`
@@ -224,16 +236,18 @@ class Course(Recording):
         self._next_batch += 1
         s.log.mode, s.log.weight = "train", batch_size(batch)
         s.last_loss = s.returned = None
-        self.updates.step_before = s.step
+        self.updates.step_before, self.updates.recomputing = s.step, False
         signal: Signal | None = self.plan.on_train_batch_start(s)
-        if self.together is not None:
-            signal = self.together.on_batch(signal)
+        if self.agreement is not None:
+            signal = self.agreement.on_batch(signal)
         self._batch_is_open = signal is None
         return signal
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """The loss is about to be differentiated. Differentiate what comes back: a hook may replace it."""
         s = self.state
+        if not self.is_running:
+            self.must_run()
         s.live_loss = loss
         self.plan.on_before_backward(s)
         loss, s.live_loss = s.live_loss, None
@@ -247,6 +261,12 @@ class Course(Recording):
         s.last_loss = noted
         s.log.train_loss.add(noted, s.log.weight)
         return loss
+
+    def forget_loss(self) -> None:
+        """What was told as the loss turns out to be another number than the one that is trained on."""
+        s = self.state
+        s.last_loss = s.window_losses = None
+        s.log.train_loss, self._window = Accumulator(), []
 
     def after_backward(self) -> None:
         """Gradients have been added."""
@@ -269,14 +289,14 @@ class Course(Recording):
         is_update = s.step != self.updates.step_before
         if is_update:
             self._end_step()
-        if self.together is not None and not joins(s.wrapped_model):
-            self.together.meet()
-        if is_update and (self.save_requests or self.together is not None):
+        if self.agreement is not None and not joins(s.wrapped_model):
+            self.agreement.meet()
+        if is_update and (self.save_requests or self.agreement is not None):
             self.save_due()
         s.returned = None
         self.updates.step_before = -1
-        if self._guests.leaving:
-            self._guests.see_off()
+        if self.leaving:
+            see_off(self)
 
     def _end_step(self) -> None:
         s, plan, log = self.state, self.plan, self.state.log
@@ -305,8 +325,8 @@ class Course(Recording):
             return
         self.epoch_is_open = False
         s.log.mode = "now"
-        if self.together is not None:
-            self.together.settle(BETWEEN)
+        if self.agreement is not None:
+            self.agreement.settle(BETWEEN)
         results = self.finish_pass("train")
         self.take_new(metrics or {})
         if self.epoch_is_whole or not s.should_stop or self._next_batch == self.num_training_batches:
@@ -315,18 +335,19 @@ class Course(Recording):
         pending, s.log.pending = s.log.pending, {}
         if self.holds_rows:
             results.pop("train/loss", None)
-        self.write_row({**results, **pending})
+        self.write_row({**results, **pending}, "epoch")
         self.settle()
 
     # ---- validation -------------------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
         """A validation begins, or a test."""
-        self.end_batch()
+        if self.state.step != self.updates.step_before:  # else the batch goes on after it, and its update is still to come
+            self.end_batch()
         self.end_validation()
         self.must_run()
-        if self.together is not None:
-            self.together.settle(AT_VALIDATION)
+        if self.agreement is not None:
+            self.agreement.settle(AT_VALIDATION)
         self.current_pass = Pass(self.plan, self.state, self.finish_pass, names)
         self.current_pass.start()
         return self.current_pass
@@ -345,7 +366,7 @@ class Course(Recording):
         results = current.end()
         if not self.state.sanity_checking:
             told = current.told if self.host_logs else {}
-            self.write_row({key: value for key, value in results.raw().items() if key not in told}, train=False)
+            self.write_row({key: value for key, value in results.raw().items() if key not in told}, "evaluation")
             self.settle(AT_VALIDATION)
 
     def must_run(self) -> None:

@@ -35,18 +35,14 @@ class Host:
     """Event -> what tells of it: a method of the host's own callbacks, or a call of `Line`."""
     lacks: Mapping[str, str]
     """Event -> why this host cannot tell of it."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Fact -> why this host cannot give it."""
+    useless: Mapping[str, str] = field(default_factory=dict)
+    """Built-in hook -> why it can do nothing here, though it hears everything that it listens to."""
 
-    def is_lacking(self, event: Event) -> str:
+    def why_lacking(self, event: Event) -> str:
         """Why a hook cannot listen to this event here; an empty string if it can."""
         if event.inside == "own":
             return "events of your own are fired by `Trainer.emit`, which is not there"
         return self.lacks.get(event.name, "")
-
-    def standing(self, event: str) -> str:
-        """'native', 'lacking', or 'never' for what does not come about in this host at all."""
-        return "native" if event in self.offers else "lacking" if event in self.lacks else "never"
 
 
 class HostedHooks(HookList):
@@ -70,7 +66,10 @@ class HostedHooks(HookList):
 
     def _listeners(self, entry: Entry) -> list[Listener]:
         listeners = super()._listeners(entry)
-        who = f"hook {entry.name!r} ({type(getattr(entry.hook, 'original', entry.hook)).__name__})"
+        who = f"hook {entry.name!r} ({type(entry.given).__name__})"
+        for cls in type(entry.given).__mro__:
+            if cls.__name__ in self.host.useless and cls.__module__.startswith("hookline.hooks."):
+                raise HookError(f"{who} can do nothing in {self.host.name}: {self.host.useless[cls.__name__]}.")
         for listener in listeners:
             self._refuse(who, listener)
         for attribute, where in asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ():
@@ -80,9 +79,5 @@ class HostedHooks(HookList):
         return listeners
 
     def _refuse(self, who: str, listener: Listener) -> None:
-        if reason := self.host.is_lacking(listener.event):
+        if reason := self.host.why_lacking(listener.event):
             raise HookError(f"{who} listens to {listener.event.name}, which {self.host.name} cannot tell: {reason}.")
-        for fact in EVENTS.with_needs(listener.facts):
-            if fact in self.host.facts:
-                raise HookError(f"{who} asks for {fact!r} in {listener.event.name}, which {self.host.name} cannot give: "
-                                f"{self.host.facts[fact]}.")  # fmt: skip

@@ -8,11 +8,12 @@ from typing import Any
 
 from hookline.errors import END_EPOCH, HookError
 from hookline.hosts.course import Course
-from hookline.hosts.guests import note
 from hookline.hosts.passes import Pass
 from hookline.hosts.tables import LIGHTNING
 from hookline.loggers import Logger
 from hookline.loops.evaluate import TEST, VALIDATION
+from hookline.loops.guests import note_later, raise_first
+from hookline.optimizers import bare
 
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
@@ -43,6 +44,8 @@ class Listening:
         self._logs_as_told = "log_every_n_steps" in options
         self._has_begun = False
         """Whether on_fit_start has been: Lightning's own comes before there are optimizers."""
+        self._scaler: Any = None
+        """What Lightning scales losses with, if it does."""
 
     @property
     def state_key(self) -> str:
@@ -83,6 +86,8 @@ class Listening:
         line, s = self.line, self.line.state
         line.attach(pl_module, trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs])
         s.device, s.wrapped_model = pl_module.device, trainer.strategy.model
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
             s.step, s.epochs_seen = trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch
             s.resumed = True
@@ -117,21 +122,23 @@ class Listening:
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """The run ended as meant."""
+        if not self._has_begun:  # there was nothing to train
+            self._begin_fit(trainer, pl_module)
+            self.line.state.status = "completed"
         self.line.end_fit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The end of every run that did not fail."""
         if self.line.status == "running":  # a validation, a test or a prediction by itself
             self.line.state.status = "completed"
-        if self.line.is_running and (failures := self.line.tear_down()):
-            note(failures[0], failures[1:])
-            raise failures[0]
+        if self.line.is_running:
+            raise_first(self.line.tear_down())
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning tears no callback down after a failure, so it is done here."""
         if self.line.is_running:
             self.line.fail(exception)
-            note(exception, self.line.tear_down())
+            note_later(exception, self.line.tear_down())
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -157,14 +164,18 @@ class Listening:
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Lightning's own."""
-        s = self.line.state
-        s.optimizer_idx, s.optimizer = self._index(optimizer), optimizer
-        self.line.plan.on_before_zero_grad(s)
+        s, updates = self.line.state, self.line.updates
+        if not updates.recomputing:
+            updates.windows += 1  # the gradients so far are dropped
+            s.optimizer_idx, s.optimizer = self._index(optimizer), optimizer
+            self.line.plan.on_before_zero_grad(s)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Lightning has divided the loss by the accumulation; hooks see the user's."""
+        """Lightning has divided the loss by the accumulation, and scaled it; hooks see the user's."""
         windows = trainer.accumulate_grad_batches
         whole = loss if windows == 1 else loss * windows
+        if self._scaler is not None:
+            whole = whole / self._scaler._scale  # the public get_scale() would wait for the device
         if self.line.before_backward(whole) is not whole:
             raise HookError(f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} lets nobody replace it.")
 
@@ -173,13 +184,20 @@ class Listening:
         self.line.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Before Lightning clips."""
-        self.line.updates.before(self._index(optimizer))
+        """Before Lightning clips. Also told where training_step returned None, and nothing is there to update with."""
+        updates, index = self.line.updates, self._index(optimizer)
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            updates.before(index)
+            updates.recomputing = self._scaler is None  # LBFGS computes the loss again inside its step
+        elif self._scaler is not None:
+            updates.skip(index, "no_loss")  # else the optimizer makes a step for form's sake, and that is heard
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """The batch, and the update if there was one."""
         if isinstance(outputs, dict) and "loss" in outputs and trainer.accumulate_grad_batches > 1:
             outputs = {**outputs, "loss": outputs["loss"] * trainer.accumulate_grad_batches}
+        if self._scaler is not None and self.line.updates.announced:
+            self.line.updates.skip_missing()
         self.line.end_batch(outputs)
         self._steer(trainer)
 
@@ -262,8 +280,8 @@ class Listening:
         return current
 
     def _index(self, optimizer: Any) -> int:
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # the wrapper of manual optimization
-        return next(index for index, each in enumerate(self.line.state.optimizers) if each is optimizer)
+        meant = bare(optimizer)  # in manual optimization it has Lightning's coat on
+        return next(index for index, each in enumerate(self.line.state.optimizers) if each is meant)
 
 
 class LightningLoggers(Logger):

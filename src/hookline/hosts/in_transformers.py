@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.data.sources import length_of
 from hookline.errors import HookError
 from hookline.hosts.course import Course
-from hookline.hosts.guests import note
 from hookline.hosts.in_json import as_json, from_json
 from hookline.hosts.model_ears import Ears, loss_in, with_loss
 from hookline.hosts.tables import TRANSFORMERS
+from hookline.hosts.told_loss import ToldLoss
+from hookline.loops.guests import note_later, raise_first
 from hookline.metrics import Metrics
 from hookline.optimizers import total_norm
 from hookline.plan import nobody
@@ -61,8 +63,8 @@ class Listening:
         self._control: Any = None
         self._scaler: Any = None
         self._gathering: Any = None
-        self._outputs: Any = None
-        self._is_heard = self._epoch_waits = self._inside_with = self._evaluates_first = self._backward_is_told = False
+        self._inside_with = self._backward_is_told = self._is_first_epoch = False
+        self._forget()
         self._window = self._ranks_in_loss = 1
         self._batch_of_epoch = 0
         self._share = 1
@@ -94,7 +96,7 @@ class Listening:
         if error is not None and self.line.is_running:
             self.line.fail(error)
             self._let_go()
-            note(error, self.line.tear_down())
+            note_later(error, self.line.tear_down())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Everything is in place."""
@@ -102,6 +104,9 @@ class Listening:
         if line.is_running:  # the run before has failed, and nobody said so
             self._let_go()
             line.tear_down()
+        if isinstance(state.stateful_callbacks.get(NAME), list):
+            raise HookError("There are several callbacks of hookline.hosts.transformers, and a checkpoint of transformers cannot "
+                            "tell them apart: give all hooks to one.")  # fmt: skip
         self._warn_of_silence()
         self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
         self._gathering = getattr(given["optimizer"], "gradient_state", None)
@@ -110,7 +115,7 @@ class Listening:
         line.options.max_steps = state.max_steps
         line.options.max_epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -1
         line.options.log_every_n_steps = max(1, int(state.logging_steps or 1))
-        self._window, self._evaluates_first = args.gradient_accumulation_steps, args.eval_on_start
+        self._window, self._evaluates_first, self._is_first_epoch = args.gradient_accumulation_steps, args.eval_on_start, True
         self._ranks_in_loss = args.world_size if args.average_tokens_across_devices else 1
         self._resume(state)
         line.begin()
@@ -125,23 +130,34 @@ class Listening:
         s.resumed, s.step, s.epochs_seen = state.global_step > 0, state.global_step, int((state.epoch or 0) + 1e-6)
         found = state.stateful_callbacks.get(NAME) if s.resumed else None
         if found is not None:
-            self.kept = (found[0] if isinstance(found, list) else found)["attributes"]["kept"]
+            self.kept = found["attributes"]["kept"]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The run ended as meant."""
         line = self.line
+        self._end_evaluation(control)
         if state.global_step < state.max_steps and not line.should_stop:
             line.stop("transformers' control.should_training_stop was set")
         line.end_training()
         line.end_fit()
+        if line.loggers and (last := line.state.log.pending):  # transformers itself logs no more
+            line.loggers.log_row(Metrics(last).read(), line.state.step, line.state.epoch, "step")
         self._let_go()
-        if failures := line.tear_down():
-            note(failures[0], failures[1:])
-            raise failures[0]
+        raise_first(line.tear_down())
 
     def _let_go(self) -> None:
         self._ears.let_go()
-        self._outputs = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Whatever was going on is over, or has failed."""
+        self._outputs: Any = None
+        self._is_heard = self._epoch_waits = self._evaluates_first = False
+        self._evaluation_is_heard = self._is_between_datasets = False
+        self._loss = ToldLoss(self.line)
+        self._datasets: dict[str, dict[str, float]] = {}
+        """What was measured in an evaluation that may go on with another dataset."""
+        self._last_dataset = ""
 
     def _warn_of_silence(self) -> None:
         deaf = sorted({each.name for each in self.line.plan.listeners("on_exception")})
@@ -152,17 +168,22 @@ class Listening:
     # ---- training ---------------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An epoch under transformers' number."""
+        """An epoch under transformers' number. Only a run's first one can go on in the middle; others may have been cut short."""
+        self._end_evaluation(control)
         self.line.end_epoch()
         self._evaluates_first = False
-        whole, part = divmod((state.epoch or 0) + 1e-6, 1)
-        self.line.state.epochs_seen = int(whole)
-        try:
-            batches = len(given["train_dataloader"])
-        except TypeError:
-            batches = None
-        self._batch_of_epoch = 0 if batches is None or args.ignore_data_skip else int(part * batches)
+        batches = length_of(given["train_dataloader"])
+        self._batch_of_epoch = 0
+        if self._is_first_epoch:
+            self._is_first_epoch = False
+            whole, part = divmod((state.epoch or 0) + 1e-6, 1)
+            self.line.state.epochs_seen = int(whole)
+            self._batch_of_epoch = 0 if batches is None or args.ignore_data_skip else int(part * batches)
         self.line.start_epoch(batches, self._batch_of_epoch)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The training goes on: an evaluation is over."""
+        self._end_evaluation(control)
 
     def forward_begins(self, batch: Any) -> None:
         """The model is called in training mode: a batch begins, unless it is a second call in the same one."""
@@ -185,25 +206,27 @@ class Listening:
         line = self.line
         if line.state.last_loss is not None:
             return None  # a second call in the same batch
-        loss = loss_in(outputs)
-        if loss is None or not loss.requires_grad:
-            if line.plan.on_before_backward is not nobody or line.plan.wanted & {"loss", "grad_norm"}:
-                raise HookError(f"A hook asks for the loss, but {type(line.module).__name__} returned none in its outputs "
-                                "(a compute_loss_func of the Trainer's own keeps it from callbacks).")  # fmt: skip
-            return None
         if "outputs" in line.plan.wanted:
             self._outputs = outputs
+        loss = loss_in(outputs)
+        if self._loss.is_elsewhere or loss is None or not loss.requires_grad:
+            self._loss.refuse("returned none in its outputs (a compute_loss_func of the Trainer's own keeps it from callbacks)")
+            return None
         whole = loss if self._share == 1 else loss * self._share
         new = line.before_backward(whole)
         is_new = new is not whole
         if is_new:
             loss = new if self._share == 1 else new / self._share
-        if line.plan.on_before_optimizer_step is not nobody or "grad_norm" in line.plan.wanted:
-            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        self._loss.is_awaited = True
+        loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return with_loss(outputs, loss) if is_new else None
 
     def _backward_begins(self, gradient: Tensor) -> None:
         """Hooks are to see the gradients when this backward is over, because the clipping comes before any callback."""
+        self._loss.is_awaited = False
+        plan = self.line.plan
+        if plan.on_before_optimizer_step is nobody and "grad_norm" not in plan.wanted:
+            return
         engine = torch.autograd.Variable._execution_engine
         # twice, so that it comes after what DistributedDataParallel does at the end
         engine.queue_callback(lambda: engine.queue_callback(self._backward_is_over))
@@ -232,10 +255,8 @@ class Listening:
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Right before the gradients are cleared."""
         s = self.line.state
+        self.line.updates.skip_missing()
         s.optimizer_idx, s.optimizer = 0, s.optimizers[0]
-        if self.line.updates.missed():
-            s.reason = "nonfinite"
-            self.line.plan.on_step_skipped(s)
         self.line.plan.on_before_zero_grad(s)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -245,16 +266,19 @@ class Listening:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The last batch of a window."""
+        self._loss.end_step()
         self._end_batch(control)
 
     def _end_batch(self, control: Any) -> None:
         outputs, self._outputs = self._outputs, None
         self._is_heard = False
+        self._loss.end_batch()
         self.line.end_batch(outputs)
         self._steer(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Transformers evaluates after it; for hooks an evaluation that is due belongs to the epoch."""
+        self._end_evaluation(control)
         self._epoch_waits = control.should_evaluate
         if not self._epoch_waits:
             self.line.end_epoch()
@@ -264,8 +288,11 @@ class Listening:
 
     def evaluation_begins(self, batch: Any) -> None:
         """The model is called in eval mode. Only if an evaluation is due: others may look at the model too."""
-        if self._control.should_evaluate or self._evaluates_first:
-            (self.line.current_pass or self.line.start_validation()).start_batch(batch)
+        if self._evaluation_is_heard:
+            return  # a second call in the same batch: to generate, say
+        if self._control.should_evaluate or self._evaluates_first or self._datasets:
+            self._evaluation_is_heard, self._is_between_datasets = True, False
+            (self.line.current_pass or self.line.start_validation()).start_batch(batch, dataloader_idx=len(self._datasets))
 
     def evaluation_ends(self, outputs: Any) -> None:
         """The model has returned, in eval mode."""
@@ -275,18 +302,35 @@ class Listening:
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """An evaluation batch is done."""
         outputs, self._outputs = self._outputs, None
+        self._evaluation_is_heard = False
         if self.line.current_pass is not None:
             self.line.current_pass.end_batch(outputs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **given: Any) -> None:
         """`eval_loss` is also there as `val/loss`, which is what it is called everywhere else."""
-        line = self.line
-        if not line.is_running:
+        if not self.line.is_running:
             return
         found = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
         numbers = {key: value for key, value in found.items() if key != "epoch"}
-        numbers |= _as_ours(numbers)
-        (line.current_pass or line.start_validation()).end_data(numbers)
+        name = _dataset_in(numbers)
+        self._datasets[name] = numbers | _as_ours(numbers)
+        self._is_between_datasets = bool(name) and name != self._last_dataset
+        if not self._is_between_datasets:  # else it may go on: in the first round nobody can tell which dataset is the last
+            self._end_evaluation(control)
+
+    def weights_are_read(self) -> None:
+        """Whoever takes them wants those of the training, and not what a hook has put there for an evaluation."""
+        if self._is_between_datasets:
+            self._end_evaluation(self._control)
+
+    def _end_evaluation(self, control: Any) -> None:
+        """With what was measured on all of its datasets, if there was one."""
+        if not self._datasets:
+            return
+        line, measured = self.line, self._datasets
+        self._datasets, self._last_dataset, self._is_between_datasets = {}, list(measured)[-1], False
+        found = {key: value for each in measured.values() for key, value in each.items()}
+        (line.current_pass or line.start_validation()).end_data(found)
         line.end_validation()
         if self._epoch_waits:
             self._epoch_waits = False
@@ -300,21 +344,26 @@ class Listening:
             return
         pending, s.log.pending = s.log.pending, {}
         numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
+        if "loss" in numbers:
+            self._loss.compare(numbers["loss"])
         ours = _as_ours(numbers)
         s.row = Metrics({**numbers, **ours, **pending})
-        if not any(key.startswith("eval_") for key in logs):
+        over = "evaluation" if any(key.startswith("eval_") for key in logs) else "step"
+        if over == "step":
             line.plan.on_train_metrics(s)
         row = s.row.read()
         logs.update({key: value for key, value in row.items() if key not in ours or value != ours[key]})
         if line.loggers:
-            line.loggers.log_metrics(row, s.step, s.epoch)
+            line.loggers.log_row(row, s.step, s.epoch, over)
         s.row = None
+
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A checkpoint of transformers' own is on disk."""
         s = self.line.state
         if not self.line.is_running:
             return
+        self._end_evaluation(control)
         s.path, s.reason, s.saved_step = Path(args.output_dir) / f"checkpoint-{state.global_step}", "interval", state.global_step
         self.line.plan.on_checkpoint_save(s)
 
@@ -322,6 +371,12 @@ class Listening:
         self._control = control
         if self.line.should_stop:
             control.should_training_stop = True
+
+
+def _dataset_in(metrics: Mapping[str, float]) -> str:
+    """The name of one of several datasets, by which transformers has called how long it took; empty if there is only one."""
+    names = [key[len("eval_") : -len("_runtime")] for key in metrics if key.startswith("eval_") and key.endswith("_runtime")]
+    return names[0] if names and "eval_runtime" not in metrics else ""
 
 
 def _as_ours(values: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
 from hookline.errors import CheckpointError
 from hookline.hosts.view import HostView
 from hookline.loops.restoring import load_optimizer, restore_hook
-from hookline.loops.saving import counts_of
+from hookline.loops.saving import counts_of, describe, states_of, tell_outcome
 from hookline.ranks import Ranks
-
-log = logging.getLogger("hookline")
 
 
 def keep(view: HostView) -> dict[str, Any]:
@@ -23,7 +20,7 @@ def keep(view: HostView) -> dict[str, Any]:
     s, entries = view.state, view.hooks.entries()
     return {
         "counters": {name: getattr(s, name) for name in COUNTERS},
-        "hooks": {each.name: each.hook.state_dict() for each in entries if hasattr(each.hook, "state_dict")},
+        "hooks": states_of(entries, s),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "log": s.log.state_dict(),
@@ -36,6 +33,7 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
     for name in COUNTERS:
         setattr(s, name, kept["counters"][name])
     s.resumed = True
+    view.restored = {key: kept[key] for key in ("hooks", "filters")}
     s.log.newest.raw().update(kept["metrics"])
     if "log" in kept:
         s.log.load_state_dict(kept["log"])
@@ -53,22 +51,13 @@ def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
     saved = Saved(path, request.reason, s.step)
     if s.rank == 0:
         try:
-            files.write(contents, path, about(view, request), staging=lambda: view.run_dir)
+            files.write(contents, path, describe(s, request, view.host.name), staging=lambda: view.run_dir)
         except CheckpointError as error:
             saved = replace(saved, error=error)
     refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)
     if refused is not None and saved.error is None:
         saved = replace(saved, error=CheckpointError(refused))
-    s.path, s.reason, s.saved_step = path, request.reason, s.step
-    if saved.error is None:
-        plan.on_checkpoint_save(s)
-    elif view.options.on_save_error == "raise":
-        raise saved.error
-    else:
-        log.warning("%s The run goes on without it.", saved.error)
-        s.exception = saved.error
-        plan.on_checkpoint_failed(s)
-        s.exception = None
+    tell_outcome(saved, plan, s, view.options.on_save_error)
 
 
 def contents_of(view: HostView) -> dict[str, Any]:
@@ -80,16 +69,6 @@ def contents_of(view: HostView) -> dict[str, Any]:
         "schedulers": [each.state_dict() for each in s.schedulers],
         **keep(view),
     }
-
-
-def about(view: HostView, request: SaveRequest) -> dict[str, Any]:
-    """What the manifest says of it."""
-    s = view.state
-    return {
-        "run": view.host.name, "step": s.step, "epoch": s.epoch, "epochs_seen": s.epochs_seen, "batches_seen": s.batches_seen,
-        "reason": request.reason, "monitor": request.monitor, "metrics": dict(s.metrics.read()), "status": s.status,
-        "world_size": s.world_size,
-    }  # fmt: skip
 
 
 def load(view: HostView, path: str | Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
-class Listener(Protocol):
+class Hearer(Protocol):
     """Whoever wants to know of it."""
 
     def forward_begins(self, batch: Any) -> None:
@@ -26,18 +26,23 @@ class Listener(Protocol):
         """It has returned."""
         ...
 
+    def weights_are_read(self) -> None:
+        """Somebody takes the model's state, to save it."""
+        ...
+
 
 class Ears:
     """On the model from `listen` to `let_go`. A copy of the model is deaf: it is not what is trained."""
 
-    def __init__(self, listener: Listener | None = None) -> None:
-        self.listener = listener
+    def __init__(self, hearer: Hearer | None = None) -> None:
+        self.hearer = hearer
         self._handles: list[Any] = []
 
     def listen(self, module: Any) -> None:
         """Hear this model."""
         self._handles = [module.register_forward_pre_hook(self.called, with_kwargs=True),
-                         module.register_forward_hook(self.returned, with_kwargs=True)]  # fmt: skip
+                         module.register_forward_hook(self.returned, with_kwargs=True),
+                         module.register_state_dict_pre_hook(self.read)]  # fmt: skip
 
     def let_go(self) -> None:
         """Leave the model as it was found."""
@@ -53,15 +58,20 @@ class Ears:
 
     def called(self, module: Any, args: Any, kwargs: Any) -> None:
         """Before the forward."""
-        if self.listener is not None:
-            begins = self.listener.forward_begins if module.training else self.listener.evaluation_begins
+        if self.hearer is not None:
+            begins = self.hearer.forward_begins if module.training else self.hearer.evaluation_begins
             begins(kwargs or args)
+
+    def read(self, *given: Any) -> None:
+        """Before its state is taken."""
+        if self.hearer is not None:
+            self.hearer.weights_are_read()
 
     def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
         """After it."""
-        if self.listener is None:
+        if self.hearer is None:
             return None
-        return self.listener.forward_ends(outputs) if module.training else self.listener.evaluation_ends(outputs)
+        return self.hearer.forward_ends(outputs) if module.training else self.hearer.evaluation_ends(outputs)
 
 
 def loss_in(outputs: Any) -> Tensor | None:

@@ -20,6 +20,9 @@ class AcceleratedLine(Line):
         """logger: as of `Line`; by default what the accelerator tracks with, if it was told to."""
         tracked = [Trackers(accelerator)] if logger is None and accelerator.log_with else False
         self.outer = accelerator
+        self._prepared: list[Any] = []
+        self._norm: Tensor | None = None
+        """Of gradients that were unscaled for hooks to see, and are about to be clipped."""
         super().__init__(module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options)
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
@@ -33,21 +36,30 @@ class AcceleratedLine(Line):
         """`accelerator.prepare`: the model, the optimizers and the schedulers among them are those of this training."""
         prepared = self.outer.prepare(*given)
         every = prepared if isinstance(prepared, tuple) else (prepared,)
-        models = [each for each in every if isinstance(each, nn.Module)]
-        if models:
-            optimizers = [each for each in every if isinstance(each, Optimizer)]
-            schedulers = [each for each in every if hasattr(each, "get_last_lr")]
-            self.attach(models[0], optimizers, schedulers)
+        self._prepared += every  # with what earlier calls have prepared
+        models = [each for each in self._prepared if isinstance(each, nn.Module)]
+        if models or self.state.wrapped_model is not None:
+            optimizers = [each for each in self._prepared if isinstance(each, Optimizer)]
+            schedulers = [each for each in self._prepared if hasattr(each, "get_last_lr")]
+            self.attach(models[0] if models else self.state.wrapped_model, optimizers or self.state.optimizers,
+                        schedulers or self.state.schedulers)  # fmt: skip
         return prepared
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
         """`accelerator.backward`, which divides by the accumulation and scales."""
         self.outer.backward(loss, **options)
 
+    def unscale(self, parameters: list[Any]) -> None:
+        """Where there is a scaler: `accelerator.clip_grad_norm_` with no limit, which unscales and measures."""
+        self._norm = None if self.outer.scaler is None else self.outer.clip_grad_norm_(parameters, float("inf"))
+
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
-        """`accelerator.clip_grad_norm_`, which unscales first."""
-        norm: Tensor = self.outer.clip_grad_norm_(parameters, max_norm)
-        return norm
+        """`accelerator.clip_grad_norm_`, or the rest of it."""
+        if self._norm is None:
+            norm: Tensor = self.outer.clip_grad_norm_(parameters, max_norm)
+            return norm
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, self._norm)
+        return self._norm
 
 
 class Trackers(Logger):

@@ -21,7 +21,7 @@ class Pass:
         self.state = state
         self.finish = finish
         self.names = names
-        self.own = OwnMetrics(names.prefix, several=False)
+        self.own = OwnMetrics(names.kind, several=False)
         self.results: dict[str, Any] = {}
         self.told: Mapping[str, Any] = {}
         """What the host has measured itself."""
@@ -34,7 +34,7 @@ class Pass:
         s, plan = self.state, self.plan
         self._interlude.__enter__()
         s.log.begin("eval")
-        s.log.prefix = self.names.prefix
+        s.log.prefix = self.names.kind
         self.names.start(plan)(s)
         self.names.epoch_start(plan)(s)
 
@@ -43,6 +43,8 @@ class Pass:
         s = self.state
         s.cache.clear()
         s.log.batch_values.clear()
+        if dataloader_idx != s.dataloader_idx:
+            self._batches = 0
         s.batch, s.batch_idx, s.dataloader_idx = batch, self._batches if batch_idx is None else batch_idx, dataloader_idx
         self._batches += 1
         s.batches_in_pass += 1

@@ -1,20 +1,14 @@
-"""Where a hosted run takes place: this process among others, and the user's own module inside what is run."""
+"""What a loop hands to its hooks, and what it is inside: the user's own module, the optimizers one by one."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-
-def place_among_ranks() -> tuple[int, int, int]:
-    """Rank, rank on this machine, number of processes: of the process group, or as the launcher has said."""
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), local, distributed.get_world_size()
-    return int(os.environ.get("RANK", local)), local, int(os.environ.get("WORLD_SIZE", 1))
+from hookline.errors import OptionError
+from hookline.optimizers import bare
 
 
 def own_module(module: nn.Module) -> nn.Module:
@@ -30,6 +24,19 @@ def own_module(module: nn.Module) -> nn.Module:
 def joins(model: Any) -> bool:
     """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot meet after each."""
     return isinstance(model, DistributedDataParallel) and model._join_config.enable
+
+
+def own_optimizers(given: Any) -> list[Any]:
+    """The optimizers themselves, without their coats; something else is refused."""
+    try:
+        found = [bare(each) for each in listed(given)]
+    except TypeError:
+        found = [given]
+    for each in found:
+        if isinstance(each, type) or not hasattr(each, "register_step_post_hook"):
+            what = each.__name__ + ", a class" if isinstance(each, type) else type(each).__name__
+            raise OptionError(f"hooks hear torch.optim.Optimizer, one or a list of them, but got {what}.")
+    return found
 
 
 def listed(given: Any) -> list[Any]:

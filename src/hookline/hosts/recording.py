@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.hosts.agreeing import BETWEEN, Together
+from hookline.hosts.agreeing import BETWEEN, HostedAgreement
 from hookline.hosts.keeping import keep, put_back, save
 from hookline.hosts.view import HostView
-from hookline.metrics import Metrics
-from hookline.plan import nobody
+from hookline.loops.run import write_row
 from hookline.ranks import Ranks
 from hookline.view import View
 
@@ -20,7 +19,7 @@ class Recording(HostView):
 
     is_running: bool
     holds_rows: bool
-    together: Together | None
+    agreement: HostedAgreement | None
     _kept: dict[str, Any] | None
 
     def state_dict(self) -> dict[str, Any]:
@@ -42,21 +41,12 @@ class Recording(HostView):
         if not self.is_running:
             self.save_due()
 
-    def write_row(self, values: dict[str, Any], train: bool = True) -> None:
-        """Let hooks edit a row of metrics, then hand it to the loggers."""
-        s = self.state
-        heard = train and self.plan.on_train_metrics is not nobody
-        if not values or not (self.loggers or heard or self.holds_rows):
-            return
+    def write_row(self, values: dict[str, Any], over: str = "step") -> None:
+        """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or 'evaluation'."""
         if self.holds_rows:
-            s.log.pending.update(values)
-            return
-        s.row = Metrics(values)
-        if train:
-            self.plan.on_train_metrics(s)
-        if self.loggers:
-            self.loggers.log_metrics(s.row.read(), s.step, s.epoch)
-        s.row = None
+            self.state.log.pending.update(values)
+        else:
+            write_row(self.plan, self.state, values, over)
 
     def take_new(self, metrics: Mapping[str, Any]) -> None:
         """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values by that."""
@@ -74,7 +64,7 @@ class Recording(HostView):
     @property
     def should_stop(self) -> bool:
         """Whether the loop is to end: as asked for, or with several ranks as they have agreed."""
-        return self.state.should_stop if self.together is None else self.together.stop
+        return self.state.should_stop if self.agreement is None else self.agreement.stop
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
@@ -82,12 +72,12 @@ class Recording(HostView):
 
     def settle(self, place: int = BETWEEN) -> None:
         """Between batches: the checkpoints that were asked for, by any rank, are written."""
-        if self.together is not None:
-            self.together.settle(place)
+        if self.agreement is not None:
+            self.agreement.settle(place)
         self.save_due()
 
     def save_due(self, ranks: Ranks | None = None) -> None:
         """Write the checkpoints that were asked for, and agreed on."""
-        source = self.save_requests if self.together is None else self.together.agreed
+        source = self.save_requests if self.agreement is None else self.agreement.agreed
         while source:
             save(self, source.pop(0), ranks or self.ranks)

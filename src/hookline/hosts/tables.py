@@ -5,6 +5,7 @@ from __future__ import annotations
 from hookline.hosts.host import Host
 
 _MOVED = "the batch is moved to the device by the host itself, and hooks cannot stand in between"
+_SIGNALS = "it acts when hookline.Trainer has ended a run on a signal and saved it; here signals are {}"
 _BY_THE_LINE = {
     "on_train_metrics": "a row of what hooks have logged is about to go out",
     "on_save_checkpoint": "line.save_checkpoint, also asked for by a hook",
@@ -48,6 +49,7 @@ RAW_LOOP = Host(
         "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
         "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
     },
+    useless={"SlurmRequeue": _SIGNALS.format("the loop's own business")},
 )
 
 ACCELERATE = Host(
@@ -59,6 +61,7 @@ ACCELERATE = Host(
         "on_gradient_clip": "line.clip_gradients, through accelerator.clip_grad_norm_",
     },
     lacks=dict.fromkeys(RAW_LOOP.lacks, _MOVED),
+    useless=RAW_LOOP.useless,
 )
 
 LIGHTNING = Host(
@@ -84,6 +87,7 @@ LIGHTNING = Host(
         "on_after_batch_transfer": _MOVED,
         "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has the gradients before it",
     },
+    useless={"SlurmRequeue": _SIGNALS.format("Lightning's, which requeues by itself (SLURMEnvironment)")},
 )  # fmt: skip
 
 TRANSFORMERS = Host(
@@ -121,6 +125,10 @@ TRANSFORMERS = Host(
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
         "on_gradient_clip": "the gradients are clipped without a word to callbacks",
+    },
+    useless={
+        "SlurmRequeue": _SIGNALS.format("not handled"),
+        "LRSchedule": "a scheduler of transformers' own always writes the learning rate; choose it by lr_scheduler_type=",
     },
 )
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE, Signal
@@ -32,8 +34,8 @@ class Updates:
         """What becomes of a hook's signal, if other ranks have a say in it."""
         self.recomputing = False
         """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same update."""
-        self.clipped_norm: Any = None
-        """What the loop's clipping has found, until the update is made: if it never is, that says why."""
+        self.clipped: dict[int, Tensor] = {}
+        """The norms that the loop's clipping has found, until the update is made: if it never is, they say why."""
         self.announced: set[int] = set()
         self._hidden: dict[int, tuple[Any, list[Any]]] = {}
         self._watched: list[Any] = []
@@ -68,13 +70,18 @@ class Updates:
         optimizer.zero_grad = heard
         return uncover
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is anybody to hear."""
+        return bool(self._watched)
+
     def leave(self) -> None:
         """Leave the optimizers as they were found."""
         watched, self._watched = self._watched, []
         for undo in watched:
             undo()
-        self.announced.clear()
-        self.recomputing = False
+        self.missed()  # gradients that were hidden for a step that never came are there again
+        self.norm_is_known = self.recomputing = False
 
     def before(self, index: int) -> None:
         """The gradients are complete. Once per optimizer and update, whoever says so first."""
@@ -106,6 +113,13 @@ class Updates:
             return []
         return [gradient for index in indices for _, gradient in self._hidden[index][1]]
 
+    def clipped_by(self, indices: list[int], norm: Tensor) -> Tensor:
+        """The loop has clipped these optimizers' gradients. The norm of all that it has clipped for this update."""
+        if indices:
+            self.clipped[indices[0]] = norm
+        norms = list(self.clipped.values())
+        return norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+
     def _stepping(self, index: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None:
@@ -124,12 +138,11 @@ class Updates:
     def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
         s, plan = self.state, self.plan
         self.norm_is_known = self.recomputing = False
-        self.clipped_norm = None
+        self.clipped.clear()
         self.windows += 1
         s.optimizer_idx, s.optimizer = index, optimizer
         if index not in self.announced:  # a step was made for form's sake: there was no loss
-            s.reason = "no_loss"
-            plan.on_step_skipped(s)
+            self.skip(index, "no_loss")
             return
         if self._hidden:
             signal, hidden = self._hidden.pop(index, (None, []))
@@ -137,38 +150,40 @@ class Updates:
                 parameter.grad = gradient
             if signal is SKIP_STEP:
                 self.announced.discard(index)
-                s.reason = "hook"
-                plan.on_step_skipped(s)
+                self.skip(index, "hook")
                 return
             assert signal in (None, STEP_DONE)
         self.announced.discard(index)
+        s.used_lr = used_rate(optimizer)
         if self.step_before < 0 or s.step == self.step_before:
-            s.used_lr = used_rate(optimizer)
             s.step += 1
         plan.on_after_optimizer_step(s)
 
     def account_for_missing(self) -> None:
         """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
-        s, norm = self.state, self.clipped_norm
+        if not all(norm.isfinite() for norm in self.clipped.values()):
+            self.skip_missing()
+        else:
+            self.missed()
+
+    def skip_missing(self) -> None:
+        """Every step that was announced and never made: the scaler has left it out."""
         for index in self.missed():
-            if norm is not None and not norm.isfinite():
-                self.windows += 1
-                s.optimizer_idx, s.optimizer, s.reason = index, s.optimizers[index], "nonfinite"
-                self.plan.on_step_skipped(s)
+            self.windows += 1
+            self.skip(index, "nonfinite")
+
+    def skip(self, index: int, reason: str) -> None:
+        """Everyone hears that there is no such update."""
+        s = self.state
+        s.optimizer_idx, s.optimizer, s.reason = index, s.optimizers[index], reason
+        self.plan.on_step_skipped(s)
 
     def missed(self) -> list[int]:
         """Optimizers that were announced and have not made their step."""
         missed = sorted(self.announced)
         self.announced.clear()
-        self.clipped_norm = None
+        self.clipped.clear()
         for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
             parameter.grad = gradient
         self._hidden.clear()
         return missed
-
-
-def plain(optimizer: Any) -> Any:
-    """The torch optimizer inside a wrapper (Accelerate's, say)."""
-    while isinstance(inner := vars(optimizer).get("optimizer"), Optimizer):
-        optimizer = inner
-    return optimizer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from hookline.accounting import Cost
 from hookline.checkpoint.files import remove
-from hookline.checkpoint.saves import REASONS, SaveRequest
+from hookline.checkpoint.saves import SaveRequest, asked_for
 from hookline.errors import HooklineError, OptionError, closest
 from hookline.explain import Explanation, explain_plan
 from hookline.hosts.host import Host, HostedHooks
@@ -32,6 +33,8 @@ class HostView(View):
     num_training_batches: int | None = None
     """Batches per training epoch; None if nobody can tell."""
     save_requests: list[SaveRequest]
+    restored: dict[str, Any]
+    """What hooks that come late still need of what the run goes on from."""
     _directory: RunDirectory
 
     def __getattr__(self, name: str) -> Any:
@@ -69,9 +72,12 @@ class HostView(View):
     @property
     def estimated_stepping_batches(self) -> int:
         """Optimizer updates that the run will make, for schedules that need to know."""
-        if self.options.max_steps < 0:
+        total = self.options.max_steps
+        if total < 0:
+            total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning counts them itself
+        if not 0 <= total < math.inf:
             raise OptionError(f"{self.host.name} does not say how many updates the run will make: pass max_steps=.")
-        return self.options.max_steps
+        return int(total)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Batches per pass by the loader's name; empty if nobody can tell."""
@@ -91,11 +97,10 @@ class HostView(View):
 
         It is written when everyone has heard of the step, validation or epoch that is going on.
         """
-        if reason not in REASONS:
-            raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
+        request = asked_for(path, reason, monitor)
         if self.state.module is None:
             raise HooklineError("There is nothing to save: no run has begun.")
-        self.save_requests.append(SaveRequest(path if path is None or "://" in str(path) else Path(path), reason, monitor))
+        self.save_requests.append(request)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint that was written here."""
