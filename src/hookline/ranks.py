@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
+import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,10 @@ T = TypeVar("T")
 INT = torch.int64
 LONGEST = 1000
 """Characters of an error's message that the other ranks are told."""
+PAUSE, LONGEST_PAUSE = 0.005, 0.2
+"""Seconds between two looks at who has come: ever more of them."""
+STARTS = "starts"
+"""The board at which all runs of a job begin."""
 
 
 class Ranks:
@@ -27,18 +33,30 @@ class Ranks:
     All ranks must call the same things in the same order.
     """
 
-    def __init__(self, rank: int = 0, local_rank: int = 0, world_size: int = 1, group: Any = None) -> None:
+    preempted: ClassVar[str] = ""
+    """The signal that has ended a run in this process; the interpreter remembers no such end."""
+
+    def __init__(
+        self, rank: int = 0, local_rank: int = 0, world_size: int = 1, group: Any = None, timeout: float = 1800
+    ) -> None:
         self.rank = rank
         self.local_rank = local_rank
         self.world_size = world_size
         self.group = group
         """The control group, on gloo whatever the model uses."""
+        self.timeout = timeout
+        """Seconds that ranks wait for each other."""
         self._beside: Ranks | None = None
 
     @property
     def alone(self) -> bool:
         """Whether this is the only process."""
         return self.group is None
+
+    @property
+    def exchanges(self) -> int:
+        """How many things this rank has begun on the control group; as many as every other, or they talk at cross purposes."""
+        return int(self.group._get_sequence_number_for_group())
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of ranks, on every rank. Waits for all."""
@@ -79,8 +97,8 @@ class Ranks:
         if self.group is None:
             return self
         if self._beside is None:
-            group = dist.new_group(dist.get_process_group_ranks(self.group), backend="gloo")
-            self._beside = Ranks(self.rank, self.local_rank, self.world_size, group)
+            group = gloo_group(self.timeout, dist.get_process_group_ranks(self.group))
+            self._beside = Ranks(self.rank, self.local_rank, self.world_size, group, self.timeout)
         return self._beside
 
     def board(self, name: str) -> Any:
@@ -91,8 +109,17 @@ class Ranks:
     def tell_end(self, error: BaseException | None) -> None:
         """This process ends, in good order or by an error that nobody has caught: whoever waits for it in vain can say so."""
         with contextlib.suppress(RuntimeError, dist.DistError):
-            how = "in good order" if error is None else f"by {type(error).__name__}: {str(error)[:LONGEST]}"
-            _ended().set(str(self.rank), how)
+            how = f"after {Ranks.preempted}" if Ranks.preempted else "in good order"
+            if error is not None:
+                how = f"by {type(error).__name__}: {str(error)[:LONGEST]}"
+            board = _noticeboard("ended")
+            board.set(str(self.rank), how)
+            board.set("somebody", "")
+
+    def remember_failure(self, text: str) -> None:
+        """A run has failed on this rank: should the next one find that the ranks are out of step, it can say why."""
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            _noticeboard(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -143,21 +170,46 @@ class Ranks:
 
 def explain_loss(error: RuntimeError, world_size: int) -> None:
     """If others no longer answer: say who has ended, and how."""
-    if "gloo" not in str(error):
-        return
+    if "gloo" in str(error):
+        error.add_note(who_has_ended(world_size) or "Processes of this job have ended: which, their own logs say.")
+
+
+def who_has_ended(world_size: int) -> str:
+    """Which processes of the job are gone, and how they have ended, in a sentence; nothing if all that is known are there."""
     ended = []
     with contextlib.suppress(RuntimeError, dist.DistError):
-        board = _ended()
-        gone = [rank for rank in range(world_size) if board.check([str(rank)])]
+        board = _noticeboard("ended")
+        gone = [rank for rank in range(world_size) if board.check([str(rank)])] if board.check(["somebody"]) else []
         ended = [f"rank {rank} {board.get(str(rank)).decode()}" for rank in gone]
     hint = " What this rank was doing takes all ranks: did only some of them call it?" if "in good order" in str(ended) else ""
-    error.add_note(f"Processes of this job have ended: {'; '.join(ended) or 'which, their own logs say'}.{hint}")
+    return f"Processes of this job have ended: {'; '.join(ended)}.{hint}" if ended else ""
 
 
-def _ended() -> Any:
-    """Where ranks say how they have ended, over the connection there is: to make another one to what is gone takes long."""
+def assemble(board: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
+    """Wait until all ranks have come here, however long one takes. `look`: called meanwhile, and may raise."""
+    board.add(where, 1)
+    pause = PAUSE
+    while board.add(where, 0) < world_size:
+        look()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def gloo_group(timeout: float, members: list[int] | None = None) -> Any:
+    """A group for plain data, of all ranks or these. All of them must make it."""
+    return dist.new_group(members, backend="gloo", timeout=datetime.timedelta(seconds=timeout))
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 2`."""
+    few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
+
+
+def _noticeboard(name: str) -> Any:
+    """As `Ranks.board`, over the connection there is: to make another one to what is gone takes long."""
     c10d: Any = dist.distributed_c10d
-    return c10d.PrefixStore("hookline/ended", c10d._get_default_store())
+    return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store())
 
 
 class Answer:

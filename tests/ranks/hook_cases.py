@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from ranks import start_cases
 from ranks.worlds import RANK, Deep, distance, fit, mine, pairs, quiet, report
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -175,6 +176,7 @@ def spied() -> list[Any]:
 
 
 def main() -> None:
+    report("timeouts", start_cases.timeouts)
     for name, make in STRATEGIES.items():
         report(f"{name}: comes", lambda m=make: ended(Adds(Asks()), strategy=m()))
         report(f"{name}: goes", lambda m=make: ended(Asks(), Removes(), strategy=m()))
@@ -188,4 +190,5 @@ def main() -> None:
     report("batch norm", lambda: [batch_norm(each) for each in ("32", "bf16-mixed")])
     report("validate on all", validated)
     report("questions", spied)
+    start_cases.main()
     report("validate on one", lambda: fit(DDP(), mine(DATA), val=mine(DATA[:3]), hooks=[Validates(0)]))  # nobody can go on after it

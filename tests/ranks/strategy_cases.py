@@ -115,6 +115,24 @@ def not_finite(strategy: Any) -> list[Any]:
     return [distance(many, one), a.state.step, b.state.step, hook.seen]
 
 
+class Poisoned(Momentum):
+    """One rank's loss is finite once, and one element of its gradients is not."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return poison(self, batch, self.measure(batch))
+
+
+def poison(module: Any, batch: Any, loss: Tensor) -> Tensor:
+    return loss + (0 * module.last.bias[0]).sqrt() if batch[2].tolist() == [3, 1] else loss
+
+
+def not_finite_gradient(strategy: Any) -> list[Any]:
+    hook = HearsSkips()
+    many, a = fit(strategy, mine(DATA), Poisoned, nonfinite="skip", hooks=[hook])
+    one, b = fit("single", flat(DATA), Poisoned, nonfinite="skip", accumulate_grad_batches=2)
+    return [distance(many, one), a.state.step, b.state.step, hook.seen]
+
+
 class Overflows(HearsSkips):
     """One rank's gradients are infinite once."""
 
@@ -141,6 +159,19 @@ def frozen(strategy: Any) -> float:
     return distance(fit(strategy, mine(DATA), hooks=[Freezes()])[0], fit("single", joined(DATA), hooks=[Freezes()])[0])
 
 
+def first_sharded(strategy: Any) -> None:
+    """A module that an earlier run has cut in pieces."""
+    module = Deep()
+    quiet(FSDP()).fit(module, mine(DATA))
+    quiet(strategy).fit(module, mine(DATA))
+
+
+class Tied(Deep):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].weight = self.blocks[0].weight
+
+
 # ---- modules of other kinds --------------------------------------------------------------------------------------
 
 
@@ -155,6 +186,24 @@ class Manual(Tidy):
             self.manual_backward(loss)
             optimizer.step()
         return loss
+
+
+class ManualPoisoned(Tidy):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = self.measure(batch)
+        self.manual_backward(poison(self, batch, loss))
+        optimizer.step()
+        return loss
+
+
+def not_finite_by_hand(strategy: Any) -> list[Any]:
+    hook = HearsSkips()
+    weights, trainer = fit(strategy, mine(DATA), ManualPoisoned, nonfinite="skip", hooks=[hook])
+    return [all(bool(each.isfinite().all()) for each in weights.values()), trainer.state.step, hook.seen]
 
 
 class Searches(Deep):
@@ -258,12 +307,19 @@ def main() -> None:
     for name, make in {**MAKERS, "fsdp": FSDP}.items():
         report(f"{name}: short window", lambda m=make: short_window(m()))  # type: ignore[misc]
         report(f"{name}: not finite", lambda m=make: not_finite(m()))  # type: ignore[misc]
+        report(f"{name}: gradient not finite", lambda m=make: not_finite_gradient(m()))  # type: ignore[misc]
+        report(f"{name}: not finite by hand", lambda m=make: not_finite_by_hand(m()))  # type: ignore[misc]
         report(f"{name}: frozen", lambda m=make: frozen(m()))  # type: ignore[misc]
         report(f"{name}: manual", lambda m=make: equal(m(), Manual))  # type: ignore[misc]
         report(f"{name}: again", lambda m=make: again(m))  # type: ignore[misc]
         report(f"{name}: facts", lambda m=make: facts(m()))  # type: ignore[misc]
     for name, make in VARIANTS.items():
         report(f"variant: {name}", lambda m=make: equal(m(), Tidy))  # type: ignore[misc]
+    report("static graph, windows", lambda: no_loss(DDP(static_graph=True), set(), 3))
+    report("sharded before, ddp", lambda: first_sharded(DDP()))
+    report("sharded before, single", lambda: first_sharded("single"))
+    report("tied", lambda: fit(FSDP(), mine(DATA), Tied))
+    report("tied, together", lambda: equal(FSDP(wrap="first"), Tied))
     report("outside", lambda: equal(FSDP(wrap="last")))
     report("averaged, ddp", lambda: averaged(DDP()))
     report("averaged, fsdp", lambda: averaged(FSDP()))

@@ -50,6 +50,21 @@ class Killed(Hook):
             os.kill(os.getpid(), self.number)
 
 
+class KilledTwice(Killed):
+    """As by a scheduler that reaches torchrun and its ranks at the same time."""
+
+    def on_train_batch_end(self, rank, batch_idx):
+        super().on_train_batch_end(rank, batch_idx)
+        super().on_train_batch_end(rank, batch_idx)
+
+
+class Stuck(Killed):
+    def on_train_batch_end(self, rank, batch_idx):
+        super().on_train_batch_end(rank, batch_idx)
+        if rank in self.of and batch_idx == self.at:
+            time.sleep(60)
+
+
 class KilledInValidation(Killed):
     def on_train_batch_end(self):
         pass
@@ -67,6 +82,8 @@ def run(name, hook, val=None, data=40, run_dir=None, resume=None, **options):
         trainer.fit(Net(), batches(data), val, resume=resume)
     except (Preempted, KeyboardInterrupt) as caught:
         ended = [type(caught).__name__, getattr(caught, "code", None)]
+    except Exception as caught:
+        ended = [type(caught).__name__, None]
     s = trainer.state
     facts = dict(rank=s.rank, step=s.step, status=s.status, reason=s.stop_reason, told=diary.told, ended=ended)
     sys.stdout.write(f"RESULT {json.dumps([name, facts])}\\n")
@@ -79,6 +96,8 @@ run("SIGINT on one rank", Killed(signal.SIGINT, {0}))
 run("when the last batch is over", Killed(signal.SIGTERM, {1}, batch=19))
 run("in a validation", KilledInValidation(signal.SIGTERM, {1}), val=batches(1000), val_check_interval=3, run_dir=f"{FOLDER}/cut")
 run("resumed", None, val=batches(4), data=10, val_check_interval=3, run_dir=f"{FOLDER}/cut", resume="auto")
+run("twice", KilledTwice(signal.SIGTERM, {0, 1}))
+run("stuck", Stuck(signal.SIGTERM, {1}), grace_period=1)  # nobody can go on after it
 '''
 
 
@@ -114,6 +133,16 @@ def test_a_signal_to_all_ranks_is_one_signal(results: dict[str, list[dict[str, A
     seen = same(results["SIGUSR1 on all ranks"])
     assert [each for each in seen["told"] if each[-1] == "signal"] == [[f"step-{seen['step']}", seen["step"], "signal"]]
     assert seen["ended"] == ["Preempted", 128 + signal.SIGUSR1]
+
+
+def test_a_signal_that_the_launcher_passes_on_is_no_second_one(results: dict[str, list[dict[str, Any]]]) -> None:
+    seen = same(results["twice"])
+    assert seen["told"] == [[f"step-{seen['step']}", seen["step"], "signal"], "preempted", "teardown"]
+
+
+def test_a_grace_period_ends_a_rank_that_is_stuck_however_short_it_is(results: dict[str, list[dict[str, Any]]]) -> None:
+    (stuck,) = [each for each in results["stuck"] if each["rank"] == 1]
+    assert stuck["ended"] == ["Preempted", 128 + signal.SIGTERM] and "teardown" in stuck["told"]
 
 
 def test_ctrl_c_goes_through_on_exception_on_every_rank(results: dict[str, list[dict[str, Any]]]) -> None:

@@ -183,20 +183,45 @@ def test_torchrun_starts_the_job_again_from_the_newest_whole_checkpoint(tmp_path
 
 
 ELSEWHERE = """
-import os
+import os, sys, time
 from tiny import Net, batches, quiet
+from hookline import Hook, HooklineError
+
+
+class FallsApart(Hook):
+    def on_step_end(self, rank, step):
+        if rank == 1 and step == 3:
+            raise ValueError("in a hook")
+
+    def on_before_backward(self, rank, step):
+        if rank == 0 and step == 3:
+            time.sleep(60)
+
 
 trainer = quiet()
 trainer.fit(Net(), batches(4))
+try:
+    quiet(hooks=[FallsApart()]).fit(Net(), batches(12))
+except Exception as error:
+    sys.stdout.write(f"CAUGHT {os.environ['RANK']} {type(error).__name__}\\n")
+try:
+    trainer.fit(Net(), batches(4))
+except HooklineError as error:
+    sys.stdout.write(f"REFUSED {os.environ['RANK']} {error}\\n")
+sys.stdout.flush()
 if os.environ["RANK"] == "1":
     raise ValueError("in the user's own lines")
 trainer.fit(Net(), batches(4))
 """
 
 
-def test_a_failure_outside_every_run_is_named_to_those_who_wait_in_the_next_one(tmp_path: Path) -> None:
+def test_after_a_failure_that_was_caught_the_next_run_is_refused_and_one_outside_is_named_to_those_who_wait(tmp_path: Path) -> None:
     outcome = torchrun(ELSEWHERE, tmp_path, deadline=60)
     assert outcome.code != 0
+    assert outcome.lines("CAUGHT") == ["0 PeerError", "1 ValueError"]
+    for rank, line in enumerate(outcome.lines("REFUSED")):
+        assert line.startswith(f"{rank} An earlier run fell apart on rank 1 (ValueError: in a hook (raised by hook 'falls_apart'")
+    assert len(outcome.lines("REFUSED")) == 2
     assert "Processes of this job have ended: rank 1 by ValueError: in the user's own lines." in said_by(0, outcome)
 
 

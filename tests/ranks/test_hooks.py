@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 from ranks.hook_cases import STRATEGIES
-from ranks.torchrun import cases
 
 Found = dict[str, list[Any]]
 both = pytest.mark.parametrize("name", STRATEGIES)
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+@pytest.fixture(name="found")
+def _found(from_hook_cases: Found) -> Found:
     """What each case found, by rank, from one launch."""
-    return cases("ranks.hook_cases", tmp_path_factory.mktemp("job"), 180)
+    return from_hook_cases
 
 
 def same(cases: list[Any], step: int = 8) -> list[list[Any]]:

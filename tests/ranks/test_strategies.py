@@ -43,6 +43,14 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(found: Found
         assert far < CLOSE and steps == expected == 5 and heard == [["nonfinite", 3]]
 
 
+@pytest.mark.parametrize("name", [*MAKERS, "fsdp"])
+def test_a_gradient_that_is_not_finite_on_one_rank_is_left_out_by_all(found: Found, name: str) -> None:
+    for far, steps, expected, heard in found[f"{name}: gradient not finite"]:
+        assert far < CLOSE and steps == expected == 5 and heard == [["nonfinite", 3]]
+    for is_finite, steps, heard in found[f"{name}: not finite by hand"]:
+        assert is_finite and steps == 5 and heard == [["nonfinite", 3]]
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_names_it(found: Found) -> None:
     for each in (*found["stops"], *found["stops at the end"]):  # noticed in the next window, or before the run is over
         assert each["error"] == "NonFiniteLoss" and "not finite on rank 1" in each["text"]
@@ -89,6 +97,23 @@ def test_hooks_see_what_the_strategy_prepared(found: Found, name: str, wrapper: 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_options_change_how_but_not_what_is_trained(found: Found, name: str) -> None:
     assert max(found[f"variant: {name}"]) < CLOSE
+
+
+def test_a_static_graph_is_learnt_also_where_gradients_are_accumulated(found: Found) -> None:
+    for far, steps, expected in found["static graph, windows"]:
+        assert far < CLOSE and steps == expected == 2
+
+
+@pytest.mark.parametrize("name", ["ddp", "single"])
+def test_a_module_that_stays_sharded_is_refused_where_it_has_to_be_whole(found: Found, name: str) -> None:
+    for each in found[f"sharded before, {name}"]:
+        assert each["error"] == "OptionError" and "Deep was sharded by FSDP in an earlier run" in each["text"]
+
+
+def test_a_parameter_that_two_layers_share_is_named_if_they_are_gathered_apart(found: Found) -> None:
+    for each in found["tied"]:
+        assert each["error"] == "OptionError" and "blocks.0.weight and blocks.1.weight are the same parameter" in each["text"]
+    assert max(found["tied, together"]) < CLOSE
 
 
 def test_an_optimizer_that_searches_along_a_line_decides_alike_on_every_rank(found: Found) -> None:

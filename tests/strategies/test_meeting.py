@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from tiny import Net, batches, quiet
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from hookline import Hook, Preempted
+from hookline.ranks import Ranks, who_has_ended
 from hookline.strategies.meeting import fresh_store
 
 PATIENCE = timedelta(seconds=20)
@@ -46,6 +51,38 @@ def test_a_second_start_finds_nothing_of_the_first() -> None:
     assert second[2].get("address") == b"new"
 
 
-def test_a_rank_that_does_not_come_is_an_error() -> None:
-    with pytest.raises(dist.DistStoreError, match="Not all of the job's 2 processes have come in time"):
-        fresh_store(HashStore(), 0, 2, timedelta(seconds=0.1))
+def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
+    store = HashStore()
+    store.set("hookline/arrived/2", "a process that is dead")
+    with pytest.raises(dist.DistStoreError, match=r"Not all of the job's 3 processes have come in time \(0.1 s\): ranks 1, 2 did not"):
+        fresh_store(store, 0, 3, timedelta(seconds=0.1))
+    with pytest.raises(dist.DistStoreError, match="rank 0 did not"):
+        fresh_store(HashStore(), 1, 2, timedelta(seconds=0.1))
+
+
+def test_a_rank_that_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("hookline.strategies.meeting.REMINDER", 0.05)
+    late = threading.Timer(0.3, fresh_store, (store := HashStore(), 1, 2, PATIENCE))
+    late.start()
+    fresh_store(store, 0, 2, PATIENCE)
+    late.join()
+    assert "this rank still waits for rank 1" in caplog.records[0].getMessage()
+
+
+def test_a_process_that_ends_after_a_signal_does_not_pass_for_one_that_was_done() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(Preempted):
+            quiet(strategy="single", hooks=[Signalled()]).fit(Net(), batches(2))
+        assert who_has_ended(1) == ""
+        Ranks().tell_end(None)
+        assert who_has_ended(1) == "Processes of this job have ended: rank 0 after SIGTERM."
+        Ranks().tell_end(ValueError("of its own"))
+        assert who_has_ended(1) == "Processes of this job have ended: rank 0 by ValueError: of its own."
+    finally:
+        dist.destroy_process_group()
+
+
+class Signalled(Hook):
+    def teardown(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)

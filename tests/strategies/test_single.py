@@ -8,7 +8,7 @@ from tiny import Net, batches, quiet
 
 from hookline import OptionError, Trainer
 from hookline.strategies import SingleDevice, make_strategy
-from hookline.strategies.single import pick_device
+from hookline.strategies.device import pick_device
 
 
 def test_the_module_and_its_batches_go_to_the_device() -> None:

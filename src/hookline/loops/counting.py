@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hookline.data.dealing import Turn
 from hookline.data.sources import counts_samples
-from hookline.loops.ghosts import blank
-from hookline.loops.run import Run
+from hookline.loops.ghosts import Kept, blank
+from hookline.loops.run import Run, Window
 from hookline.metrics import MetricLog
 from hookline.ranks import Answer
 from hookline.state import State
@@ -22,7 +24,7 @@ class Tally:
     What only the ranks themselves know is asked for when a batch begins and read when it is done, so that nobody waits.
     """
 
-    __slots__ = ("_answer", "_aside", "_knows_samples", "run", "turn")
+    __slots__ = ("_answer", "_aside", "_kept", "_knows_samples", "run", "turn")
 
     def __init__(self, run: Run, turn: Turn) -> None:
         self.run = run
@@ -31,17 +33,27 @@ class Tally:
         self._answer: Answer | None = None
         self._aside: MetricLog | None = None
         """The run's own log, while a batch that counts for nothing writes into another one."""
+        self._kept: Kept | None = None
+        """What that batch must leave as it was."""
 
     def begin(self, s: State, weight: int) -> int:
         """What this rank's batch weighs; `weight` is what it would alone. A ghost weighs nothing."""
         run, turn = self.run, self.turn
         if turn.is_ghost:
             weight = 0
+            self._kept = Kept(run.module, s.log)
             self._aside, s.log = s.log, blank(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.mixes
         if counts_tokens or run.steers_batches or turn.samples is None or not self._knows_samples:
             self._answer = run.strategy.ranks.total([weight, run.count_tokens(s.batch) if counts_tokens and weight else 0])
         return weight
+
+    def learnt(self, window: Window) -> None:
+        """The backward of a batch is over."""
+        if self.run.accumulate > 1:
+            window.factors.append(self.turn.factor)
+        if self._kept is not None:
+            self._kept.put_back_buffers()
 
     def count(self, s: State) -> None:
         """The batches of all ranks are done."""
@@ -62,20 +74,35 @@ class Tally:
         if self._aside is not None:
             s.log, self._aside = self._aside, None
             s.log.weight = 0
+        if self._kept is not None:
+            self._kept.put_back()
+            self._kept = None
 
     def ask_for_loss(self, s: State) -> None:
         """Begin to find the mean loss of this window over all ranks, if anybody anywhere wants to know it at on_step_end."""
-        s.shared_loss = None
-        if LOSS_FACTS & self.run.plan.wanted_at.get("on_step_end", LOSS_FACTS ^ LOSS_FACTS):
-            loss = s.mean_of_window()
-            weight = 0.0 if loss is None or self.turn.is_ghost else s.log.weight
-            s.shared_loss = SharedLoss(self.run.strategy.ranks.add_up(_weighed(loss, weight)))
+        run, s.shared_loss = self.run, None
+        wanted = run.plan.wanted_at
+        if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
+            run.accumulate > 1 and (s.step + 1) % run.log_every == 0 and (run.logs or "on_train_metrics" in wanted)
+        ):
+            if run.accumulate > 1:  # each batch counts as much as it has for the update
+                losses, weights = run.window.losses, run.window.factors
+            else:
+                losses, weights = [s.last_loss], [0.0 if self.turn.is_ghost else s.log.weight]
+            s.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
 
+    def loss_of_row(self, s: State) -> Any:
+        """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer window that of all."""
+        return s.mean_of_window() if self.run.accumulate == 1 or s.shared_loss is None else float(s.shared_loss)
 
-def _weighed(loss: Tensor | float | None, weight: float) -> Tensor:
-    if isinstance(loss, Tensor):
-        return torch.stack([loss.detach() * weight, torch.full_like(loss, weight)])
-    return torch.tensor([(loss or 0.0) * weight if weight else 0.0, weight], dtype=torch.float64)
+    def _weighed(self, losses: list[Any], weights: list[float]) -> Tensor:
+        """The sum of the losses, each as often as it counts, and how much all of them count."""
+        counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
+        total, many = sum(loss * weight for loss, weight in counted), sum(weight for _, weight in counted)
+        if self.run.on_cpu:
+            return torch.tensor([total, many], dtype=torch.float64)
+        device = self.run.strategy.device
+        return torch.stack([torch.as_tensor(each, dtype=torch.float32, device=device) for each in (total, many)])
 
 
 class SharedLoss:

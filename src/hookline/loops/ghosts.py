@@ -28,14 +28,34 @@ def run_along(run: Run, step: Caller) -> None:
     if run.moves:
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
-    log = s.log
-    kept = [(each, _state(each)) for each in metric_objects(run.module, log)]
+    log, kept = s.log, Kept(run.module, s.log)
     s.log = blank(log)
     try:
         step(s)
     finally:
         s.log = log
-        for each, state in kept:
+        kept.put_back()
+
+
+class Kept:
+    """What a step that counts for nothing would change, as it was before: metric objects, and buffers (batch norm's averages)."""
+
+    def __init__(self, module: nn.Module, log: MetricLog) -> None:
+        self._metrics = [(each, _state(each)) for each in metric_objects(module, log)]
+        self._buffers = [(owner, name, each, each.detach().clone()) for owner in module.modules()
+                         for name, each in owner._buffers.items() if each is not None]  # fmt: skip
+
+    def put_back_buffers(self) -> None:
+        """Once. What hooks and the update do with them later is done on all ranks, and stays."""
+        for owner, name, each, before in self._buffers:
+            each.data.copy_(before)  # not in the eyes of autograd, which may have kept it for a backward
+            owner._buffers[name] = each
+        self._buffers = []
+
+    def put_back(self) -> None:
+        """All that has not been put back yet."""
+        self.put_back_buffers()
+        for each, state in self._metrics:
             vars(each).update(state)
 
 

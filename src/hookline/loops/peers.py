@@ -27,6 +27,7 @@ from hookline.loops.nested import Nested
 from hookline.loops.ring import Ring
 from hookline.loops.run import Run
 from hookline.loops.signals import Signals
+from hookline.ranks import LONGEST, assemble
 
 POLL = 0.5
 """Seconds between two looks at the notes."""
@@ -44,8 +45,6 @@ SILENCE = 3.0
 """Seconds to wait for word of who has died, when this rank has only lost contact."""
 LEAVING = 10.0
 """Seconds in which a call to the store comes back, busy as the machine may be."""
-LONGEST = 1000
-"""Characters of an error's message that the other ranks are told."""
 EXIT_FAILED = 1
 log = logging.getLogger("hookline")
 
@@ -122,6 +121,7 @@ class Peers:
         rank = self.run.strategy.rank
         if failed and self.failure is None:
             self.failure = Failure(rank, text)
+            self.run.strategy.ranks.remember_failure(text)
             self._deadline = self._deadline or time.monotonic() + OWN_PATIENCE
         self._write(self._board, {"rank": rank, "text": text, "failed": failed})
 
@@ -135,6 +135,10 @@ class Peers:
             board.set(f"note/{number}", json.dumps(note))
         except (RuntimeError, dist.DistError) as error:
             log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
+
+    def assemble(self, where: str) -> None:
+        """Wait until all ranks have come here, however long one takes; not for one that has failed."""
+        assemble(self._board, where, self.run.strategy.world_size, self.raise_failure)
 
     def raise_failure(self) -> None:
         """End what this rank is doing, if another one has failed and this one is not ending yet."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from hookline.errors import HookError, OptionError
 from hookline.loops.run import Run
+from hookline.ranks import listed
 
 OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", "seed")
 """Options that may differ: paths, what is shown, who listens for commands, and a seed for each rank (rank zero's counts)."""
@@ -84,12 +85,6 @@ def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list
         here = [rank for rank, one in enumerate(sets) if each in one]
         if len(here) < len(sets):
             yield each, here, [rank for rank in range(len(sets)) if rank not in here]
-
-
-def listed(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 0, 2`."""
-    few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
 
 
 def _shown(value: Any) -> str:

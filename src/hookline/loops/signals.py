@@ -7,13 +7,17 @@ import os
 import queue
 import signal
 import threading
+import time
 from typing import Any
 
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import Preempted
 from hookline.loops.run import Run
+from hookline.ranks import Ranks
 
 HEARD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
+ECHOES = 5.0
+"""Seconds in which the same signal, to one of several ranks, is the same wish: torchrun passes on what it gets to all of them."""
 LAST_SECONDS = 10.0
 """How long a run that was told to stop at once may take before the process is ended under it."""
 
@@ -30,6 +34,8 @@ class Signals:
         self._pid = os.getpid()
         self._clock: threading.Thread | None = None
         self._first = 0
+        self._echoes_until = 0.0
+        self._no_more_grace = False
         self._outer = False
         """Whether this run is inside another one, which then ends as well, and the process with it."""
         self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # a put cannot deadlock, not even in a signal handler
@@ -55,6 +61,7 @@ class Signals:
         # what has ended the run ends the process as well, unless that is caught
         number = self.run.signal or self.run.heard
         if number and kind is None and not self._outer:
+            Ranks.preempted = signal.Signals(number).name
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
 
     def _heard(self, number: int, frame: Any) -> None:
@@ -65,13 +72,17 @@ class Signals:
             return
         if run.peers is not None:
             run.peers.raise_failure()  # the launcher ends what is left of a job that has failed: there is nobody to save with
+        is_alone = run.strategy.ranks.alone
         if self._first:
+            if number == self._first and not is_alone and not self._no_more_grace and time.monotonic() < self._echoes_until:
+                return  # the launcher passes on what this process has heard itself
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
-        self._first = number
+        self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
-        _say(f"\n{name}: finishing this batch and saving, then the run ends; a second signal ends it at once.\n")
+        second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
+        _say(f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n")
         run.heard = number
-        if run.strategy.ranks.alone:
+        if is_alone:
             heed_signal(run, number)
         self._news.put(number)
         if self._outer:
@@ -82,6 +93,7 @@ class Signals:
         number = self._news.get()
         if number is None or self._is_over(self.run.options.grace_seconds):
             return
+        self._no_more_grace = True
         _say(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
         with contextlib.suppress(ProcessLookupError):
             signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -26,7 +26,7 @@ class Together:
         self.all_or_none = run.strategy.forward_communicates
         """Whether a backward makes ranks wait for each other before the window's end; then a batch without a loss on one rank
         is one without a loss on all."""
-        self.syncs_always = False
+        self.syncs_always = run.feeds is not None
         """Where batches train different optimizers, gradients that are put aside in between must be complete ones."""
         self._syncs: bool | None = None
         self._is_synced = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -47,6 +48,15 @@ class Strategy(StrategyMethods):
 
     def connect(self) -> None:
         """Find the other ranks, if there are any. Called when a run begins, once or often."""
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """This rank only looks at a run, which the others may not do: nobody is asked anything meanwhile."""
+        ranks, self.ranks = self.ranks, Ranks(self.rank, self.local_rank, self.world_size)
+        try:
+            yield
+        finally:
+            self.ranks = ranks
 
     def place(self, module: nn.Module) -> nn.Module:
         """Move the module to where it runs; what is returned is what is run."""

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookline.errors import OptionError
 from hookline.strategies.distributed import ManyRanks
-from hookline.strategies.shell import Shell
+from hookline.strategies.shell import Shell, refuse_sharded
 
 UNUSED = "Expected to have finished reduction"
 BUFFERS = next(each for each in ("forward_sync_buffers", "broadcast_buffers")
@@ -48,7 +48,8 @@ class DDP(ManyRanks):
         self._module: nn.Module | None = None
         self._parameters: list[Tensor] = []
         self._trained: list[bool] = []
-        self._trains = self._is_manual = False
+        self._trains = self._is_manual = self._has_begun = False
+        self._syncs = True
 
     def setup(self, stage: str) -> None:
         """Only training needs the wrapper."""
@@ -56,6 +57,7 @@ class DDP(ManyRanks):
 
     def place(self, module: nn.Module) -> nn.Module:
         """Move the module; to train it, wrap it."""
+        refuse_sharded(module, self)
         module.to(self.device)
         if self.sync_batchnorm and self.world_size > 1:
             module = synced_batchnorm(module, self.device)
@@ -74,6 +76,7 @@ class DDP(ManyRanks):
         """Anew whenever other parameters are trained: the wrapper settles which ones when it is made."""
         assert self._module is not None
         self._wrapped = None  # it must be gone before the next one listens to the same parameters
+        self._has_begun = False
         self._parameters = list(self._module.parameters())
         self._trained = list(map(is_trained, self._parameters))
         if any(self._trained):
@@ -96,6 +99,9 @@ class DDP(ManyRanks):
             return call()
         if list(map(is_trained, self._parameters)) != self._trained:
             self._wrap()
+        if self.options["static_graph"] and not self._is_manual:  # it learns the graph from the first backward, which must sync
+            self._wrapped.require_backward_grad_sync = self._syncs or not self._has_begun
+            self._has_begun = True
         try:
             return self._wrapped(call)
         except RuntimeError as error:
@@ -117,6 +123,7 @@ class DDP(ManyRanks):
 
     def sync_gradients(self, now: bool) -> None:
         """Whether the next backward averages over ranks, or keeps its gradients for the window's last."""
+        self._syncs = now
         if self._wrapped is not None:
             self._wrapped.require_backward_grad_sync = now
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from hookline.errors import OptionError
-from hookline.ranks import Ranks
+from hookline.ranks import Ranks, gloo_group
 from hookline.strategies.base import Strategy
 from hookline.strategies.device import pick_device
 from hookline.strategies.launch import Place, find_place, tell_as_torchrun
@@ -30,21 +30,21 @@ class ManyRanks(Strategy):
     """Whether rank zero's buffers are those of all."""
 
     def __init__(self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800) -> None:
-        """`timeout`: seconds after which a collective of the model's that not all ranks have joined is an error."""
+        """`timeout`: seconds after which something that not all ranks have joined, of the model's or Hookline's, is an error."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
             raise OptionError(f"{type(self).__name__}: timeout={timeout!r} must be a number of seconds above 0.")
-        self.place_in_job = _known_place()
+        self.place_in_job = known_place()
         self.timeout = float(timeout)
         super().__init__(own_device(device, self.place_in_job), precision)
         self.rank, self.local_rank = self.place_in_job.rank, self.place_in_job.local_rank
         self.world_size = self.place_in_job.world_size
-        self.ranks = Ranks(self.rank, self.local_rank, self.world_size)
+        self.ranks = Ranks(self.rank, self.local_rank, self.world_size, timeout=self.timeout)
 
     def connect(self) -> None:
         """Join the process group, or make it; then a group for control traffic. Once per process."""
         if self.world_size > 1 and self.ranks.group is None:
             join_group(self.device, self.place_in_job, self.timeout)
-            self.ranks = Ranks(self.rank, self.local_rank, self.world_size, control_group())
+            self.ranks = Ranks(self.rank, self.local_rank, self.world_size, control_group(self.timeout), self.timeout)
             atexit.register(_tell_end, self.ranks)
             name_rank_in_log(self.rank)
 
@@ -73,7 +73,7 @@ class ManyRanks(Strategy):
         return total if isinstance(value, Tensor) else total.item()
 
 
-def _known_place() -> Place:
+def known_place() -> Place:
     """From a process group that is there already, else from the environment."""
     place = find_place()
     if dist.is_available() and dist.is_initialized():
@@ -127,11 +127,11 @@ def _tell_end(ranks: Ranks) -> None:
 _CONTROL: dict[int, Any] = {}
 
 
-def control_group() -> Any:
+def control_group(timeout: float = 1800) -> Any:
     """One gloo group per process group, for what ranks say to each other beside the model's own traffic."""
     whole = id(dist.group.WORLD)
     if whole not in _CONTROL:
-        _CONTROL[whole] = dist.new_group(backend="gloo")
+        _CONTROL[whole] = gloo_group(timeout)
     return _CONTROL[whole]
 
 

@@ -93,10 +93,12 @@ class FSDP(ManyRanks):
             "mesh": self._mesh(), "mp_policy": policy, "reshard_after_forward": self.reshard_after_forward,
             "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy(),
         }  # fmt: skip
+        units = self.units_of(module)
+        refuse_ties(module, units)
         apart = batch_norms(module) if policy.param_dtype is not None and self.mixed_precision is None else []
         for each in apart:
             fully_shard(each, **{**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
-        for each in reversed(self.units_of(module)):  # innermost first
+        for each in reversed(units):  # innermost first
             if each not in apart:
                 fully_shard(each, **options)
         # a step that makes updates itself needs weights anew after each, so there every call of the module gathers them
@@ -194,6 +196,19 @@ def _explain(error: RuntimeError) -> None:
     if MIXED in str(error):
         error.add_note("A parameter was used outside the layer that gathers it: leave that layer out of wrap, or use the "
                        "parameter in the layer's own forward.")  # fmt: skip
+
+
+def refuse_ties(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """A weight that two layers share cannot be gathered with one of them and sharded with the other."""
+    modules, owners = dict(module.named_modules(remove_duplicate=False)), dict[int, tuple[str, nn.Module]]()
+    for name, each in module.named_parameters(remove_duplicate=False):
+        above = name.rpartition(".")[0]
+        while above and modules[above] not in units:
+            above = above.rpartition(".")[0]
+        first, owner = owners.setdefault(id(each), (name, modules[above]))
+        if owner is not modules[above]:
+            raise OptionError(f"FSDP: {first} and {name} are the same parameter, in layers that are gathered one at a time. "
+                              "Choose by wrap= layers that hold all that share a parameter, or none of them.")  # fmt: skip
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:

@@ -7,41 +7,65 @@ common name for a start either. So rank zero makes one up, and tells it to whoev
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
 
-PAUSE = 0.02
-"""Seconds between two looks at who has come."""
+from hookline.ranks import LONGEST_PAUSE, PAUSE, listed
+
+REMINDER = 30.0
+"""Seconds after which a rank that waits says for whom; then after twice as many, and so on."""
+log = logging.getLogger("hookline")
 
 
 def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
     """A part of the store that only the processes of this start know."""
     store.set_timeout(timeout)
+    what = f"Not all of the job's {world_size} processes have come"
     if rank == 0:
         name = uuid.uuid4().hex
-        receive(store, name, world_size, time.monotonic() + timeout.total_seconds())
+        receive(store, name, world_size, what, timeout.total_seconds())
     else:
         me = uuid.uuid4().hex
+        welcome = f"hookline/welcome/{me}"  # only an answer to this very process has this key
         store.set(f"hookline/arrived/{rank}", me)
-        name = store.get(f"hookline/welcome/{me}").decode()  # only an answer to this very process has this key
-        store.add(f"hookline/{name}/here", 1)
+        wait_until(lambda: store.check([welcome]), lambda: [0], what, timeout.total_seconds())
+        name = store.get(welcome).decode()
+        store.set(f"hookline/{name}/here/{rank}", "")
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore(f"hookline/{name}", store)
 
 
-def receive(store: Any, name: str, world_size: int, deadline: float) -> None:
+def receive(store: Any, name: str, world_size: int, what: str, seconds: float) -> None:
     """Welcome everyone who has left a word at the door, dead or alive, until all who are alive have come in."""
     welcomed: set[bytes] = set()
-    while store.add(f"hookline/{name}/here", 0) < world_size - 1:
-        if time.monotonic() > deadline:
-            raise dist.DistStoreError(f"Not all of the job's {world_size} processes have come in time.")
-        for rank in range(1, world_size):
+    here = {rank: f"hookline/{name}/here/{rank}" for rank in range(1, world_size)}
+
+    def all_are_here() -> bool:
+        for rank in here:
             key = f"hookline/arrived/{rank}"
             if store.check([key]) and (who := store.get(key)) not in welcomed:
                 welcomed.add(who)
                 store.set(f"hookline/welcome/{who.decode()}", name)
-        time.sleep(PAUSE)
+        return bool(store.check([*here.values()]))
+
+    wait_until(all_are_here, lambda: [rank for rank, key in here.items() if not store.check([key])], what, seconds)
+
+
+def wait_until(is_so: Callable[[], bool], missing: Callable[[], list[int]], what: str, seconds: float) -> None:
+    """Look until it is so. After a while it is said who is missing, and what of it; in the end that is an error."""
+    began, pause, reminder = time.monotonic(), PAUSE, REMINDER
+    while not is_so():
+        waited = time.monotonic() - began
+        if waited > seconds:
+            raise dist.DistStoreError(f"{what} in time ({seconds:g} s): {listed(missing())} did not.")
+        if waited > reminder:
+            log.warning("%s after %.0f s: this rank still waits for %s.", what, waited, listed(missing()))
+            reminder *= 2
+        time.sleep(pause)
+        pause = min(1.5 * pause, LONGEST_PAUSE)

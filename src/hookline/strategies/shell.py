@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from hookline.errors import OptionError
+from hookline.uncopied import Uncopied
+
 
 class Shell(nn.Module):
     """What a wrapper wraps, so that it sees all that a step does.
@@ -25,26 +28,19 @@ class Shell(nn.Module):
         return self.module(*inputs, **named)
 
 
-class Worn:
-    """Where a module keeps its shell from run to run. Copies and pickles of the module do not take it along."""
-
-    __slots__ = ("shell",)
-
-    def __init__(self, shell: Any = None) -> None:
-        self.shell = shell
-
-    def __deepcopy__(self, memo: Any) -> Worn:
-        return Worn()
-
-    def __reduce__(self) -> tuple[type[Worn], tuple[()]]:
-        return Worn, ()
-
-
 def worn_by(module: nn.Module) -> Any:
     """The shell that the module got in an earlier run, or None."""
-    return module.__dict__.get("_hookline_worn", Worn()).shell
+    return module.__dict__.get("_hookline_worn", Uncopied()).value
+
+
+def refuse_sharded(module: nn.Module, strategy: Any) -> None:
+    """What an earlier run has cut in pieces can be run by what knows of pieces only."""
+    if worn_by(module) is not None:
+        raise OptionError(f"{type(module).__name__} was sharded by FSDP in an earlier run and stays so; "
+                          f"{type(strategy).__name__} needs it whole. Go on with strategy='fsdp', or load the weights of a "
+                          "checkpoint into a new one (hookline.load_weights).")  # fmt: skip
 
 
 def put_on(module: nn.Module, shell: Any) -> None:
     """Remember it."""
-    module.__dict__["_hookline_worn"] = Worn(shell)
+    module.__dict__["_hookline_worn"] = Uncopied(shell)

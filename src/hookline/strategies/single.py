@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from hookline.strategies.base import Strategy
-from hookline.strategies.device import pick_device as pick_device
+from hookline.strategies.shell import refuse_sharded
 
 
 class SingleDevice(Strategy):
@@ -13,5 +13,6 @@ class SingleDevice(Strategy):
 
     def place(self, module: nn.Module) -> nn.Module:
         """Move the parameters once; modules that are there already are left alone."""
+        refuse_sharded(module, self)
         module.to(self.device)
         return module

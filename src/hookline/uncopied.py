@@ -1,0 +1,20 @@
+"""What belongs to a module for a while, and not to copies of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Uncopied:
+    """Keeps something for a module that copies and pickles of the module do not take along: its run, say."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Uncopied:
+        return Uncopied()
+
+    def __reduce__(self) -> tuple[type[Uncopied], tuple[()]]:
+        return Uncopied, ()

@@ -1,0 +1,166 @@
+"""How runs of several ranks begin, and what batches that count for nothing leave behind. Run with hook_cases.py under torchrun."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks.worlds import RANK, Deep, Own, fit, mine, pairs, quiet, report
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import DDP, FSDP, DataModule, Hook
+
+DATA = pairs(6)
+STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": DDP, "fsdp": FSDP}
+
+
+# ---- beginning -----------------------------------------------------------------------------------------------------
+
+
+def timeouts() -> list[float]:
+    """Of the groups that ranks talk over beside the model's; called before any other strategy was connected."""
+    strategy = DDP(timeout=777)
+    strategy.connect()
+    groups: list[Any] = [strategy.ranks.group, strategy.ranks.beside().group]
+    return [each._get_backend(torch.device("cpu")).options._timeout.total_seconds() for each in groups]
+
+
+def explained() -> list[Any]:
+    """On rank zero alone, before a run and between two of them."""
+    torch.manual_seed(1)
+    module, trainer = Deep(), quiet(DDP())
+    texts = [str(trainer.explain(module, mine(DATA)))] if RANK == 0 else []
+    trainer.fit(module, mine(DATA))
+    texts += [str(trainer.explain(module, mine(DATA)))] if RANK == 0 else []
+    return [trainer.state.step, float(trainer.validate(module, mine(DATA))["val/loss"]), ["train" in each for each in texts]]
+
+
+def other_verb() -> None:
+    trainer = quiet(DDP())
+    if RANK == 0:
+        trainer.fit(Deep(), mine(DATA))
+    else:
+        trainer.validate(Deep(), mine(DATA))
+
+
+class Downloads(DataModule):
+    """Into a folder of the machine, which takes a while."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+        self.noted: list[Any] = []
+
+    def prepare_data(self) -> None:
+        self.noted.append("downloads")
+        if self.fails:
+            raise OSError("no space left")
+        time.sleep(0.3)
+        Path("downloaded").write_text("")
+
+    def setup(self, stage: str) -> None:
+        self.noted.append(Path("downloaded").exists())
+
+    def train_dataloader(self) -> Any:
+        return mine(DATA)
+
+
+def downloaded() -> list[Any]:
+    data = Downloads()
+    quiet(DDP()).fit(Deep(), datamodule=data)
+    return data.noted
+
+
+# ---- a rank that has no batch any more -------------------------------------------------------------------------------
+
+
+class Adds(nn.Module):
+    """Adds up what it is shown, as the metrics of torchmetrics do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def update(self, count: int) -> None:
+        self.total += count
+
+    def compute(self) -> int:
+        return self.total
+
+    def reset(self) -> None:
+        self.total = 0
+
+
+class Counts(Deep):
+    """Samples, by a metric object; batches, by batch norm; updates, by a buffer that a hook advances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples = Adds()
+        self.norm = nn.BatchNorm1d(4, affine=False)
+        self.register_buffer("updates", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.samples.update(len(batch[0]))
+        x = self.norm(batch[0]) if len(batch[0]) > 1 else batch[0]
+        return self.measure((x, *batch[1:]))
+
+    def on_after_optimizer_step(self) -> None:
+        self.updates += 1
+
+
+def counted(make: Callable[[], Any], data: Any) -> list[int]:
+    module = Counts()
+    quiet(make()).fit(module, data)
+    return [module.samples.total, int(module.norm.num_batches_tracked or 0), int(module.updates)]
+
+
+def dealt(batch_size: int, samples: int = 13) -> Any:
+    """In batches of 3 for each of two ranks, the last turn has one sample, or with 15 of them two and one."""
+    x, y, tags = (torch.cat(parts) for parts in zip(*(pair[0] for pair in DATA[:5]), strict=True))
+    return DataLoader(TensorDataset(x[:samples], y[:samples], tags.repeat(2)[:samples]), batch_size=batch_size)
+
+
+def own() -> Own:
+    """Two batches for rank zero, five for the other."""
+    return Own(mine(DATA)[: 2 if RANK == 0 else 5])
+
+
+class Rows(Hook):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_metrics(self, metrics: Any) -> None:
+        self.seen += [float(metrics["train/loss"])] if "lr" in metrics else []
+
+
+class Losses(Rows):
+    def on_step_end(self, loss: float, ctx: Any) -> None:
+        self.seen += [loss, float(ctx.loss)]
+
+
+def losses(strategy: Any, batch_size: int) -> list[float]:
+    """Of a window whose last batch is shorter than the others, in rows and at the end of the step."""
+    found = []
+    for hook, samples in ((Losses(), 13), (Rows(), 13), (Losses(), 15), (Rows(), 15)):
+        fit(strategy, dealt(batch_size, samples), hooks=[hook], accumulate_grad_batches=3, log_every_n_steps=1)
+        found += hook.seen
+    return found
+
+
+def main() -> None:
+    report("explained on zero", explained)
+    report("another verb", other_verb)
+    report("another start", lambda: quiet(DDP()).fit(Deep(), mine(DATA), resume="auto" if RANK == 0 else None))
+    report("other weights", lambda: quiet(DDP()).validate(Deep(), mine(DATA), checkpoint=None if RANK == 0 else "best"))
+    report("downloads", downloaded)
+    for name, make in STRATEGIES.items():
+        report(f"{name}: shared data counted", lambda m=make: counted(m, dealt(3)))  # type: ignore[misc]
+        report(f"{name}: own data counted", lambda m=make: counted(m, own()))  # type: ignore[misc]
+        report(f"{name}: losses of a window", lambda m=make: [losses(m(), 3), losses("single", 6)])  # type: ignore[misc]
+    report("download fails", lambda: quiet(DDP()).fit(Deep(), datamodule=Downloads(fails=True)))
+    report("after it", lambda: fit(DDP(), mine(DATA))[1].state.step)
