@@ -23,7 +23,7 @@ from hookline.checkpoint.manifest import render, signature
 from hookline.checkpoint.pieces import Pieces, lay_out, lay_out_optimizer, spread_tensors
 from hookline.checkpoint.reading import read_for_rank
 from hookline.checkpoint.remote import read_url_for_rank
-from hookline.checkpoint.sharding import is_sharded
+from hookline.checkpoint.sharding import is_dtensor
 from hookline.checkpoint.weights import find_weights
 from hookline.errors import CheckpointError
 
@@ -111,9 +111,9 @@ def test_whole_tensors_are_spread_like_the_modules_by_name_and_shape(mesh: Any) 
     found = lay_out(
         {"weight": whole, "deep": {"weight": whole + 1}, "bias": torch.ones(3), "shape": {"weight": torch.ones(4)}}, like
     )
-    assert is_sharded(found["weight"]) and torch.equal(found["weight"].full_tensor(), whole)
+    assert is_dtensor(found["weight"]) and torch.equal(found["weight"].full_tensor(), whole)
     assert torch.equal(found["deep"]["weight"].full_tensor(), whole + 1)
-    assert not is_sharded(found["bias"]) and not is_sharded(found["shape"]["weight"])
+    assert not is_dtensor(found["bias"]) and not is_dtensor(found["shape"]["weight"])
 
 
 def test_what_a_hook_had_spread_under_a_name_of_its_own_is_spread_again(mesh: Any, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_a_hook_had_spread_under_a_name_of_its_own_is_spread_again(mesh: An
     write({"module": {}, "hooks": {"h": {"velocity": [module.weight.detach() * 2]}}}, tmp_path / "one")
     contents, _ = read_for_rank(tmp_path / "one", 0, 1)
     found = lay_out(contents["hooks"]["h"], spread_tensors(module))["velocity"][0]
-    assert is_sharded(found) and torch.equal(found.full_tensor(), module.weight.full_tensor() * 2)  # type: ignore[operator]
+    assert is_dtensor(found) and torch.equal(found.full_tensor(), module.weight.full_tensor() * 2)  # type: ignore[operator]
 
 
 def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:
@@ -134,15 +134,15 @@ def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:
     lay_out_optimizer(state, optimizer)
     optimizer.load_state_dict(state)
     held = optimizer.state[parameter]
-    assert torch.equal(held["exp_avg"].full_tensor(), moments) and is_sharded(held["exp_avg_sq"])
-    assert not is_sharded(held["step"])
+    assert torch.equal(held["exp_avg"].full_tensor(), moments) and is_dtensor(held["exp_avg_sq"])
+    assert not is_dtensor(held["step"])
 
 
 def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -> None:
     source, module = nn.Linear(2, 3), nn.Linear(2, 3)
     module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
     assert load_weights(module, source.state_dict()).complete
-    assert is_sharded(module.weight)
+    assert is_dtensor(module.weight)
     assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)

@@ -140,3 +140,23 @@ def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(tmp_
 def test_what_a_process_on_another_machine_writes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".step-9.0badcafe-99999999.new").mkdir()
     assert tidy(tmp_path) == [] and names(tmp_path) == [".step-9.0badcafe-99999999.new"]
+
+
+def test_what_is_no_checkpoint_is_left_alone_whatever_its_name(tmp_path: Path, dead: int) -> None:
+    for name in (".notes.gone", f".step-1.{machine()}-{dead}.new", f".step-1.{machine()}-{dead}.old"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+        (tmp_path / name / "model.safetensors").write_text("half")
+        (tmp_path / name / "inside" / "thesis.txt").write_text("mine")
+    (tmp_path / ".file.gone").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".link.gone").symlink_to(tmp_path / "elsewhere")
+    before = names(tmp_path)
+    assert tidy(tmp_path) == [] and names(tmp_path) == before
+
+
+def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:
+    write(contents(), tmp_path / ".step-0.gone")
+    (tmp_path / ".step-0.gone" / "manifest.json").unlink()
+    (tmp_path / ".step-0.gone" / "rank-1.json").write_text("{}")
+    tidy(tmp_path)
+    assert names(tmp_path) == []

@@ -12,7 +12,9 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, NonFiniteLoss
-from hookline.loops.finite import FiniteWatch
+from hookline.checkpoint.files import read
+from hookline.hooks import ModelCheckpoint
+from hookline.loops.finite import FiniteWatch, all_finite
 
 
 def poisoned(at: int, n: int = 4, value: float = math.nan) -> list[Any]:
@@ -101,3 +103,172 @@ def test_the_watch_reads_nothing_where_reading_would_fail() -> None:
     watch.look(torch.empty((), device="meta"))
     watch.look(torch.empty((), device="meta"))
     watch.settle()
+
+
+# ---- gradients and weights ---------------------------------------------------------------------------------------
+
+
+class Poisoned(Net):
+    """At one batch the loss is finite, and a gradient is not."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss + (0 * self.layer.bias[0]).sqrt() if batch_idx == self.at else loss
+
+
+class PoisonedByHand(Poisoned):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("kind", [Poisoned, PoisonedByHand])
+def test_skip_leaves_an_update_out_whose_gradient_is_not_finite_though_its_loss_is(kind: type[Poisoned], tmp_path: Path) -> None:
+    net = kind(at=1)
+    twin = Net()
+    twin.load_state_dict(net.state_dict())
+    reasons: list[str] = []
+    trainer = quiet(nonfinite="skip")
+    trainer.on("step_skipped")(lambda reason: reasons.append(reason))
+    trainer.on("train_epoch_end")(lambda trainer: trainer.save_checkpoint(tmp_path / "last"))
+    metrics = trainer.fit(net, batches(4))
+    expected = quiet().fit(twin, [b for i, b in enumerate(batches(4)) if i != 1])
+    assert reasons == ["nonfinite"] and trainer.global_step == 3
+    assert torch.equal(net.layer.weight, twin.layer.weight)
+    assert torch.equal(read(tmp_path / "last")["module"]["layer.weight"], twin.layer.weight)
+    assert metrics["train/loss"] == expected["train/loss"]
+
+
+def test_skip_leaves_a_loss_that_is_not_finite_out_of_a_manual_run_too() -> None:
+    reasons: list[str] = []
+    trainer = quiet(nonfinite="skip")
+    trainer.on("step_skipped")(lambda reason: reasons.append(reason))
+    metrics = trainer.fit(PoisonedByHand(at=-1), poisoned(at=1))
+    assert reasons == ["nonfinite"] and trainer.global_step == 3 and math.isfinite(metrics["train/loss"])
+
+
+def test_skip_looks_at_no_gradients_that_a_closure_has_yet_to_make() -> None:
+    class Closes(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            def closure() -> Any:
+                self.optimizers().zero_grad()
+                loss = super(Closes, self).training_step(batch, batch_idx)
+                self.manual_backward(loss)
+                return loss
+
+            self.layer.bias.grad = torch.full((2,), math.nan)
+            self.optimizers().step(closure)
+
+    trainer = quiet(nonfinite="skip")
+    trainer.fit(Closes(), batches(3))
+    assert trainer.global_step == 3
+
+
+@pytest.mark.parametrize("how", ["skip", "stop"])
+def test_large_gradients_that_are_finite_are_used(how: str) -> None:
+    """Their norm is not: it is a sum of squares."""
+
+    class Steep(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return 1e30 * self.layer.weight.sum()
+
+    trainer = quiet(nonfinite=how)
+    trainer.fit(Steep(lr=1e-30), batches(2))
+    assert trainer.global_step == 2
+
+
+def test_skip_does_not_save_weights_that_an_update_itself_has_broken(tmp_path: Path) -> None:
+    class Breaks(Hook):
+        def on_after_optimizer_step(self, module: Any, step: int) -> None:
+            if step == 3:
+                module.layer.weight.data[0] = math.nan
+
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            trainer.save_checkpoint(tmp_path / "last")
+
+    with pytest.raises(NonFiniteLoss, match="weights are not finite"):
+        quiet(nonfinite="skip", hooks=[Breaks()]).fit(Net(), batches(6))
+    assert read(tmp_path / "last")["counters"]["step"] == 2
+
+
+def test_an_epoch_in_which_every_update_was_skipped_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    data = batches(3)
+    for each in data:
+        each[1].fill_(math.nan)
+    quiet(nonfinite="skip").fit(Net(), data)
+    assert "No update was made in epoch 0: 3 were left out, the last because loss or gradients were not finite" in caplog.text
+    caplog.clear()
+    quiet(nonfinite="skip").fit(Net(), poisoned(at=1))
+    assert "No update" not in caplog.text
+
+
+def test_a_run_that_cannot_recover_stops_at_the_end_of_the_epoch() -> None:
+    net = Net()
+    net.layer.weight.data.fill_(math.nan)
+    trainer = quiet(nonfinite="skip", max_epochs=5)
+    with pytest.raises(NonFiniteLoss, match="weights are not finite, though the loss was"):
+        trainer.fit(net, batches(2))
+    assert trainer.current_epoch == 0
+
+
+@pytest.mark.parametrize(("losses", "tensors", "expected"), [
+    ([], [], True), ([1.0, 2.0], [], True), ([1.0, math.nan], [], False), ([torch.tensor(math.inf)], [], False),
+    ([torch.tensor([1.0])], [torch.ones(2), torch.empty(0)], True),
+    ([], [torch.tensor([1e300], dtype=torch.float64), torch.ones(2)], True),
+    ([], [torch.ones(2), torch.tensor([[0.0, math.nan]])], False), ([], [torch.tensor([-math.inf, 1.0])], False),
+    ([], [torch.tensor([complex(1, math.nan)])], False),
+    ([torch.empty((), device="meta")], [torch.empty(2, device="meta")], True),
+])  # fmt: skip
+def test_what_counts_as_finite(losses: list[Any], tensors: list[torch.Tensor], expected: bool) -> None:
+    assert all_finite(losses, tensors) is expected
+
+
+def test_gradients_of_sparse_layers_are_looked_at() -> None:
+    class Sparse(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 2, sparse=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            rows = self.table(torch.tensor([1, 3])).sum()
+            return rows + (0 * rows).sqrt() if batch_idx == 1 else rows
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.table.parameters(), lr=0.1)
+
+    net, trainer = Sparse(), quiet(nonfinite="skip")
+    trainer.fit(net, batches(3))
+    assert trainer.global_step == 2 and bool(net.table.weight.isfinite().all())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_gradient_that_breaks_the_weights_under_a_finite_loss_is_never_saved(last: bool) -> None:
+    class Breaks(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss + (self.layer.weight * 0).norm(p=1).sqrt() if batch_idx == 3 else loss  # sqrt(0): its gradient is no number
+
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=2)])
+    with pytest.raises(NonFiniteLoss, match="weights are not finite, though the loss was"):
+        trainer.fit(Breaks(), batches(4 if last else 6))
+    assert [each.name for each in Path("run/checkpoints").iterdir()] == ["epoch=0-step=2"]
+
+
+def test_a_parameter_that_is_not_trained_may_hold_what_it_likes() -> None:
+    net = Net()
+    net.mask = torch.nn.Parameter(torch.full((2,), -math.inf), requires_grad=False)
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint()])
+    trainer.fit(net, batches(2))
+    assert trainer.status == "completed"

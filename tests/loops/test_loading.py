@@ -208,3 +208,27 @@ def test_num_training_batches_is_that_of_one_epoch() -> None:
     assert trainer.num_training_batches is None
     trainer.fit(Net(), batches(5))
     assert trainer.num_training_batches == 3
+
+
+def test_an_empty_validation_loader_is_said_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet()
+    metrics = trainer.fit(Net(), batches(2), DataLoader([]))  # type: ignore[arg-type]
+    assert "The validation loader 'val' is empty; nothing is validated." in caplog.text
+    assert trainer.global_step == 2 and "val/loss" not in metrics
+
+
+def test_validating_on_an_empty_loader_is_refused_because_it_is_empty() -> None:
+    with pytest.raises(OptionError, match="The validation loader 'val' is empty"):
+        quiet().validate(Net(), [])
+    with pytest.raises(OptionError, match=r"validate\(\) needs a loader"):
+        quiet().validate(Net())
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 0}])
+def test_nobody_is_warned_who_says_that_there_is_no_validation(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    class Without(Net):
+        def val_dataloader(self) -> Any:
+            return []
+
+    quiet(**options).fit(Without(), batches(1), DataLoader([]) if options else None)  # type: ignore[arg-type]
+    assert caplog.text == ""

@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import SKIP_STEP, STEP_DONE, Hook, NonFiniteLoss, OptionError, Recorder
+from hookline import SKIP_STEP, STEP_DONE, Hook, HooklineError, LossError, NonFiniteLoss, OptionError, Recorder
 
 
 class Manual(Net):
@@ -219,6 +219,38 @@ def test_16_mixed_scales_and_skips_in_manual_optimization() -> None:
     assert trainer.global_step == 3
 
 
+def test_gradients_that_are_clipped_are_unscaled_once_whatever_is_around_the_optimizer() -> None:
+    class Coat(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            super().__init__(optimizer.param_groups, {})
+
+        def step(self, closure: Any = None) -> Any:
+            return self.optimizer.step(closure)
+
+    class Clips(Net):
+        automatic_optimization = False
+        has_coat = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(F.mse_loss(self.layer(batch[0]), 0.01 * batch[1]))
+            self.clip_gradients(optimizer, 1e9)
+            optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return Coat(optimizer) if self.has_coat else optimizer
+
+    net, twin = Clips(), Clips()
+    twin.load_state_dict(net.state_dict())
+    twin.has_coat = True
+    for each in (net, twin):
+        quiet(precision="16-mixed", device="cpu").fit(each, batches())
+    assert_same_weights(net, twin)
+
+
 def test_an_overflow_of_one_optimizer_does_not_change_the_others_gradients_in_the_same_batch() -> None:
     """Both losses were scaled by the same number, so both have to be unscaled by it."""
 
@@ -247,3 +279,48 @@ def test_an_overflow_of_one_optimizer_does_not_change_the_others_gradients_in_th
     torch.optim.SGD(twin.other.parameters(), lr=0.1).step()
     assert torch.equal(net.layer.weight, twin.layer.weight)
     torch.testing.assert_close(net.other.weight, twin.other.weight, rtol=1e-2, atol=1e-3)
+
+
+class Forgets(Manual):
+    """Trains by itself and does not say so."""
+
+    automatic_optimization = True
+
+
+class ForgetsAndOnlySteps(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizers().step()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("kind", "call"), [(Forgets, r"self\.manual_backward\(\)"), (ForgetsAndOnlySteps, r"step\(\) on what")])
+def test_training_by_hand_without_saying_so_is_refused_not_done_twice(kind: type[Net], call: str) -> None:
+    net = kind()
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(HooklineError, match=f"{kind.__name__} has called {call}.*automatic_optimization = False"):
+        quiet().fit(net, batches(2))
+    assert torch.equal(net.layer.weight, before["layer.weight"])
+
+
+def test_a_manual_module_that_never_steps_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class NeverSteps(Net):
+        automatic_optimization = False
+
+    trainer = quiet(max_epochs=1)
+    trainer.fit(NeverSteps(), batches(2))
+    assert trainer.global_step == 0
+    assert "training_step of NeverSteps has never called step()" in caplog.text
+    caplog.clear()
+    quiet().fit(Manual(), batches(2))
+    assert "No update" not in caplog.text
+
+
+def test_a_loss_without_a_graph_is_refused_by_manual_backward_too() -> None:
+    class Detaches(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx).detach())
+
+    with pytest.raises(LossError, match="cannot be differentiated"):
+        quiet().fit(Detaches(), batches(1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
-from hookline import SKIP_STEP, Hook, Trainer
+from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
 from hookline.loops.noting import FIRST_SKIPS, last_words
 
 
@@ -189,3 +189,39 @@ def test_an_error_that_cannot_even_be_told_is_still_the_one_that_is_raised():
         trainer.fit(Net(), batches(1))
     assert "Failed: Mute: (its text cannot be told: KeyError), in" in caught.value.__notes__[-1]
     assert records("failure")[0]["exception"] == "Mute"
+
+
+# ---- a resume that is refused ------------------------------------------------------------------------------------
+
+
+class Wider(Net):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+
+def test_a_resume_that_is_refused_does_not_offer_the_very_same_once_more():
+    saves = SavesFirstEpoch()
+    quiet(hooks=[saves], run_dir="run").fit(Net(), batches(3))
+    with pytest.raises(CheckpointError) as failed:
+        quiet(run_dir="run", max_epochs=2).fit(Wider(), batches(3), resume=saves.path)
+    words = failed.value.__notes__[-1]
+    assert "To resume" not in words and words.endswith(f"Nothing was trained, and {saves.path} is as it was.")
+
+
+def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():
+    logged(hooks=[SavesFirstEpoch()]).fit(Net(), batches(3))
+    with pytest.raises(CheckpointError):
+        logged(max_epochs=2).fit(Wider(), batches(3), resume="auto")
+    assert records("failure")[-1]["exception"] == "CheckpointError"
+    end = records("end")[-1]
+    assert (end["status"], end["step"]) == ("completed", 3) == (json.loads(Path("run/run.json").read_text())["status"], 3)
+
+
+def test_a_run_that_is_taken_up_and_then_fails_has_failed():
+    saves = SavesFirstEpoch()
+    logged(hooks=[saves]).fit(Net(), batches(3))
+    with pytest.raises(RuntimeError) as failed:
+        logged(max_epochs=2, hooks=[Fails(4)]).fit(Net(), batches(3), resume="auto")
+    assert records("end")[-1]["status"] == "error"
+    assert "To resume" in failed.value.__notes__[-1]

@@ -260,3 +260,101 @@ def test_messages_go_to_the_log_of_the_library(tmp_path: Path, caplog: pytest.Lo
     train(tmp_path)
     assert {record.name for record in caplog.records} == {"hookline"}
     assert all(record.levelno <= logging.WARNING for record in caplog.records)
+
+
+# ---- what is passed, and what is done with it -------------------------------------------------------------------
+
+
+def test_looking_for_a_checkpoint_removes_nothing_that_is_not_the_runs_own(tmp_path: Path) -> None:
+    train(tmp_path / "runs" / "a", resume=None, max_epochs=1)
+    mine = tmp_path / "runs" / ".notes.gone"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+    left = tmp_path / "runs" / "a" / "checkpoints" / ".step-9.gone"
+    left.mkdir()
+    trainer = quiet(run_dir=tmp_path / "runs" / "a")
+    trainer.validate(Net(), batches(1), checkpoint=tmp_path / "runs")
+    trainer.validate(Net(), batches(1), checkpoint="auto")
+    train(tmp_path / "b", resume=tmp_path / "runs", max_epochs=2)
+    assert left.exists()  # those who only read leave everything as it is
+    quiet(run_dir=tmp_path / "runs", max_epochs=3).fit(Net(), batches(4), resume="auto")
+    assert not left.exists() and (mine / "thesis.txt").read_text() == "mine"
+
+
+def test_what_is_told_of_a_checkpoint_names_what_was_passed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path / "a", resume=None, max_epochs=1)
+    caplog.clear()
+    train(tmp_path / "b", resume=tmp_path / "a", max_epochs=2)
+    assert f"resume={str(tmp_path / 'a')!r}: going on from" in caplog.text and "auto" not in caplog.text
+    caplog.clear()
+    quiet(run_dir=tmp_path / "a").validate(Net(), batches(1), checkpoint=str(tmp_path / "a"))
+    assert f"checkpoint={str(tmp_path / 'a')!r}: the weights are those of" in caplog.text and "resume" not in caplog.text
+    with pytest.raises(OptionError, match="checkpoint='beste'"):
+        quiet(run_dir=tmp_path / "a").validate(Net(), batches(1), checkpoint="beste")
+    caplog.clear()
+    with pytest.raises(CheckpointError, match="none to be found"):
+        quiet(run_dir=tmp_path / "none").validate(Net(), batches(1), checkpoint="auto")
+    assert "checkpoint='auto': there is no" in caplog.text and "afresh" not in caplog.text
+
+
+def test_a_directory_of_several_runs_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b"):
+        train(tmp_path / "runs" / name, resume=None, max_epochs=1)
+    train(tmp_path / "c", resume=tmp_path / "runs", max_epochs=2)
+    runs = tmp_path / "runs"
+    assert "several runs" in caplog.text and f"{runs / 'a'}, {runs / 'b'}." in caplog.text
+    caplog.clear()
+    train(tmp_path / "d", resume=runs / "a", max_epochs=2)
+    assert "several runs" not in caplog.text
+
+
+# ---- the state of hooks -----------------------------------------------------------------------------------------
+
+
+class Counts(Hook):
+    def __init__(self, fails: str = "") -> None:
+        super().__init__()
+        self.n = 0
+        self.fails = fails
+
+    def on_step_end(self) -> None:
+        self.n += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {self.fails: {}["m"]} if self.fails == "state_dict" else {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n = state["m" if self.fails == "load_state_dict" else "n"]
+
+
+class Renamed(Counts):
+    pass
+
+
+def test_state_that_no_hook_claims_and_hooks_that_find_none_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, Counts(), resume=None, max_epochs=1)
+    assert "state" not in caplog.text
+    renamed = Renamed()
+    train(tmp_path, renamed, max_epochs=2)
+    assert renamed.n == 4
+    assert "holds state of hooks that this run does not have, which is left alone: counts." in caplog.text
+    assert "holds no state of these hooks, which begin afresh: renamed." in caplog.text
+
+
+def test_a_resume_with_the_same_hooks_has_nothing_to_tell_of_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, Counts(), Fails(-1), resume=None, max_epochs=1)
+    counts = Counts()
+    train(tmp_path, counts, max_epochs=2)  # the one that is missing kept nothing
+    assert counts.n == 8 and "state of" not in caplog.text
+    quiet(run_dir=tmp_path).validate(Net(), batches(1), checkpoint="auto")  # hooks of the training are not needed there
+    assert "state of" not in caplog.text
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_a_hook_whose_state_cannot_be_taken_or_given_is_named(tmp_path: Path, method: str) -> None:
+    if method == "load_state_dict":
+        train(tmp_path, Counts(), resume=None, max_epochs=1)
+    with pytest.raises(KeyError) as failed:
+        train(tmp_path, Counts(method), max_epochs=2)
+    assert any(f"raised by hook 'counts' in {method} (Counts) at epoch" in note for note in failed.value.__notes__)
+    assert f"in hook 'counts', {method}, epoch" in failed.value.__notes__[-1]

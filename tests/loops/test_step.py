@@ -733,3 +733,18 @@ def test_a_hundred_steps_never_read_from_the_device(extra: dict[str, Any]) -> No
     trainer.fit(Logging(), batches(10), batches(2))
     assert trainer.global_step == 100
     assert trainer.module.layer.weight.is_meta
+
+
+@pytest.mark.parametrize("give", [lambda loss: 0.5, lambda loss: loss.detach(), lambda loss: {"loss": loss}], ids=["float", "detached", "dict"])
+def test_a_hook_that_returns_a_loss_that_cannot_be_differentiated_is_named(give: Callable[[Tensor], Any]) -> None:
+    class Good(Hook):
+        def on_before_backward(self, loss: Tensor) -> Any:
+            return loss * 2
+
+    class Bad(Hook):
+        def on_before_backward(self, loss: Tensor) -> Any:
+            return give(loss)
+
+    with pytest.raises(LossError, match=r"was returned as the loss, and cannot be differentiated\. Return a tensor") as failed:
+        quiet(hooks=[Good(), Bad()]).fit(Net(), batches(1))
+    assert any("raised by hook 'bad' in on_before_backward" in note for note in failed.value.__notes__)

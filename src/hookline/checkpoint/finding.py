@@ -11,6 +11,7 @@ from typing import Any
 from hookline.checkpoint.files import read, read_manifest, tidy
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
+from hookline.urls import MANIFEST
 
 ALONE = Ranks()
 Read = Callable[[Path | str], dict[str, Any]]
@@ -56,7 +57,7 @@ def _folders(folder: Path) -> list[Path]:
     made = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        if {"manifest.json", "model.safetensors", "state.json"} & set(files):
+        if {MANIFEST, "model.safetensors", "state.json"} & set(files):
             made.append(Path(parent))
             names.clear()
     return made

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline.checkpoint.sharding import is_sharded, own_piece
+from hookline.checkpoint.sharding import is_dtensor, own_piece
 from hookline.errors import CheckpointError
 
 TAG = "$"
@@ -212,7 +212,7 @@ def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
 
 
 def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
-    if is_sharded(value):
+    if is_dtensor(value):
         return _pack_sharded(value, tensors.shards, where)
     kind, plain = cast(Any, type(value)), cast(Any, Tensor)
     wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__

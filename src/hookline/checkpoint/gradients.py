@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookline.checkpoint.sharding import is_sharded
+from hookline.checkpoint.sharding import is_dtensor
 
 
 def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]:
@@ -30,7 +30,7 @@ def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Te
         value = gradients.get(name)
         if value is None:
             continue
-        if is_sharded(value) or name not in kept_beside:
+        if is_dtensor(value) or name not in kept_beside:
             parameter.grad = value.to(parameter.device)
         else:
             kept_beside[name].unsharded_accumulated_grad = value.to(parameter.device)
@@ -38,7 +38,7 @@ def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Te
 
 def _fsdp_parameters(module: nn.Module, wrapped: nn.Module) -> Iterator[tuple[str, Any]]:
     """FSDP's own record of each parameter, by the parameter's name."""
-    names = {id(each): name for name, each in module.named_parameters() if is_sharded(each)}
+    names = {id(each): name for name, each in module.named_parameters() if is_dtensor(each)}
     units: list[Any] = [each for each in wrapped.modules() if hasattr(each, "_get_fsdp_state")] if names else []
     for each in units:
         for group in each._get_fsdp_state()._fsdp_param_groups:

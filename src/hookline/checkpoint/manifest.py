@@ -17,8 +17,9 @@ import torch
 
 from hookline._version import __version__
 from hookline.errors import CheckpointError
+from hookline.urls import MANIFEST
 
-NAME = "manifest.json"
+NAME = MANIFEST
 FORMAT = 2
 KIND = "hookline checkpoint"
 FILES = ("model.safetensors", "state.safetensors", "state.json")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint.format import Packed, Shards, TensorStore, pack, pack_contents
-from hookline.checkpoint.sharding import is_sharded
+from hookline.checkpoint.sharding import is_dtensor
 
 SAME_EVERYWHERE = ("module", "optimizers", "run", "world_size")
 """Replicated or spread over ranks by whoever runs them; comparing them would mean to read all of it."""
@@ -66,4 +66,4 @@ def _sum(structure: Any, store: TensorStore) -> str:
 def buffers_of(module: torch.nn.Module, state: dict[str, Any]) -> dict[str, Tensor]:
     """The module's buffers as they are in its state, if they are not spread over ranks."""
     return {name: state[name] for name, _ in module.named_buffers()
-            if isinstance(state.get(name), Tensor) and not is_sharded(state[name])}  # fmt: skip
+            if isinstance(state.get(name), Tensor) and not is_dtensor(state[name])}  # fmt: skip

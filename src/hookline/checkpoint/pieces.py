@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hookline.checkpoint.sharding import block_of, is_sharded, placed_like
+from hookline.checkpoint.sharding import block_of, is_dtensor, placed_like
 from hookline.errors import CheckpointError
 
 
@@ -106,9 +106,9 @@ def _of_shape(value: Pieces | Tensor, like: Mapping[str, Any]) -> Any:
 
 def lay_out_tensor(value: Any, like: Any) -> Any:
     """One tensor: spread like another of its shape if that is spread, else whole."""
-    if is_sharded(value):
+    if is_dtensor(value):
         return value
-    if is_sharded(like) and like.shape == value.shape:
+    if is_dtensor(like) and like.shape == value.shape:
         read = value.read if isinstance(value, Pieces) else lambda begins_at, size: block_of(value, begins_at, size)
         return placed_like(like, read)
     return value.whole() if isinstance(value, Pieces) else value.clone()
@@ -134,5 +134,5 @@ def lay_out_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
 
 def spread_tensors(module: torch.nn.Module) -> dict[str, Any]:
     """The parameters and buffers of a module that are spread over ranks, by their names in it and in its state_dict."""
-    own = {name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_sharded(each)}
-    return own and {**own, **{name: each for name, each in module.state_dict().items() if is_sharded(each)}}
+    own = {name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_dtensor(each)}
+    return own and {**own, **{name: each for name, each in module.state_dict().items() if is_dtensor(each)}}

@@ -35,20 +35,24 @@ def as_url(path: Path | str) -> str | None:
 def write_url(
     contents: dict[str, Any] | Packed, url: str, about: Mapping[str, Any] | None, staging: Callable[[], Path] | None
 ) -> Manifest:
-    """Write a checkpoint here, in the folder that `staging` names or among the system's temporary files, and copy it there."""
-    with _reaching(url, "could not be written") as (fs, root):
-        near = staging() if staging else None
-        if near is not None:
-            near.mkdir(parents=True, exist_ok=True)
-            tidy(near)  # a process that was killed leaves all it had put together
-        with (
-            tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as folder,
-            left_alone(Path(os.path.abspath(folder))),
-            _speaking_of(url, folder),
-        ):
-            manifest = write_folder(contents, Path(folder) / "checkpoint", about)
-            put_folder(fs, Path(folder) / "checkpoint", root)
+    """Write a checkpoint here and copy it there. staging: see `staged`."""
+    with _reaching(url, "could not be written") as (fs, root), staged(staging) as folder, _speaking_of(url, str(folder)):
+        manifest = write_folder(contents, folder / "checkpoint", about)
+        put_folder(fs, folder / "checkpoint", root)
     return manifest
+
+
+@contextlib.contextmanager
+def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
+    """A folder to put a checkpoint together in, below the one that `staging` names or among the system's temporary files."""
+    near = staging() if staging else None
+    if near is not None:
+        near.mkdir(parents=True, exist_ok=True)
+        tidy(near)  # a process that was killed leaves all it had put together
+    with tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as name:
+        folder = Path(os.path.abspath(name))
+        with left_alone(folder):
+            yield folder
 
 
 def copy_to_url(folder: Path, url: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, OptionError, closest
 
 REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 COUNTERS = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tokens_seen")
@@ -21,6 +21,13 @@ class SaveRequest:
     reason: str
     monitor: dict[str, Any] | None = None
     """The metric it is kept for: name, mode and score."""
+
+
+def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
+    """The request for a checkpoint, as somebody has made it; a reason that nobody knows is an error."""
+    if reason not in REASONS:
+        raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
+    return SaveRequest(path if path is None or "://" in str(path) else Path(path), reason, monitor)
 
 
 @dataclass(frozen=True, slots=True)

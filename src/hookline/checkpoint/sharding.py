@@ -21,7 +21,7 @@ class Piece:
     numbers: Tensor
 
 
-def is_sharded(value: Any) -> TypeGuard[Any]:
+def is_dtensor(value: Any) -> TypeGuard[Any]:
     """Whether it is a DTensor. Torch's class is looked up only if somebody has loaded it: it takes a while."""
     if type(value) is Tensor or not isinstance(value, Tensor) or not hasattr(value, "_spec"):
         return False

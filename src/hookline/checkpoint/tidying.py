@@ -34,7 +34,7 @@ def tidy(folder: Path) -> list[Path]:
     """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name back.
 
     A checkpoint that was just being replaced gets its name back if the new one did not get it; everything else goes. What
-    a living process writes is left alone.
+    a living process writes is left alone, and so is what is no checkpoint.
     """
     back: list[Path] = []
     left = [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))] if folder.is_dir() else []
@@ -49,11 +49,19 @@ def tidy(folder: Path) -> list[Path]:
                 os.rename(each, path)
                 flush(folder)
                 back.append(path)
-            elif found["gone"] or (each.is_dir() and not each.is_symlink()):
+            elif _is_ours(each):
                 shutil.rmtree(each)
         except OSError:  # another process may be tidying as well, or may not be allowed to: no reason to fail
             continue
     return back
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder in which there is nothing but files of checkpoints: a name alone proves nothing."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    names = {name for _, _, files in os.walk(path) for name in files}
+    return all(name == manifests.NAME or manifests.is_file(name) for name in names)
 
 
 def _in_use(path: Path, host: str, pid: int) -> bool:

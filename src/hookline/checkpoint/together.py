@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.tidying import tidy
-from hookline.checkpoint.writing import commit, flush, left_alone, opened_aside, owner, telling_why, write_parts
+from hookline.checkpoint.writing import commit, flush, opened_aside, telling_why, write_parts
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
 
@@ -21,7 +19,7 @@ PATIENCE = 10.0
 
 
 def write_together(
-    packed: Packed, path: Path | str, about: Mapping[str, Any], ranks: Ranks, staging: Callable[[], Path] | None = None
+    packed: Packed, path: Path | str, about: Mapping[str, Any], ranks: Ranks, staging: Callable[[], Path] | None
 ) -> None:
     """Write a checkpoint with all ranks. Whatever fails on one of them is an error on all, and leaves nothing under its name.
 
@@ -31,22 +29,11 @@ def write_together(
     if url is None:
         _write_folder(packed, Path(path), about, ranks)
         return
-    near = staging() if staging else Path(tempfile.gettempdir())
     with contextlib.ExitStack() as until_done:
         # rank zero's name for the folder counts; it removes it too
-        folder = Path(_tell(ranks, path, lambda: until_done.enter_context(_staged(near))))
+        folder = Path(_tell(ranks, path, lambda: str(until_done.enter_context(remote.staged(staging)))))
         _write_folder(packed, folder / "checkpoint", about, ranks, remote.shown(url))
         _tell(ranks, path, lambda: remote.copy_to_url(folder / "checkpoint", url))
-
-
-@contextlib.contextmanager
-def _staged(near: Path) -> Any:
-    near.mkdir(parents=True, exist_ok=True)
-    tidy(near)  # a process that was killed leaves all it had put together
-    with tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as folder:
-        absolute = str(Path(folder).absolute())
-        with left_alone(Path(absolute)):
-            yield absolute
 
 
 def _write_folder(packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = "") -> None:

@@ -201,11 +201,6 @@ def settle(run: Run) -> None:
         do_errands(run, run.errands.left())
 
 
-def told_to_stop(run: Run) -> bool:
-    """Whether the run is to stop: as asked for, or with several ranks as agreed."""
-    return run.state.should_stop if run.agreement is None else run.agreement.stop
-
-
 def _switched_off(hooks: Any) -> list[Listener]:
     """Of hooks that may be switched on again."""
     return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]

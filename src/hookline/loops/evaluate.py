@@ -17,7 +17,8 @@ from hookline.data.loaders import Loader
 from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
 from hookline.loops.ghosts import run_along
-from hookline.loops.run import Run, see_off
+from hookline.loops.guests import see_off
+from hookline.loops.run import Run
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.ranks import Answer
@@ -30,8 +31,8 @@ Slot = Callable[[Plan], Caller]
 class Names:
     """The slots of one kind of evaluation, fetched at each event because hooks may come and go."""
 
-    prefix: str
-    loaders: str
+    kind: str
+    """Of loaders, and what its metrics begin with."""
     model_eval: Slot
     start: Slot
     epoch_start: Slot
@@ -44,7 +45,7 @@ class Names:
 
 
 VALIDATION = Names(
-    "val", "val",
+    "val",
     model_eval=attrgetter("on_validation_model_eval"),
     start=attrgetter("on_validation_start"),
     epoch_start=attrgetter("on_validation_epoch_start"),
@@ -57,7 +58,7 @@ VALIDATION = Names(
 )  # fmt: skip
 
 TEST = Names(
-    "test", "test",
+    "test",
     model_eval=attrgetter("on_test_model_eval"),
     start=attrgetter("on_test_start"),
     epoch_start=attrgetter("on_test_epoch_start"),
@@ -77,8 +78,8 @@ class GivenUp(Exception):
 def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
     """One pass over every loader. The training it may interrupt finds everything as it left it."""
     plan, s, log = run.plan, run.state, run.state.log
-    loaders = run.loaders[names.loaders]
-    own = OwnMetrics(names.prefix, several=len(loaders) > 1)
+    loaders = run.loaders[names.kind]
+    own = OwnMetrics(names.kind, several=len(loaders) > 1)
     logged = log.pending
     with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
         s.modes = [(module, module.training) for module in run.module.modules()]
@@ -87,7 +88,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         names.start(plan)(s)
         names.epoch_start(plan)(s)
         log.begin("eval")
-        log.prefix = names.prefix
+        log.prefix = names.kind
         pace = Pace(run, can_be_cut)
         for s.dataloader_idx, loader in enumerate(loaders):
             s.dataloader_name = loader.name
@@ -98,7 +99,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         log.loader = ""
         results = log.finish("eval", more=own.sums) if run.rows is None else run.rows.finish("eval", own.sums, logged)
         if own.several:
-            results |= aggregated(results, names.prefix, [each.name for each in loaders], run.options.val_aggregation)
+            results |= aggregated(results, names.kind, [each.name for each in loaders], run.options.val_aggregation)
         log.newest.raw().update(results)
         names.epoch_end(plan)(s)
         names.end(plan)(s)
@@ -124,7 +125,7 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
         if pace.is_over():
             return False
     if is_empty:
-        raise OptionError(f"The {names.loaders} loader {loader.name!r} yielded no batch; a generator can be "
+        raise OptionError(f"The {names.kind} loader {loader.name!r} yielded no batch; a generator can be "
                           "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
     return True
 

@@ -1,15 +1,35 @@
-"""Notices a loss that is NaN or infinite, one step late, without making the device wait."""
+"""Losses, gradients and weights that are NaN or infinite: noticed one step late without making the device wait, or looked for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hookline.errors import NonFiniteLoss
 from hookline.ranks import Ranks
+from hookline.strategies.sharded import held
+
+
+def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
+    """Whether these losses are, and what this process holds of the tensors: one read for all that is on a device."""
+    on_device = [each for each in losses if isinstance(each, Tensor)]
+    if len(on_device) < len(losses) and not all(math.isfinite(each) for each in losses if not isinstance(each, Tensor)):
+        return False
+    here = [each._values() if each.is_sparse else each for each in map(held, tensors)]
+    here = [each for each in here if each.numel()]
+    if any(each.device.type == "meta" for each in (*on_device[:1], *here[:1])):
+        return True  # there is nothing to read
+    # the largest element, not the norm: that of finite gradients may be infinite
+    found = list(torch._foreach_norm(here, math.inf)) if here else []  # pyright: ignore[reportPrivateImportUsage]
+    found += [each.detach().reshape(()) for each in on_device]
+    if len({each.device for each in found}) > 1:
+        found = [each.to(found[0].device) for each in found]
+    return not found or bool(torch.stack(found).isfinite().all().item())
 
 
 class FiniteWatch:
@@ -20,6 +40,8 @@ class FiniteWatch:
         """Those who must hear of it before anybody may raise; None: nobody else is there, or comes along any more."""
         self.previous: Any = None
         self.broken = False
+        self.optimizers: list[Optimizer] = []
+        """Whose weights to look at before something is built on them: the loss may have been finite, and a gradient not."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._host: Tensor | None = None
         self._arrived: Any = None
@@ -47,21 +69,35 @@ class FiniteWatch:
 
     def settle(self) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run."""
+        is_bad_loss = self.broken or not self._is_finite()
+        is_bad = is_bad_loss or not self._can_go_on()
         if self.ranks is not None:
-            is_bad = self.broken or not self._is_finite()
-            bad, guilty = self.ranks.total([is_bad, is_bad * self.ranks.rank]).read()
+            # by now one rank's loss may be in all ranks' weights: then the loss is what is to be named
+            told = [is_bad_loss, is_bad_loss * self.ranks.rank, is_bad, is_bad * self.ranks.rank]
+            bad_losses, of_loss, bad, guilty = self.ranks.total(told).read()
             if bad:
                 self.broken = True
-                raise NonFiniteLoss(f"The loss was not finite on {f'rank {guilty}' if bad == 1 else f'{bad} ranks'}. "
-                                    "The run stops, and nothing made from it is saved.")  # fmt: skip
+                what = "The loss was" if bad_losses else "The weights are"
+                bad, guilty = (bad_losses, of_loss) if bad_losses else (bad, guilty)
+                where = f"rank {guilty}" if bad == 1 else f"{bad} ranks"
+                raise NonFiniteLoss(f"{what} not finite on {where}. The run stops, and nothing made from it is saved.")
         elif self.broken:
-            raise NonFiniteLoss("The loss was not finite, so nothing made from this run is saved any more.")
-        elif not self._is_finite():
+            raise NonFiniteLoss("The loss, or the weights, were not finite, so nothing made from this run is saved any more.")
+        elif is_bad_loss:
             self._complain(float(self.previous))
+        elif is_bad:
+            self.broken = True
+            raise NonFiniteLoss("The weights are not finite, though the loss was: a gradient, or a hook, made them so. The run "
+                                "stops, and nothing made from it is saved.")  # fmt: skip
 
     def _is_finite(self) -> bool:
         on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
         return self.previous is None or on_meta or math.isfinite(self.previous)
+
+    def _can_go_on(self) -> bool:
+        weights = [each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"]
+                   if each.requires_grad]  # one that is not trained may hold what it likes, such as a mask
+        return all_finite([], [each.detach() for each in weights if each.is_floating_point() or each.is_complex()])
 
     def _complain(self, value: float) -> None:
         self.broken = True

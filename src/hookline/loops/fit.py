@@ -11,11 +11,13 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
-from hookline.loops.agreement import settle, told_to_stop
+from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
+from hookline.loops.guests import see_off
 from hookline.loops.loading import load
-from hookline.loops.run import Run, ending, see_off
+from hookline.loops.noting import note_idle_epoch
+from hookline.loops.run import Run, ending, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
@@ -27,7 +29,7 @@ log = logging.getLogger("hookline")
 def fit(run: Run) -> None:
     """Sanity check, then epochs until the run is finished or told to stop."""
     plan, s = run.plan, run.state
-    s.hooks.stopwatch.start()  # what set-up took is no training
+    s.hooks.begin_training()
     if not run.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
     load(run, "train")
@@ -46,6 +48,8 @@ def fit(run: Run) -> None:
                     "should, before fit.", type(run.module).__name__)  # fmt: skip
     if run.resume_from is not None:
         s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, run.resume_from)
+    else:
+        s.logger.begin_afresh()
     plan.on_train_start(s)
     settle(run)
     if run.save_requests:
@@ -129,6 +133,7 @@ def begin_epoch(run: Run, loader: Any) -> Any:
     s = run.state
     s.epoch = s.epochs_seen
     s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
+    run.epoch_began = (s.step if run.position == 0 else -1, run.skips, s.batches_seen)
     if run.position:
         return None
     if (streams := run.restored.pop("rng", None)) is not None:
@@ -159,6 +164,7 @@ def end_epoch(run: Run, complete: bool) -> None:
         results |= counted
         s.log.loader = ""
     if complete:
+        note_idle_epoch(run)
         s.epochs_seen += 1
     s.nested_validate = True
     plan.on_train_epoch_end(s)

@@ -14,19 +14,20 @@ import torch
 
 from hookline._version import __version__
 from hookline.errors import OptionError, StopTraining
-from hookline.foreign import Adapter, HookAdapter
+from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.agreement import Agreement, settle
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
+from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.loops.noting import dismiss_everywhere, note_ending
 from hookline.loops.record import note_end
-from hookline.loops.restoring import restore_hook, restore_module, restore_progress
-from hookline.loops.run import Run, ending, see_off
+from hookline.loops.restoring import restore_module, restore_progress
+from hookline.loops.run import Run, ending
 from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.step import settle_failed_batch
@@ -74,28 +75,17 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         failures += save_after_failure(run)
         if strategy_is_up:
             failures += plan.strategy_teardown(s) or ()
+    failures += tear_down(run)
     try:
-        see_off(run)
-    except BaseException as caught:
-        failures.append(caught)
-    failures += plan.teardown(s) or ()
-    try:
-        see_off(run)  # those that teardown itself has sent away
         guests.leave()
     except BaseException as caught:
         failures.append(caught)
     let_go(run)
-    if error is None and failures:
-        error = failures.pop(0)
-    if error is None:
-        return result  # type: ignore[no-any-return]
-    for failure in failures:
-        where = "; ".join(getattr(failure, "__notes__", []))
-        error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure} ({where})")
-    try:
-        raise error
-    finally:
-        del error, failures  # a traceback that holds this frame, which holds the error, would be a cycle
+    if error is not None:
+        failures.insert(0, error)
+        error = None  # its traceback holds this frame: that would be a cycle
+    raise_first(failures)
+    return result  # type: ignore[no-any-return]
 
 
 def join(run: Run) -> None:
@@ -134,7 +124,7 @@ def end_fit(run: Run) -> None:
     settle(run)
     save_due(run)
     finish_saving(run)
-    note_end(run, run.state.stop_reason)
+    note_end(run)
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
@@ -151,7 +141,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
         save_due(run)
         finish_saving(run)
         if run.signal:
-            note_end(run, run.state.stop_reason)
+            note_end(run)
     except BaseException as failure:
         return [failure]
     return []
@@ -160,7 +150,10 @@ def save_after_failure(run: Run) -> list[BaseException]:
 def set_up(run: Run) -> None:
     """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a resume."""
     plan, s = run.plan, run.state
-    plan.prepare_data(s)
+    if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
+        plan.prepare_data(s)
+    if run.peers is not None:
+        run.peers.assemble("data")
     run.setup_began = True
     plan.setup(s)
     plan.configure_model(s)
@@ -189,10 +182,10 @@ def place_on_strategy(run: Run) -> None:
     settle_feeding(run)
     if not run.strategy.ranks.alone and not run.is_manual:
         run.together = Together(run)
-        run.together.syncs_always = run.feeds is not None
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
+    run.watch.optimizers = s.optimizers
     if run.resume_from is not None:
         restore_progress(run)
         plan.on_checkpoint_load(s)
@@ -228,11 +221,11 @@ def check_optimizers(run: Run) -> None:
                               "Was it made for another model?")  # fmt: skip
 
 
-class Guests:
+class Guests(LateGuests[Run]):
     """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if they come late."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        super().__init__(run)
         self.handles: list[Handle] = []
         self.listeners: list[Listener] = []
 
@@ -241,7 +234,8 @@ class Guests:
         self.bind()
         run, s = self.run, self.run.state
         install_actions(run)
-        self.handles = [s.hooks.add(each) for each in _as_list(run.plan.configure_hooks(s))]
+        for each in _as_list(run.plan.configure_hooks(s)):
+            self.handles.append(s.hooks.add(each))  # one by one: if one is refused, those before it have to leave
 
     def bind(self) -> None:
         """Let module, data module and strategy hear events."""
@@ -269,12 +263,7 @@ class Guests:
             s.logger.log_hyperparams(describe(run))
         if run.control is not None:
             run.control.open()
-        for entry in s.hooks.entries():
-            self._start(entry)
-            if not entry.enabled:
-                run.plan.remove(entry.listeners)  # one that was switched off in an earlier run had kept its teardown
-        s.hooks.guests = self
-        s.hooks.stopwatch.start()
+        super().begin()
         if run.stage == "fit" and not run.strategy.ranks.alone:
             s.hooks.dismiss = functools.partial(dismiss_everywhere, run)
 
@@ -288,41 +277,17 @@ class Guests:
         for handle in self.handles:
             run.brought.append(handle.entry)
             handle.remove()
+        while run.afterwards:
+            run.afterwards.pop()()
         run.plan.clear_run()
         self._attach(None)
         run.write_waiting()
         run.state.logger.close()
 
     def welcome(self, entry: Entry) -> None:
-        """A hook joins in the middle: it gets its set-up and its saved state at once, no start events."""
-        run, s, key = self.run, self.run.state, ("H", entry.name)
-        if key in run.plan.up or not run.setup_began:
-            return  # it was up before, or its turn will come
-        for listener in [each for each in run.leaving if each.owner is entry.hook]:  # it comes back before it has gone
-            run.leaving.remove(listener)
-            run.plan.caller(listener)(s)
-        self._start(entry)
-        run.plan.up.add(key)
-        self._call(entry, "setup")
-        restore_hook(entry, run.restored, s)
-
-    def farewell(self, entry: Entry) -> None:
-        """A hook leaves in the middle: it gets its teardown, if it was set up and has not had it."""
-        key = ("H", entry.name)
-        if key in self.run.plan.up:
-            self.run.plan.up.discard(key)
-            self.run.leaving += [each for each in entry.listeners if each.event.name == "teardown"]
-
-    def _call(self, entry: Entry, event: str) -> None:
-        for listener in entry.listeners:
-            if listener.event.name == event:
-                self.run.plan.caller(listener)(self.run.state)
-
-    def _start(self, entry: Entry) -> None:
-        for listener in entry.listeners:
-            listener.begin(self.run.state)
-        if isinstance(entry.hook, HookAdapter):
-            entry.hook.begin_run(self.run.state)
+        """A hook joins in the middle; if nobody has been set up yet, its turn will come."""
+        if self.run.setup_began:
+            super().welcome(entry)
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -40,13 +40,17 @@ def load(run: Run, kind: str) -> list[Loader]:
             "test": run.plan.test_dataloader, "predict": run.plan.predict_dataloader,
         }[kind]  # fmt: skip
         given = ask(run.state)
+        if kind == "val" and isinstance(given, list | tuple) and not given:
+            given = None  # a val_dataloader that says there is none
     share = share_of(run, kind)
     loaders = make_loaders(given, limit, kind, share)
     if kind == "val":
-        if limit != 0 and len(loaders) > 1:
-            for name in [each.name for each in loaders if each.length == 0]:
-                log.warning("The validation loader %r is empty; it is left out.", name)
+        empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
+        if empty and not loaders and run.stage == "validate":
+            raise OptionError(f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on.")
+        for name in empty:
+            log.warning("The validation loader %r is empty; %s.", name, "it is left out" if loaders else "nothing is validated")
     if kind == "train" and options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
     _check(run, kind, loaders)

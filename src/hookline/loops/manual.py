@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookline.errors import SKIP_STEP, STEP_DONE
+from hookline.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError
+from hookline.loops.finite import all_finite
 from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
-from hookline.loops.step import differentiate, overflowed
-from hookline.optimizers import total_norm, used_rate
+from hookline.loops.step import cannot_train_on, differentiate, overflowed
+from hookline.optimizers import bare, gradients, total_norm, used_rate
 
 
 class ManualOptimizer:
@@ -35,6 +36,8 @@ class ManualOptimizer:
         """Update the weights; the first update of a batch advances `step`."""
         run, s = self._run, self._focus()
         plan, scaler = run.plan, run.scaler
+        if not run.is_manual:
+            refuse(run, "step() on what self.optimizers() returns")
         if scaler is not None:
             if id(self.optimizer) in run.stepped:  # a second step in one batch
                 scaler.update()
@@ -44,6 +47,9 @@ class ManualOptimizer:
             if unscale_once(run, self.optimizer):
                 skip_step(run, "nonfinite")
                 return
+        elif run.skips_nonfinite and closure is None and not self._is_finite():  # a closure has yet to make the gradients
+            skip_step(run, "nonfinite")
+            return
         s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
         signal = plan.on_before_optimizer_step(s)
         if run.steers_updates:
@@ -60,6 +66,11 @@ class ManualOptimizer:
             s.step = run.step_before_batch + 1
             plan.on_after_optimizer_step(s)
 
+    def _is_finite(self) -> bool:
+        """Whether the gradients are, on every rank: of those that are sharded each has its own part."""
+        ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
+        return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
+
     def _focus(self) -> Any:
         s = self._run.state
         s.optimizer, s.optimizer_idx = self.optimizer, self._index
@@ -68,7 +79,7 @@ class ManualOptimizer:
 
 def unscale_once(run: Run, optimizer: Any) -> bool:
     """Make the gradients true before they are clipped or used, once per step; whether one is infinite."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)
+    optimizer = bare(optimizer)
     if run.scaler is None:
         return False
     if id(optimizer) not in run.unscaled:
@@ -79,8 +90,19 @@ def unscale_once(run: Run, optimizer: Any) -> bool:
 def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     """Differentiate a loss with the events around it; options are those of `Tensor.backward`."""
     s = run.state
+    if not run.is_manual:
+        refuse(run, "self.manual_backward()")
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise LossError(cannot_train_on(s))
     s.live_loss, s.backward_options = loss, options
     noted = differentiate(run, run.plan, s)
     s.backward_options = {}
     if not run.skips_nonfinite:
         run.watch.look(noted)
+
+
+def refuse(run: Run, call: str) -> None:
+    """A module that has forgotten to say that it trains by itself would be trained twice on every batch."""
+    raise HooklineError(f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "
+                        "differentiates and updates by itself, and would do it once more. Set automatic_optimization = False in "
+                        "the class, or leave the call out.")  # fmt: skip

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.accounting import cost_table
+from hookline.errors import Preempted
 from hookline.loops.errands import carries_out
+from hookline.loops.record import read_record
+from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
 from hookline.plan import blamed
 
@@ -18,6 +21,7 @@ FIRST_SKIPS = 100
 """Skips that are all written to the log; after them every hundredth."""
 MESSAGE = 500
 """Characters of an error's message in the log and in the last words."""
+WHY = {"no_loss": "training_step returned no loss", "nonfinite": "loss or gradients were not finite", "hook": "a hook said so"}
 _WORDS = "__hookline_last_words__"
 log = logging.getLogger("hookline")
 
@@ -28,9 +32,28 @@ def skip_step(run: Run, reason: str) -> None:
     s.reason = reason
     run.plan.on_step_skipped(s)
     run.skips += 1
+    run.last_skip = (reason, s.batches_seen)
     if run.skips <= FIRST_SKIPS or run.skips % FIRST_SKIPS == 0:
         s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
                                     "number": run.skips})  # fmt: skip
+
+
+def note_idle_epoch(run: Run) -> None:
+    """An epoch that has changed nothing must not look like any other."""
+    s = run.state
+    step, skips, batches = run.epoch_began
+    if s.step > step:
+        return
+    if run.skips_nonfinite and not run.is_manual:
+        run.watch.settle()  # weights that are not finite stay so
+    if s.rank or s.batches_seen == batches:
+        return
+    if run.skips > skips:
+        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, run.skips - skips,
+                    WHY[run.last_skip[0]])  # fmt: skip
+    elif run.is_manual and s.optimizers:
+        log.warning("No update was made in epoch %d: its optimization is manual, and training_step of %s has never called step() "
+                    "on what self.optimizers() returns.", s.epoch, type(run.module).__name__)  # fmt: skip
 
 
 def dismiss_everywhere(run: Run, name: str) -> None:
@@ -52,17 +75,26 @@ def note_ending(run: Run) -> None:
     s = run.state
     s.hooks.stopwatch.stop()
     run.costs = s.hooks.cost()
-    if isinstance(s.exception, Exception):
+    if s.exception is not None and (isinstance(s.exception, Exception) or _is_exit(s.exception)):
         s.logger.log_event("failure", _failure(run, s.exception))
     if run.stage != "fit":
         return
     if run.costs:
         s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
                                     "rows": [row.data() for row in run.costs]})  # fmt: skip
-    s.logger.log_event("end", {"step": s.step, "epoch": s.epoch, "status": s.status, "reason": s.stop_reason})
+    s.logger.log_event("end", _as_it_was(run) or {"step": s.step, "epoch": s.epoch, "status": s.status, "reason": s.stop_reason})
 
 
-def _failure(run: Run, error: Exception) -> dict[str, Any]:
+def _as_it_was(run: Run) -> dict[str, Any]:
+    """How a run had ended that could not be taken up again; nothing, if it had not ended, or was taken up."""
+    known = run.directory.existing()
+    record = read_record(known) if known is not None and was_refused(run) else {}
+    if record.get("id") != run.run_id or record["status"] == "training":
+        return {}
+    return {"step": record["step"], "epoch": run.state.epoch, "status": record["status"], "reason": record["reason"]}
+
+
+def _failure(run: Run, error: BaseException) -> dict[str, Any]:
     s, guilty = run.state, blamed(error)
     if (other := _other_rank(run)) is not None:
         kind, _, message = (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
@@ -95,13 +127,15 @@ class Recorded:
             with contextlib.suppress(AttributeError):  # an exception with slots
                 setattr(error, _WORDS, words)
             error.add_note(words.note())
+            if _is_exit(error):
+                print(words.note(), file=sys.stderr, flush=True)  # of this one Python shows nothing
 
 
 def show_costs(run: Run) -> None:
     """Where the progress bar was: a short table, if there are other hooks than the bar itself."""
-    shown = run.options.enable_progress_bar and run.stage == "fit" and run.state.rank == 0
+    shown, watch = run.options.enable_progress_bar and run.stage == "fit" and run.state.rank == 0, run.state.hooks.stopwatch
     if shown and any(row.hook != "progress_bar" for row in run.costs):
-        print(cost_table(run.costs, run.state.hooks.stopwatch.seconds), file=sys.stderr, flush=True)
+        print(cost_table(run.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +147,8 @@ class LastWords:
     """The newest checkpoint that can be resumed from; empty if there is none."""
     step: int
     trained: bool
+    refused: bool
+    """Whether the run was to go on from it, and could not."""
 
     @classmethod
     def of(cls, run: Run, error: BaseException) -> LastWords:
@@ -125,15 +161,22 @@ class LastWords:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
         exists = path is not None and ("://" in str(path) or Path(path).exists())
-        return cls(failed, str(path) if exists else "", step, s.step > 0)
+        return cls(failed, str(path) if exists else "", step, s.step > 0, run.saved is None and was_refused(run))
 
     def note(self, command: str = "") -> str:
         """In lines; `command`: what to type, instead of what to write in a program."""
         if not self.saved:
             return "\n".join([self.failed, *(["Nothing was saved, so there is nothing to resume from."] if self.trained else [])])
+        if self.refused:  # the same once more would end the same
+            return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is as it was."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
         how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
         return "\n".join([self.failed, f"Saved: {self.saved}{at}.", f"To resume: {how}"])
+
+
+def _is_exit(error: BaseException) -> bool:
+    """Whether somebody has called `sys.exit` in the middle of the run."""
+    return isinstance(error, SystemExit) and not isinstance(error, Preempted)
 
 
 def last_words(error: BaseException) -> LastWords | None:

@@ -47,13 +47,13 @@ def note_training(run: Run, saved: Path | str) -> None:
         run.is_noted = True
 
 
-def note_end(run: Run, reason: str) -> None:
+def note_end(run: Run) -> None:
     """How it ended; only for a run that can be resumed at all."""
     known = run.directory.existing()
     if run.state.rank or run.finished_before or known is None or read_record(known).get("id") != run.run_id:
         return
     try:
-        note(run, run.run_dir(), run.state.status, reason)
+        note(run, run.run_dir(), run.state.status, run.state.stop_reason)
     except CheckpointError as error:
         if run.options.on_save_error == "raise":
             raise
@@ -63,8 +63,9 @@ def note_end(run: Run, reason: str) -> None:
 def read_record(run_dir: Path) -> dict[str, Any]:
     """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
     try:
-        record = json.loads((run_dir / RECORD).read_text())
+        path = run_dir / RECORD
+        record = json.loads(path.read_text()) if path.is_file() else {}  # reading a pipe would wait for ever
     except (OSError, ValueError, RecursionError):
         return {}
-    whole = isinstance(record, dict) and {"id", "status", "step", "reason", "limits"} <= set(record)
-    return record if whole else {}
+    whole = {"id", "status", "step", "reason", "limits"}
+    return record if isinstance(record, dict) and whole <= set(record) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,12 +11,18 @@ from torch import Tensor
 from hookline.checkpoint.gradients import put_gradients
 from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
 from hookline.checkpoint.saves import COUNTERS
-from hookline.checkpoint.sharding import is_sharded
+from hookline.checkpoint.sharding import is_dtensor
 from hookline.errors import CheckpointError
+from hookline.foreign import HookAdapter
+from hookline.listener import overrides
 from hookline.loops.run import Run
-from hookline.loops.saving import kinds
+from hookline.loops.saving import kinds, naming
 from hookline.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.state import State
+
+log = logging.getLogger("hookline")
+STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers")
+"""What hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run."""
 
 
 def restore_module(run: Run) -> None:
@@ -39,9 +46,23 @@ def restore_module(run: Run) -> None:
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     plan.on_load_checkpoint(s)
+    if run.stage == "fit" and s.rank == 0:
+        warn_of_others(run)
     for entry in s.hooks.entries():
         if run.stage == "fit" or getattr(entry.hook, "tier", "user") != "monitor":  # what a monitor found in its run stays
             restore_hook(entry, run.restored, s)
+
+
+def warn_of_others(run: Run) -> None:
+    """State goes by the names of hooks: what nobody claims is lost, and who finds none begins afresh. Both may be meant."""
+    saved, entries = run.restored.get("hooks", {}), run.state.hooks.entries()
+    lost = [name for name, state in saved.items() if state and name not in {each.name for each in entries}]
+    if lost:
+        log.warning("%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a hook's name: "
+                    "one that is meant to take it up needs that name.", run.resume_from, ", ".join(lost))  # fmt: skip
+    keeping = [each.name for each in entries if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")]
+    if new := [name for name in keeping if name not in saved]:
+        log.warning("%s holds no state of these hooks, which begin afresh: %s.", run.resume_from, ", ".join(new))
 
 
 def reads_late(run: Run, spread: dict[str, Any]) -> bool:
@@ -55,7 +76,8 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
         for each in listener.filters:
             each.begin(s)
     if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
-        entry.hook.load_state_dict(contents["hooks"][entry.name])
+        with naming(entry, "load_state_dict", s):
+            entry.hook.load_state_dict(contents["hooks"][entry.name])
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
         for each, state in zip(listener.filters, states, strict=False):
@@ -74,6 +96,9 @@ def restore_progress(run: Run) -> None:
     is_late = reads_late(run, spread_tensors(run.module))
     if is_late:
         restore_buffers(run)
+    for entry in s.hooks.entries():
+        if isinstance(entry.hook, HookAdapter):
+            entry.hook.before_optimizers()
     for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
         if is_late:
             lay_out_optimizer(saved, optimizer)
@@ -97,8 +122,12 @@ def restore_progress(run: Run) -> None:
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
     set_rng_state(contents["rng"])
-    # what hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run
-    run.restored = {key: contents[key] for key in ("hooks", "filters", "rng", "loader", "loggers")}
+    run.restored = {key: contents[key] for key in STILL_NEEDED}
+
+
+def was_refused(run: Run) -> bool:
+    """Whether the run has failed before the checkpoint that it was to go on from was back in place."""
+    return run.resume_from is not None and not run.restored.keys() <= set(STILL_NEEDED)
 
 
 @torch.no_grad()
@@ -106,7 +135,7 @@ def restore_buffers(run: Run) -> None:
     """Once more: wrapping a module for several ranks gives them all rank zero's, and each had its own."""
     for name, buffer in run.module.named_buffers():
         saved = run.restored["module"].get(name)
-        if isinstance(saved, Tensor) and not is_sharded(saved) and saved.shape == buffer.shape:
+        if isinstance(saved, Tensor) and not is_dtensor(saved) and saved.shape == buffer.shape:
             buffer.copy_(saved)
 
 

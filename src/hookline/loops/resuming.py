@@ -19,6 +19,7 @@ from hookline.loops.record import RECORD, limits, note, read_record
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
+from hookline.urls import MANIFEST
 
 log = logging.getLogger("hookline")
 WORDS = ("auto", "best")
@@ -96,59 +97,92 @@ class Start:
 
 
 def look_up(
-    which: str | os.PathLike[str], directory: RunDirectory, within: Path | None = None, ranks: Ranks = ALONE
+    which: str | os.PathLike[str],
+    directory: RunDirectory,
+    within: Path | None = None,
+    ranks: Ranks = ALONE,
+    option: str = "resume",
 ) -> Start | None:
     """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be found.
 
-    ranks: those who look together. Rank zero looks, and says what there is; each reads what it needs.
+    ranks: those who look together. Rank zero looks, and says what there is; each reads what it needs. option: where `which` was
+    given: 'resume', for a run that goes on and may put its directory in order, or another, for one that only wants to read.
     """
     if not isinstance(which, str | os.PathLike):
-        raise OptionError(f"resume={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
+        raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in WORDS:
-        return _search(str(which), within or directory.searched, ranks)
+        return _search(Asked(option, which), within or directory.searched, ranks)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
-        raise OptionError(f"resume={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
+        raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
     if isinstance(which, str) and "://" in which:
         return Start(which, read_together(which, ranks))
     path = Path(which)
-    if ranks.decide(lambda: path.is_dir() and not (path / "manifest.json").exists() and bool(find(path)[0])):
-        newest = _search("auto", path, ranks)  # the directory of a run stands for its newest whole one
+    if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and bool(find(path)[0])):
+        newest = _search(Asked(option, which), path, ranks)  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read_together(path, ranks))
 
 
-def _search(which: str, folder: Path, ranks: Ranks) -> Start | None:
-    candidates, broken, known = ranks.decide(lambda: _candidates(which, folder))
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user has passed, and as what."""
+
+    option: str
+    which: str | os.PathLike[str]
+
+    def __str__(self) -> str:
+        return f"{self.option}={os.fspath(self.which)!r}"
+
+    @property
+    def is_best(self) -> bool:
+        """Not the newest."""
+        return self.which == "best"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run is to go on, not only to be looked at."""
+        return self.option == "resume"
+
+
+def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
+    candidates, broken, known = ranks.decide(lambda: _candidates(asked, folder))
     mine = [Found(Path(path), manifest) for path, manifest in candidates]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     for path, reason in {**broken, **{str(path): reason for path, reason in unreadable.items()}}.items():
-        say("resume=%r passes over %s: %s", which, path, reason)
+        say("%s passes over %s: %s", asked, path, reason)
     if chosen is None:
+        so = ", so the run begins afresh" if asked.goes_on else ""
         if known is None:
-            say("resume=%r: there is no %s yet, so the run begins afresh.", which, folder)
+            say("%s: there is no %s yet%s.", asked, folder, so)
         else:
-            say("resume=%r: there is no whole checkpoint%s below %s, so the run begins afresh.", which,
-                " that a monitor has kept" if which == "best" else "", folder)  # fmt: skip
+            say("%s: there is no whole checkpoint%s below %s%s.", asked, " that a monitor has kept" if asked.is_best else "",
+                folder, so)  # fmt: skip
         return None
-    say("resume=%r: going on from %s (epoch %d, step %d, saved %s, the %s of %d whole ones).", which, chosen.path,
+    say("%s: %s %s (epoch %d, step %d, saved %s, the %s of %d whole ones).", asked,
+        "going on from" if asked.goes_on else "the weights are those of", chosen.path,
         chosen.manifest["epoch"], chosen.manifest["step"], chosen.manifest["saved_at"],
-        "best" if which == "best" else "newest", known - len(unreadable))  # fmt: skip
+        "best" if asked.is_best else "newest", known - len(unreadable))  # fmt: skip
+    if asked.which not in WORDS and len({each.run for each in mine}) > 1:
+        runs = sorted({str(_run_dir(each, folder) or each.path.parent) for each in mine})
+        say("%s: there are several runs below it, and this is the newest of them all. To choose one, name its directory: %s.",
+            asked, ", ".join(runs))  # fmt: skip
     return Start(chosen.path, contents, _run_dir(chosen, folder) or folder)
 
 
-def _candidates(which: str, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
+def _candidates(asked: Asked, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
     """The run's checkpoints in the order to try them in, why others are out of the question, and how many there are in all.
 
     None, if there is no folder to look at.
     """
     if not folder.is_dir():
         return [], {}, None
-    tidy_below(folder)
+    if asked.goes_on and asked.which in WORDS:  # nobody else's directory, nor one that is only read
+        tidy_below(folder)
     found, broken = find(folder)
     records = {each.path: read_record(run_dir) for each in found if (run_dir := _run_dir(each, folder))}
     mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
-    ordered = best_first(mine) if which == "best" else mine
+    ordered = best_first(mine) if asked.is_best else mine
     return [(str(each.path), each.manifest) for each in ordered], {str(path): why for path, why in broken.items()}, len(mine)
 
 

@@ -18,11 +18,11 @@ from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
 from hookline.loops.finite import FiniteWatch
 from hookline.loops.reducing import Rows
-from hookline.metrics import Metrics
+from hookline.metrics import Metrics, NotANumber
 from hookline.module import Actions
 from hookline.optimizers import Schedule
 from hookline.options import Options
-from hookline.plan import Plan, nobody
+from hookline.plan import Plan, blame, nobody
 from hookline.rundir import RunDirectory
 from hookline.state import State
 from hookline.strategies import Strategy
@@ -31,7 +31,7 @@ from hookline.strategies import Strategy
 class Window:
     """The accumulation window: the batches whose gradients make one update."""
 
-    __slots__ = ("batches", "count", "fed", "had_none", "held", "losses", "size")
+    __slots__ = ("batches", "count", "factors", "fed", "had_none", "held", "losses", "size")
 
     def __init__(self) -> None:
         self.size = 1
@@ -42,6 +42,8 @@ class Window:
         self.had_none = False
         """Whether a step returned no loss."""
         self.losses: list[Any] = []
+        self.factors: list[float] = []
+        """What each of the losses counts among those that other ranks had in the same turn."""
         self.held: list[tuple[Any, float, str]] = []
         """Losses that join the epoch's mean only if the window turns out finite, with their weight and loader."""
         self.fed: dict[int, int] = {}
@@ -52,26 +54,55 @@ class Window:
         self.batches = self.count = 0
         self.had_none = False
         if self.losses:
-            self.losses = []
+            self.losses, self.factors = [], []
         if self.held:
             self.held = []
         if self.fed:
             self.fed = {}
 
 
-def see_off(run: Run) -> None:
-    """Hooks that were removed in the middle get their teardown, now that nobody is calling them any more."""
-    leaving, run.leaving = run.leaving, []
-    for listener in leaving:
-        run.plan.caller(listener)(run.state)
+def told_to_stop(run: Run) -> bool:
+    """Whether the run is to stop: as asked for, or with several ranks as agreed."""
+    return run.state.should_stop if run.agreement is None else run.agreement.stop
 
 
 def ending(run: Run) -> str:
     """The status of a run that ended as meant, or was interrupted in good order."""
     if run.signal:
         return "interrupted" if run.signal == signal.SIGINT else "preempted"
-    stopped = run.state.should_stop if run.agreement is None else run.agreement.stop
-    return "stopped" if stopped else "completed"
+    return "stopped" if told_to_stop(run) else "completed"
+
+
+def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None) -> None:
+    """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it.
+
+    over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of now.
+    """
+    train = over != "evaluation"
+    heard = train and plan.on_train_metrics is not nobody
+    if not values or not (s.logger or heard):
+        return
+    s.row = Metrics(values)
+    if train:
+        plan.on_train_metrics(s)
+    if s.logger:
+        try:
+            row = s.row.read()
+        except NotANumber as error:
+            if train and (error.name not in values or values[error.name] is not s.row.raw()[error.name]):
+                _blame_editors(error, plan, s)
+            raise
+        s.logger.log_row(row, s.step if step is None else step, s.epoch if epoch is None else epoch, over)
+    s.row = None
+
+
+def _blame_editors(error: NotANumber, plan: Plan, s: State) -> None:
+    """Name the hook that has put a metric into a row, or those of which one has."""
+    editors = plan.listeners("on_train_metrics")
+    if len(editors) == 1:
+        blame(error, editors[0], s)
+    else:
+        error.add_note(f"put there in on_train_metrics, by one of {', '.join(each.label for each in editors)}")
 
 
 @dataclass(slots=True, eq=False)  # slots, because the batch body reads them all the time
@@ -152,10 +183,16 @@ class Run:
     """Entries of hooks that were removed and get their teardown at the next batch boundary."""
     skips: int = 0
     """Updates that were not made."""
+    last_skip: tuple[str, int] = ("", -1)
+    """Why the newest of them was not made, and the batches seen before it."""
+    epoch_began: tuple[int, int, int] = (0, 0, 0)
+    """Updates (-1: it was begun by another process), skips and batches before this epoch."""
     costs: list[Cost] = field(default_factory=list)
     """What the hooks have cost, once the run is over."""
     brought: list[Any] = field(default_factory=list)
     """Entries of the hooks that the module brought, once the run is over."""
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be put back once the run is over: hooks that the module's have stood in for."""
     # where it is
     step_before_batch: int = 0
     """However many optimizers take part in a batch, `step` counts one."""
@@ -207,7 +244,7 @@ class Run:
         self.watch = FiniteWatch(strategy.device, others)
         if options.count_tokens is not None:
             self.count_tokens = options.count_tokens
-        self.logs = strategy.ranks.from_zero(bool(self.state.logger))
+        self.logs = bool(self.state.logger)
         if not strategy.ranks.alone:
             self.rows = Rows(strategy.ranks, self.state.log)
 
@@ -222,20 +259,8 @@ class Run:
         return limit is not None and self.state.clock() - self.started >= limit
 
     def write_row(self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None) -> None:
-        """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it.
-
-        over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of now.
-        """
-        s, train = self.state, over != "evaluation"
-        heard = train and self.plan.on_train_metrics is not nobody
-        if not values or not (s.logger or heard):
-            return
-        s.row = Metrics(values)
-        if train:
-            self.plan.on_train_metrics(s)
-        if s.logger:
-            s.logger.log_row(s.row.read(), s.step if step is None else step, s.epoch if epoch is None else epoch, over)
-        s.row = None
+        """Let listeners edit a row of metrics, then hand it to the loggers."""
+        write_row(self.plan, self.state, values, over, step, epoch)
 
     def write_pending(self) -> None:
         """Send out what was logged since the last row; with several ranks when they next meet."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +20,13 @@ from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
 from hookline.checkpoint.together import write_together
 from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
+from hookline.hooklist import Entry
 from hookline.loops.errands import carries_out
 from hookline.loops.record import note_training
 from hookline.loops.run import Run
 from hookline.metrics import Metrics
+from hookline.optimizers import bare
+from hookline.plan import Blame, Plan, accuse
 from hookline.seeding import rng_state
 from hookline.state import State
 
@@ -45,13 +50,13 @@ def save(run: Run, request: SaveRequest) -> None:
         log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
                     "not have failed. The newest checkpoint before it is whole.", request.path)  # fmt: skip
         return
-    run.watch.settle()  # a loss that is not finite never replaces a good checkpoint
+    run.watch.settle()  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
     s.checkpoint, s.path, s.reason = collect(run), path, request.reason
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
-    about = describe(run, request)
+    about = describe(s, request, run.run_id)
     saved = Saved(path, request.reason, s.step)
     in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     if not in_background or not run.strategy.ranks.alone:
@@ -121,28 +126,32 @@ def finish_saving(run: Run) -> None:
 
 def announce(run: Run) -> None:
     """Tell everyone of checkpoints that are durable by now, and do as chosen about those that are not."""
-    s = run.state
     while run.news:
         saved = run.news.pop(0)
-        s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
         if saved.error is None:
             run.saved = saved
             note_training(run, saved.path)
-            run.plan.on_checkpoint_save(s)
-        elif run.options.on_save_error == "raise":
-            raise saved.error
-        else:
-            log.warning("%s The run goes on without it.", saved.error)
-            s.exception = saved.error
-            run.plan.on_checkpoint_failed(s)
-            s.exception = None
+        tell_outcome(saved, run.plan, run.state, run.options.on_save_error)
 
 
-def describe(run: Run, request: SaveRequest) -> dict[str, Any]:
-    """What the manifest says of a checkpoint, so that it can be judged without being read."""
-    s = run.state
+def tell_outcome(saved: Saved, plan: Plan, s: State, on_save_error: str) -> None:
+    """Tell everyone of a checkpoint that is durable; one that is not ends the run, or is told as well, as chosen."""
+    s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
+    if saved.error is None:
+        plan.on_checkpoint_save(s)
+    elif on_save_error == "raise":
+        raise saved.error
+    else:
+        log.warning("%s The run goes on without it.", saved.error)
+        s.exception = saved.error
+        plan.on_checkpoint_failed(s)
+        s.exception = None
+
+
+def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
+    """What the manifest says of a checkpoint, so that it can be judged without being read. run: what it is of."""
     return {
-        "run": run.run_id, "step": s.step, "epoch": s.epoch, "epochs_seen": s.epochs_seen, "batches_seen": s.batches_seen,
+        "run": run, "step": s.step, "epoch": s.epoch, "epochs_seen": s.epochs_seen, "batches_seen": s.batches_seen,
         "reason": request.reason, "monitor": request.monitor, "metrics": dict(s.metrics.read()), "status": s.status,
         "world_size": s.world_size,
     }  # fmt: skip
@@ -156,7 +165,7 @@ def collect(run: Run) -> dict[str, Any]:
         "run": run.run_id,
         "world_size": s.world_size,
         "module": run.module.state_dict(),
-        "hooks": {each.name: each.hook.state_dict() for each in entries if hasattr(each.hook, "state_dict")},
+        "hooks": states_of(entries, s),
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
@@ -186,10 +195,29 @@ def collect(run: Run) -> dict[str, Any]:
     return whole
 
 
+def states_of(entries: Iterable[Entry], s: State) -> dict[str, Any]:
+    """What hooks want to have kept, by their names; one that fails is named."""
+    states = {}
+    for each in entries:
+        if hasattr(each.hook, "state_dict"):
+            with naming(each, "state_dict", s):
+                states[each.name] = each.hook.state_dict()
+    return states
+
+
+@contextlib.contextmanager
+def naming(entry: Entry, method: str, s: State) -> Iterator[None]:
+    """What fails meanwhile says whose method it was."""
+    try:
+        yield
+    except Exception as error:
+        accuse(error, Blame(f"hook {entry.name!r}", method), f"({type(entry.given).__name__}) at {s.position}")
+        raise
+
+
 def kinds(s: State) -> list[str]:
     """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
-    bare = [getattr(each, "optimizer", each) for each in s.optimizers]  # Accelerate puts a coat around them
-    return [type(each).__name__ for each in (*bare, *s.schedulers)]
+    return [type(each).__name__ for each in (*map(bare, s.optimizers), *s.schedulers)]
 
 
 def counts_of(listener: Any) -> list[dict[str, Any]]:
@@ -206,7 +234,7 @@ def what_validation_may_change(run: Run) -> dict[str, Any]:
     s = run.state
     hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
     return {
-        "hooks": {each.name: frozen(each.hook.state_dict()) for each in hearers if hasattr(each.hook, "state_dict")},
+        "hooks": frozen(states_of(hearers, s)),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
         "module": frozen(dict(run.module.named_buffers())),
         "log": frozen(s.log.state_dict()), "metrics": dict(s.metrics.raw()), "rng": rng_state(),

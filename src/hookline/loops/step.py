@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, SKIP_STEP, STEP_DONE, LossError, Signal
+from hookline.loops.finite import all_finite
 from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
@@ -115,7 +115,7 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
     """Differentiate a loss into the window's gradients, and note it."""
     window = run.window
     if not loss.requires_grad:
-        raise LossError(_cannot_train_on(s))
+        raise LossError(cannot_train_on(s))
     s.live_loss = loss
     if window.count == 0:
         if run.together is None:
@@ -126,6 +126,8 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
     window.count += 1
     if run.accumulate > 1:
         window.losses.append(noted)
+    if run.tally is not None:
+        run.tally.learnt(window)
     if run.skips_nonfinite:
         window.held.append((noted, weight, s.log.loader))
     else:
@@ -148,7 +150,8 @@ def take_manual_loss(run: Run, s: State, weight: int) -> None:
         loss = loss.get("loss")
     if isinstance(loss, Tensor):  # else it is that of the last backward
         s.last_loss = loss.item() if run.on_cpu else loss.detach()
-    if s.last_loss is not None:
+    is_left_out = run.skips_nonfinite and run.last_skip == ("nonfinite", s.batches_seen)
+    if s.last_loss is not None and not is_left_out:
         if not run.skips_nonfinite:
             run.watch.look(s.last_loss)
         s.log.train_loss.add(s.last_loss, weight)
@@ -286,7 +289,7 @@ def end_of_step(run: Run, plan: Plan, s: State) -> None:
     log = s.log
     if s.step % run.log_every == 0 and (run.logs or "on_train_metrics" in plan.wanted_at):
         row, log.pending = log.pending, {}
-        row.setdefault("train/loss", s.mean_of_window())
+        row.setdefault("train/loss", s.mean_of_window() if run.tally is None else run.tally.loss_of_row(s))
         if s.used_lr is not None:
             row.setdefault("lr", s.used_lr)
         if run.mixes:
@@ -326,7 +329,8 @@ def note_numbers(run: Run, returned: dict[str, Any]) -> None:
             run.state.log.mean("train/" + key, value)
 
 
-def _cannot_train_on(s: State) -> str:
+def cannot_train_on(s: State) -> str:
+    """Why a loss without a graph is refused."""
     why = "gradients are switched off" if not torch.is_grad_enabled() else "it was detached, or no parameter took part in it"
     return (f"The loss of batch {s.batch_idx} cannot be differentiated: {why}. Training would silently change nothing. "
             "Return the tensor that the model's parameters produced, without .item(), .detach() or float().")  # fmt: skip
@@ -336,11 +340,15 @@ def _cannot_train_on(s: State) -> str:
 
 
 def is_worth_a_step(run: Run, plan: Plan, s: State, count: float) -> bool:
-    """False, after on_step_skipped, if nothing in the window had a loss or the loss is not finite and told to be skipped."""
-    window = run.window
-    is_finite = not window.held or _is_finite([loss for loss, _, _ in window.held])
-    if run.together is not None and run.skips_nonfinite:
-        is_finite = run.together.everywhere(is_finite)
+    """False, after on_step_skipped, if nothing in the window had a loss, or what is not finite is to be skipped and was found."""
+    window, is_finite = run.window, True
+    if run.skips_nonfinite:
+        fed = [each for index, each in enumerate(s.optimizers) if run.feeds is None or index in window.fed]
+        # a scaler looks at the gradients itself: it has to hear of those that are not finite
+        grads = [grad for each in fed for grad in gradients(each)] if count and run.scaler is None else []
+        is_finite = all_finite([loss for loss, _, _ in window.held], grads)
+        if run.together is not None:
+            is_finite = run.together.everywhere(is_finite)  # of gradients that are sharded each has looked at its own part
     if count and is_finite:
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
@@ -350,12 +358,6 @@ def is_worth_a_step(run: Run, plan: Plan, s: State, count: float) -> bool:
     if window.count or window.had_none or run.together is None:  # not if this rank has only skipped batches
         skip_step(run, "nonfinite" if count else "no_loss")
     return False
-
-
-def _is_finite(losses: list[Any]) -> bool:
-    if not isinstance(losses[0], Tensor):
-        return all(map(math.isfinite, losses))
-    return losses[0].device.type == "meta" or math.isfinite(torch.stack(losses).sum().item())
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:

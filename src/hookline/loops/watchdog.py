@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import dis
 import faulthandler
-import functools
 import logging
 import os
 import signal
@@ -28,7 +27,7 @@ import torch
 
 from hookline.data.loaders import Loader
 from hookline.errors import HangError, HookError
-from hookline.listener import Listener
+from hookline.listener import Listener, plain_function
 from hookline.loggers import Loggers
 from hookline.loops.evaluate import go_through
 from hookline.loops.fit import train_epoch
@@ -136,7 +135,7 @@ def _listener_text(stack: list[FrameType], run: Run) -> str:
         return f"{getattr(function, '__qualname__', type(function).__name__)}"
     event = listener.event.name
     text = f"{listener.label} in {event}" if listener.receiver == "H" else f"{event} of {listener.name}"
-    if not _same(function, listener.function):  # a predicate is bound like a hook, and may hang like one
+    if plain_function(function) is not plain_function(listener.function):  # a predicate may hang, too
         text = f"the `when` of {text}"
     return f"{text} ({listener.origin})"
 
@@ -152,15 +151,7 @@ def _listener_of(stack: list[FrameType], function: Callable[..., Any], run: Run)
             if isinstance(found, Listener):
                 return found
     acting = (each for event in run.plan.table if event.action for each in run.plan.listeners(event.name))
-    return next((each for each in acting if _same(each.function, function)), None)
-
-
-def _same(one: Any, other: Any) -> bool:
-    while isinstance(one, functools.partial):
-        one = one.func
-    while isinstance(other, functools.partial):
-        other = other.func
-    return getattr(one, "__func__", one) is getattr(other, "__func__", other)
+    return next((each for each in acting if plain_function(each.function) is plain_function(function)), None)
 
 
 def _line(frame: FrameType) -> tuple[str, int, str]:
