@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -97,3 +98,42 @@ def test_a_hook_is_slow_by_all_its_events_together_but_not_in_a_blink():
 @pytest.mark.parametrize(("seconds", "text"), [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")])
 def test_times_read_well(seconds, text):
     assert duration(seconds) == text
+
+
+class Validates(Hook):
+    """Validates in the middle of the run, and hears that validation itself."""
+
+    def on_step_end(self, trainer, step):
+        if step == 2:
+            trainer.validate()
+
+    def on_validation_batch_end(self):
+        time.sleep(0.02)
+
+
+def test_what_hooks_do_inside_another_ones_call_is_summed_up_once(capsys):
+    trainer = quiet(hooks=[Validates()], enable_progress_bar=True)
+    trainer.fit(Net(), batches(4), batches(3))
+    rows = {row.event: row for row in trainer.hooks.cost() if row.hook == "validates"}
+    inside = 3 * 0.02
+    assert rows["on_step_end"].seconds > inside and rows["on_validation_batch_end"].seconds > 2 * inside
+    watch = trainer.hooks.stopwatch
+    assert inside < watch.counted_twice < rows["on_step_end"].seconds
+    assert float(re.search(r"of training, ([\d.]+)%", capsys.readouterr().err)[1]) <= 100
+
+
+def test_a_hook_that_is_switched_off_and_on_goes_on_where_it_was():
+    heard = []
+    trainer = quiet()
+    trainer.on("step_end", once=True, name="first")(lambda step: heard.append(step))
+    trainer.on("step_end", name="all")(lambda step: None)
+
+    @trainer.on("train_batch_start")
+    def switch(batch_idx):
+        for name in ("first", "all"):
+            if batch_idx in (2, 4):
+                (trainer.disable_hook if batch_idx == 2 else trainer.enable_hook)(name)
+
+    trainer.fit(Net(), batches(6))
+    assert heard == [1]
+    assert next(row.calls for row in trainer.hooks.cost() if row.hook == "all") == 4

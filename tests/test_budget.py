@@ -297,3 +297,23 @@ def test_a_hook_that_leaves_in_the_call_that_is_too_dear_has_just_gone(caplog):
     trainer = quiet(hooks=[Leaves()])
     trainer.fit(Net(), batches(6))
     assert trainer.status == "completed" and "leaves" not in trainer.hooks
+
+
+def test_a_long_set_up_is_no_training_time_that_a_share_could_be_of(caplog, monkeypatch):
+    monkeypatch.setattr("hookline.budget.WARM_UP", 0)
+
+    class Slow(Net):
+        def setup(self, stage):
+            time.sleep(1.0)
+
+    quiet(hooks=[Sleeps(budget="10%")]).fit(Slow(), batches(12))
+    (message,) = warnings_of(caplog)  # 4 ms of every 5; of the set-up it would be 5 per cent
+    assert "over its budget of 10%" in message
+
+
+def test_one_that_was_switched_off_for_its_cost_gets_a_new_chance_when_it_is_switched_on(caplog):
+    hook = Sleeps("disable")
+    trainer = quiet(hooks=[hook])
+    trainer.on("train_batch_start", name="switch")(lambda batch_idx: trainer.enable_hook("sleeps") if batch_idx == 5 else None)
+    trainer.fit(Net(), batches(12))
+    assert hook.calls == 6  # three calls are too soon to judge, each time

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hookline import EVENTS
-from hookline.cli import main
+from hookline.cli import CODES, main, make_parser
 from hookline.registry import BUILTIN_HOOKS
 
 PARTS = '''
@@ -311,3 +313,16 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_a_wrong_name_is_a_wrong_command() -> None:
     assert main(["hooks", "early_stoping"]) == 2
     assert main(["events", "nope"]) == 2
+
+
+def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    commands = next(action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
+    codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}
+    assert codes == set(re.findall(r"\b\d+\b", CODES))
+
+
+def test_the_list_of_hooks_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hooks", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out) if each["builtin"] and not each["doc"].endswith(".")] == []

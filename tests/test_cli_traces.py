@@ -43,6 +43,11 @@ class Look(Hook):
 class Wants(Hook):
     def on_step_end(self, module): ...
 
+class Quits(Hook):
+    def __init__(self, token: str = "") -> None: ...
+    def on_step_end(self, step):
+        if step == 6: raise SystemExit(3)
+
 class Fails(Hook):
     def on_step_end(self, step):
         if step == 6: raise RuntimeError("broken on purpose")
@@ -108,11 +113,24 @@ def test_explain_compares_a_configuration_with_a_trace(capsys: pytest.CaptureFix
 
 def test_explain_names_the_differences_of_two_configurations(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "explain", "--diff", "run.toml", "run.toml").strip() \
-        == "The same events reach the same listeners in the same order."  # fmt: skip
+        == "The same settings; the same events reach the same listeners in the same order."  # fmt: skip
     text = said(capsys, "explain", "--diff", "run.toml", "other.toml")
     assert "on_step_end: hook leaves, function: Leaves.on_step_end in run.toml, Look.on_step_end in other.toml" in text
     assert "asks: trainer, step in run.toml, step, loss in other.toml" in text
     assert json.loads(said(capsys, "explain", "--diff", "run.toml", "fails.toml", "--json"))["differences"]
+
+
+def test_it_names_settings_that_no_listener_shows_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = '[hooks.gradient_monitor]\nlog_frequency = {}\nbudget = "{}"\n[hooks.webhook]\nurl = "https://example.org/{}"\n'
+    Path("one.toml").write_text(RUN + monitor.format(10, "1%", "first-secret"))
+    Path("two.toml").write_text(RUN.replace("seed = 1", "accumulate_grad_batches = 4") + monitor.format(500, "2%", "other-secret"))
+    text = said(capsys, "explain", "--diff", "one.toml", "two.toml")
+    for line in ("trainer.seed: 1 in one.toml, not set in two.toml", "trainer.accumulate_grad_batches: not set in one.toml, 4 in two.toml",
+                 "hooks.gradient_monitor.log_frequency: 10 in one.toml, 500 in two.toml",
+                 'hooks.gradient_monitor.budget: "1%" in one.toml, "2%" in two.toml',
+                 "hooks.webhook.url: (not shown) in one.toml, (not shown) in two.toml"):  # fmt: skip
+        assert line in text
+    assert "secret" not in text
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
@@ -182,3 +200,23 @@ def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
                           capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "To resume: hookline fit fails.toml --trainer.run_dir=died"
+
+
+def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
+    Path("quits.toml").write_text(Path("fails.toml").read_text().replace("trace_parts.Fails", "trace_parts.Quits"))
+    done = subprocess.run([sys.executable, "-m", "hookline", "fit", "quits.toml", "--trainer.run_dir=quit", "--hooks.fails.token=word"],
+                          capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
+    assert done.returncode == 3
+    *_, failed, saved, _, command = done.stderr.splitlines()
+    assert failed.startswith("Failed: SystemExit: 3, in hook 'fails', on_step_end, epoch 1, batch 1, step 6")
+    assert saved.startswith("Saved: quit/checkpoints/") and saved.endswith("at step 4.")
+    assert command == "Or: hookline fit quits.toml --trainer.run_dir=quit --hooks.fails.token=..."
+    records = [json.loads(line) for line in Path("quit/log.jsonl").read_text().splitlines()]
+    assert [each["exception"] for each in records if each["type"] == "failure"] == ["SystemExit"]
+
+
+def test_a_job_of_several_ranks_is_resumed_as_one() -> None:
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hookline", "fit",
+                           "fails.toml", "--trainer.run_dir=both", "--trainer.max_epochs=5"], capture_output=True, text=True, check=False, timeout=100,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert "torchrun --standalone --nproc-per-node 2 -m hookline fit fails.toml --trainer.run_dir=both" in done.stderr

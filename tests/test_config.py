@@ -53,6 +53,9 @@ class Needy(Net):
         super().__init__()
         self.classes = classes
 
+class Untyped(Hook):
+    def __init__(self, url): self.url = url
+
 class Several(DataModule):
     def train_dataloader(self): return {name: [(torch.ones(2, 4), torch.ones(2, 2))] * 4 for name in ("web", "code")}
 
@@ -495,6 +498,11 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "switch that would do nothing": (BASIC + "[hooks]\nlr_monitor_config = {frequency = 'step'}\n", "hooks.lr_monitor_config",
                                      ("enable_lr_monitor",)),
     "missing parameter": (BASIC.replace("parts_here.Net", "parts_here.Needy"), "module", ("needs classes", "module.classes")),
+    "missing parameter without a type": (HOOK + 'class_path = "parts_here.Untyped"\n', "hooks.h", ("Untyped needs url", "hooks.h.url")),
+    "misspelt module beside the file": (BASIC.replace("parts_here.Net", "part_here.Net"), "module.class_path",
+                                        ("may not be imported", "Did you mean 'parts_here.Net'?")),
+    "misspelt package": (BASIC.replace("parts_here.Net", "hokline.demos.BoringModel"), "module.class_path",
+                         ("Did you mean 'hookline.demos.BoringModel'?",)),
     "none of the choices": (BASIC.replace('"parts_here.Net"', '{class_path = "parts_here.Net", kind = "deap"}'), "module.kind",
                             ('"plain" or "deep"', "Did you mean 'deep'?")),
     "wrong class inside the arguments": (
@@ -796,3 +804,8 @@ def test_a_wrong_mixture_is_refused_with_its_key(project: Path, text: str, key: 
         config_of(project, f"{MIXED}[mixture]\n{text}\n").build()
     assert refused.value.data()["key"] == key
     assert said in str(refused.value)
+
+
+def test_the_page_on_configuration_names_every_section() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert [name for name in SECTIONS if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page] == []

@@ -136,6 +136,13 @@ def test_what_cannot_be_called_is_refused_with_the_reason(project: Path, path: s
         assert said in str(error), error
 
 
+@pytest.mark.parametrize("key", ["loss", "step"])
+def test_the_loss_and_the_step_are_no_way_round_that(project: Path, key: str) -> None:
+    (project / f"{key}_leads_away.py").write_text("from os import system\n")
+    error = refused(project, "", f"--{key}={key}_leads_away.system")
+    assert "this leads to posix.system, and 'posix.system' may not be imported from here" in str(error), error
+
+
 def test_a_module_that_may_not_be_imported_is_not(project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "stranger_here.py").write_text("def f(step): return 1.0\n")
@@ -147,7 +154,7 @@ def test_a_module_that_may_not_be_imported_is_not(project: Path, tmp_path_factor
 
 
 def test_a_function_with_the_wrong_parameters_is_refused_before_the_first_step(project: Path) -> None:
-    assert "asks for 'weather'; it may ask for step, epoch, total" in str(refused(project, f'{SCHEDULE}schedule = "typed_here.asks_too_much"\n'))
+    assert "asks for 'weather'. It may ask for step, epoch, total" in str(refused(project, f'{SCHEDULE}schedule = "typed_here.asks_too_much"\n'))
 
 
 def test_a_name_stays_a_name_and_a_function_is_spelled_in_words(project: Path) -> None:

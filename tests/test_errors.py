@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import pytest
+import torch
 from tiny import Net, batches, quiet
 
 from hookline import (
@@ -21,7 +22,16 @@ from hookline import (
     OptionError,
     StopTraining,
 )
-from hookline.errors import closest
+from hookline.errors import closest, described
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    (True, "True"), ("text", "'text'"), ([], "[]"), (torch.ones(2, 3), "Tensor (2, 3)"), (torch.tensor(1.0), "Tensor ()"),
+    ([torch.ones(4), "label"], "list (Tensor (4,), str)"), ({"x": torch.ones(1)}, "dict ('x': Tensor (1,))"),
+    (tuple(range(9)), "tuple (int, int, int, int, ...)"), ("x" * 200, "str"),
+])  # fmt: skip
+def test_a_large_value_is_described_by_what_it_is_and_a_small_one_shown(value, said):
+    assert described(value) == said
 
 
 @pytest.mark.parametrize("signal", [SKIP_BATCH, END_EPOCH, SKIP_STEP, STEP_DONE], ids=repr)

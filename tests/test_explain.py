@@ -228,6 +228,11 @@ def test_rich_renders_the_same_listeners():
         assert line.strip("│├└─ ") in shown
 
 
+def test_rich_shows_the_whole_lifecycle_where_nobody_listens_yet():
+    explanation = hookline.explain()
+    assert [line.strip("│├└─ ") for line in rendered(explanation).splitlines()] == [line.strip("│├└─ ") for line in str(explanation).splitlines()]
+
+
 def test_rich_takes_square_brackets_in_names_literally():
     trainer = quiet(hooks=[Late("loss[val]")])
     assert "loss[val]" in rendered(trainer.explain())

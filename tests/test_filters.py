@@ -348,3 +348,24 @@ def test_an_interval_that_makes_no_sense_is_refused_where_it_is_written(argument
 def test_an_unknown_unit_is_an_error_with_the_closest_one_and_the_list():
     with pytest.raises(HookError, match=r"unknown unit 'stepps'. Did you mean 'step'\? Units: steps, batches, epochs"):
         every("5 stepps")
+
+
+@pytest.mark.parametrize("bare", [every, after, before], ids=["every", "after", "before"])
+def test_a_decorator_that_forgot_its_interval_says_where_it_goes(bare):
+    with pytest.raises(HookError, match=rf"@{bare.__name__} is missing its interval.*@{bare.__name__}\('500 steps'\)"):
+
+        @bare
+        def on_step_end(step):
+            ...
+
+
+def test_once_may_be_written_with_parentheses():
+    got = []
+
+    class First(Hook):
+        @once()
+        def on_train_batch_end(self, batch_idx):
+            got.append(batch_idx)
+
+    quiet(hooks=[First()]).fit(Net(), batches(3))
+    assert got == [0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HookError, on
+from hookline import Hook, HookError, every, on
 
 
 class Note(Hook):
@@ -500,3 +500,39 @@ def test_accounting_can_be_left_out():
     trainer.fit(Net(), batches(2))
     assert len(got) == 6
     assert trainer.hooks.cost() == []
+
+
+# ---- functions on a trainer --------------------------------------------------------------------------------------
+
+
+def test_one_function_can_stand_below_several_registrations_and_their_handle_removes_them_all():
+    got = []
+    trainer = quiet()
+
+    @trainer.on("train_end")
+    @trainer.on("train_batch_end", every=2)
+    def note(step):
+        got.append(step)
+
+    trainer.fit(Net(), batches(4))
+    assert got == [2, 4, 4]
+    note(7)
+    assert got[-1] == 7
+    note.remove()
+    assert trainer.hooks.list_hooks() == []
+
+
+@pytest.mark.parametrize(("register", "said"), [
+    (lambda trainer, note: trainer.on("step_end", note), r"not note. To register a function: trainer.on\('step_end'\)\(note\)"),
+    (lambda trainer, note: trainer.on(note), r"trainer.on\(\) takes names of events, not note.*@trainer.on\('step_end'\) above it"),
+    (lambda trainer, note: on(note), r"on\(\) takes names of events, not note.*@on\('step_end'\) above it"),
+    (lambda trainer, note: on("step_end", 3), r"on\(\) takes names of events, not 3"),
+    (lambda trainer, note: every(2)(trainer.on("step_end")(note)), "put the decorator below @trainer.on, or pass it there"),
+    (lambda trainer, note: on("step_end")(trainer.on("step_end")(note)), "put the decorator below @trainer.on"),
+], ids=["both at once", "bare", "on, bare", "a number", "filter above", "on above"])  # fmt: skip
+def test_a_function_registered_the_wrong_way_is_an_error_that_shows_the_right_one(register, said):
+    def note(step):
+        ...
+
+    with pytest.raises(HookError, match=said):
+        register(quiet(), note)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, no_event, on, when
+from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, every, no_event, on, once, when
 from hookline.listener import can_answer
 
 # ---- which methods listen ----------------------------------------------------------------------------------------
@@ -210,6 +210,157 @@ def test_a_method_of_any_name_listens_if_marked():
 
     quiet(hooks=[Marked()]).fit(Net(), batches(2))
     assert got == [0, 2]
+
+
+# ---- what would never be called, without a word ------------------------------------------------------------------
+
+
+class Awaited(Hook):
+    async def on_step_end(self, step):
+        ...
+
+
+class Yields(Hook):
+    def on_train_batch_start(self, step):
+        yield step
+
+
+class FilterOnNoEvent(Hook):
+    @every("2 steps")
+    def step_end(self, step):
+        ...
+
+
+class FilterOnAnyName(Hook):
+    @once
+    def report(self, step):
+        ...
+
+
+class WithoutOn(Hook):
+    def train_batch_end(self, loss):
+        ...
+
+
+class Text(Hook):
+    on_step_end = "log"
+
+
+class Inherits(Text):
+    ...
+
+
+class NoPredicate(Hook):
+    @when
+    def on_step_end(self, step):
+        ...
+
+
+@pytest.mark.parametrize(("hook", "said"), [
+    (Awaited, r"Awaited.on_step_end is `async def`.*Write `def`"),
+    (on("step_end")(Awaited.on_step_end), r"function on_step_end is `async def`"),
+    (Yields, r"Yields.on_train_batch_start contains `yield`"),
+    (FilterOnNoEvent, r"FilterOnNoEvent.step_end has a filter but is no event.* Did you mean 'on_step_end'\?.*@hookline.no_event"),
+    (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is no event"),
+    (WithoutOn, r"WithoutOn.train_batch_end is no event.* Did you mean 'on_train_batch_end'\?.*@hookline.no_event"),
+    (Text, r"Text.on_step_end is 'log', which cannot be called. Write a method, `def on_step_end\(self\)"),
+    (Inherits, r"Inherits.on_step_end is 'log'"),
+    (NoPredicate, r"`@when` above on_step_end has no predicate"),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_what_is_meant_as_a_listener_and_would_never_be_called_is_refused(hook, said):
+    with pytest.raises(HookError, match=said):
+        quiet(hooks=[hook])
+
+
+def test_async_and_a_filter_on_no_event_are_refused_in_a_module_too():
+    class AwaitedNet(Net):
+        async def on_train_start(self):
+            ...
+
+    class Filtered(Net):
+        @every(2)
+        def train_epoch_end(self):
+            ...
+
+    with pytest.raises(HookError, match="AwaitedNet.on_train_start is `async def`"):
+        quiet().fit(AwaitedNet(), batches(1))
+    with pytest.raises(HookError, match="Did you mean 'on_train_epoch_end'"):
+        quiet().fit(Filtered(), batches(1))
+
+
+class Helpers(Hook):
+    """Methods and values of one's own that only look like events."""
+
+    on_epoch_end = True
+    on_train_end = None
+    on_gpu = "cuda"
+
+    def on_train_start(self, epoch, path="here"):
+        self.epoch_start(epoch)
+        getattr(self, "fit_start")()
+        self.save_checkpoint(path)
+
+    def epoch_start(self, epoch):
+        ...
+
+    def fit_start(self):
+        ...
+
+    def save_checkpoint(self, path):
+        ...
+
+    def exception(self):
+        ...
+
+    def test_end(self, folder):
+        ...
+
+    def train_end(self):
+        ...
+
+    on_fit_end = train_end
+
+    @no_event
+    def train_batch_end(self, loss):
+        ...
+
+    @no_event
+    @every("2 steps")
+    def step_end(self, step):
+        ...
+
+
+def test_helpers_of_ones_own_are_left_alone():
+    class Template(Hook):
+        def on_train_epoch_end(self, epoch):
+            self.train_epoch_end(epoch)
+
+    class Filled(Template):
+        def train_epoch_end(self, epoch):
+            self.seen = epoch
+
+    class Called(Net):
+        def epoch_end(self, epoch):
+            ...
+
+    class Overridden(Text):
+        def on_step_end(self):
+            ...
+
+    filled = Filled()
+    trainer = quiet(hooks=[Helpers(), filled, Overridden()])
+    trainer.fit(Called(), batches(1))
+    assert (trainer.status, filled.seen) == ("completed", 0)
+
+
+def test_a_loader_may_be_written_with_yield_because_what_it_returns_is_used():
+    class Brings(Net):
+        def train_dataloader(self):
+            yield from batches(2)
+
+    trainer = quiet()
+    trainer.fit(Brings())
+    assert trainer.state.step == 2
 
 
 # ---- a failing listener ------------------------------------------------------------------------------------------

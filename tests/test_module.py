@@ -180,3 +180,16 @@ def test_one_optimizer_comes_alone_and_several_as_a_list() -> None:
     quiet().fit(One(), batches(1))
     assert len(seen[0]) == 2
     assert seen[1].param_groups[0]["lr"] == 0.1
+
+
+def test_a_module_that_forgot_super_init_is_told_so_before_the_run() -> None:
+    class Forgetful(Module):
+        def __init__(self) -> None:
+            self.width = 3
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise AssertionError("never reached")
+
+    with pytest.raises(HooklineError, match=r"Forgetful.__init__ does not call super\(\).__init__\(\)") as caught:
+        quiet().fit(Forgetful(), batches(1))
+    assert not any("_door" in note for note in caught.value.__notes__)

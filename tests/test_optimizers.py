@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tiny import Net, batches, quiet
-from torch.optim import LBFGS, SGD, Adam
+from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import OptionError
-from hookline.optimizers import Schedule, needs_closure, parse
+from hookline.optimizers import Schedule, bare, needs_closure, parse
 
 
 @pytest.fixture
@@ -101,6 +101,25 @@ def test_only_some_optimizers_need_a_closure(net: Net) -> None:
     assert not needs_closure(Adam(net.parameters()))
 
 
+def test_a_coat_around_an_optimizer_needs_a_closure_if_either_of_them_does(net: Net) -> None:
+    class Coat(Optimizer):
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+            super().__init__(optimizer.param_groups, {})
+
+        def step(self, closure: Any = None) -> Any:
+            return self.optimizer.step(closure)
+
+    class Asks(Coat):
+        def step(self, closure: Any) -> Any:
+            return super().step(closure)
+
+    assert needs_closure(Coat(LBFGS(net.parameters()))) and needs_closure(Asks(sgd(net)))
+    assert not needs_closure(Coat(Coat(sgd(net))))
+    inner = sgd(net)
+    assert bare(Coat(Coat(inner))) is inner and bare(inner) is inner
+
+
 def test_any_object_with_a_step_can_be_a_scheduler() -> None:
     class Counts:
         steps = 0
@@ -138,3 +157,12 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 
     with pytest.raises(OptionError, match="SGD holds no parameter of Stranger"):
         quiet().fit(Stranger(), batches(2))
+
+
+def test_a_scheduler_class_is_refused_before_the_run_needs_it() -> None:
+    class Scheduled(Net):
+        def configure_optimizers(self) -> Any:
+            return [SGD(self.parameters(), lr=0.1)], [StepLR]
+
+    with pytest.raises(OptionError, match=r"lr_scheduler StepLR is a class; pass an object of it.*StepLR\(optimizer\)"):
+        quiet().fit(Scheduled(), batches(1))

@@ -531,3 +531,32 @@ def test_an_event_nobody_listens_to_costs_a_no_op_again_after_its_last_listener_
 def test_a_slot_that_does_not_exist_is_an_error_with_the_closest_name():
     with pytest.raises(AttributeError, match="Did you mean 'on_step_end'"):
         quiet().plan.on_stepp_end
+
+
+def test_a_batch_returned_where_a_signal_belongs_is_described_not_printed():
+    class Replaces(Hook):
+        def on_train_batch_start(self, batch):
+            return batch
+
+    with pytest.raises(HookError) as caught:
+        quiet(hooks=[Replaces()]).fit(Net(), batches(1, size=500))
+    said = str(caught.value)
+    assert "returned tuple (Tensor (500, 4), Tensor (500, 2)) from on_train_batch_start" in said
+    assert "replace the batch, return it from on_after_batch_transfer" in said and len(said) < 250
+
+
+@pytest.mark.parametrize(("attribute", "said"), [
+    ("log", "A hook logs through the trainer: `def on_step_end(self, trainer): trainer.log('name', value)`."),
+    ("trainer", "by the name of a parameter: `def on_step_end(self, trainer): ...`"),
+    ("grad_norm", "`def on_step_end(self, grad_norm): ...`"),
+    ("colour", ""),
+])  # fmt: skip
+def test_what_a_hook_has_not_got_but_can_ask_for_is_said(attribute, said):
+    class Wants(Hook):
+        def on_step_end(self):
+            getattr(self, attribute)
+
+    with pytest.raises(AttributeError) as caught:
+        quiet(hooks=[Wants()]).fit(Net(), batches(1))
+    hints = [note for note in caught.value.__notes__ if "A hook" in note]
+    assert [said in hint for hint in hints] == ([True] if said else [])

@@ -9,6 +9,7 @@ import pytest
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import EVENTS, SKIP_BATCH, Hook, HooklineError, OptionError, StepContext, StopTraining, declare_event, every, on
+from hookline.hooks import EarlyStopping
 from hookline.replay import NotRecorded, replay
 
 
@@ -193,6 +194,25 @@ def test_nothing_to_hear_is_an_error():
         replay("trace.json", on("test_end")(lambda: None))
     with pytest.raises(OptionError, match=r"has no events of rank 3; it has those of 0"):
         replay("trace.json", Notes(), rank=3)
+
+
+def test_a_rank_that_is_played_is_the_one_that_the_hook_is_on():
+    record()
+    text = Path("trace.json").read_text()
+    Path("rank1.json").write_text(text.replace('"pid":0', '"pid":1').replace('"rank":0', '"rank":1'))
+    notes = Notes()
+    notes.ranks = [1]
+    assert replay("rank1.json", notes).events and notes.notes
+    notes = Notes()
+    notes.ranks = "zero"
+    replay("rank1.json", notes)
+    assert not notes.notes
+
+
+def test_a_built_in_hook_that_only_needs_metrics_says_what_it_would_have_done():
+    record()
+    done = replay("trace.json", EarlyStopping("val/loss", stopping_threshold=1e9))
+    assert any(each.startswith("stop at epoch 0") and "has reached the threshold" in each for each in done.asked)
 
 
 def test_a_trace_without_any_event_is_refused():

@@ -175,3 +175,18 @@ def test_the_loss_of_a_module_that_computes_its_own_cannot_be_replaced() -> None
     trainer.fit(Net(), batches(1))
     with pytest.raises(HooklineError, match="on_before_backward"):
         trainer.loss = F.l1_loss
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"loss": nn.MSELoss}, r"loss=MSELoss is a class; pass an object of it, MSELoss\(\)"),
+    ({"loss": "mse_loss"}, r"loss='mse_loss' must be a function of outputs and targets. Did you mean 'mse_loss' of torch.nn.functional\?"),
+    ({"loss": "mse"}, "Did you mean 'mse_loss' of torch.nn.functional"),
+    ({"loss": 3}, "loss=3 must be a function of outputs and targets.$"),
+    ({"step": "step"}, "step='step' must be a function of model and batch.$"),
+])  # fmt: skip
+def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(given: dict[str, Any], said: str) -> None:
+    net = nn.Linear(4, 2)
+    trainer = quiet()
+    trainer.on("train_start")(lambda: pytest.fail("the run has begun"))
+    with pytest.raises(OptionError, match=said):
+        trainer.fit(net, batches(1), optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **given)

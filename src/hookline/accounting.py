@@ -55,10 +55,12 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._began = self._ended = 0
+        self.counted_twice = 0.0
+        """Seconds of hooks inside another hook's call: one that validates in the middle of a run."""
 
     def start(self) -> None:
         """From now on."""
-        self._began, self._ended = time.perf_counter_ns(), 0
+        self._began, self._ended, self.counted_twice = time.perf_counter_ns(), 0, 0.0
 
     def stop(self) -> None:
         """The run is over."""
@@ -70,14 +72,14 @@ class Stopwatch:
         return ((self._ended or time.perf_counter_ns()) - self._began) / 1e9 if self._began else 0.0
 
 
-def cost_table(rows: Sequence[Cost], seconds: float) -> str:
-    """The dearest rows as text, and the slow hooks by name."""
+def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0) -> str:
+    """The dearest rows as text, and the slow hooks by name. A row has all that happened within its calls."""
     shown = rows[:SHOWN]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [(row.hook, row.event, str(row.calls), duration(row.seconds), duration(row.mean), duration(row.worst),
                f"{row.share:.1%}") for row in shown]  # fmt: skip
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    together = sum(row.seconds for row in rows)
+    together = sum(row.seconds for row in rows) - counted_twice
     part = f", {together / seconds:.1%}" if seconds else ""
     lines = [f"Hooks took {duration(together)} of {duration(seconds)} of training{part}:"]
     for line in cells:
@@ -86,7 +88,7 @@ def cost_table(rows: Sequence[Cost], seconds: float) -> str:
         lines.append("  " + "  ".join(parts).rstrip())
     if rest := rows[SHOWN:]:
         lines.append(f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: trainer.hooks.cost()")
-    lines += [f"  slow: {name}, {share:.0%} of the training time" for name, share in slow_hooks(rows).items()]
+    lines += [f"  slow: {name}, {min(share, 1):.0%} of the training time" for name, share in slow_hooks(rows).items()]
     return "\n".join(lines)
 
 

@@ -56,34 +56,37 @@ class Budget:
         """A run begins, or the hook joins one."""
         self.began, self.told = self.clock(), False
 
+    @property
+    def spent(self) -> int:
+        """Nanoseconds, of all its listeners."""
+        return sum(each.spent for each in self.allowances)
+
     def room(self, allowance: Allowance) -> float:
         """Nanoseconds that are left before the budget is used up; negative beyond it."""
         if self.share is not None:
-            spent = sum(each.account.total for each in self.allowances)
-            return self.share * (self.clock() - self.began) - spent
-        return self.each * (allowance.account.calls + allowance.left_out) - allowance.account.total
+            return self.share * (self.clock() - self.began) - self.spent
+        return self.each * (allowance.calls + allowance.left_out) - allowance.spent
 
     def is_early(self, allowance: Allowance) -> bool:
         """Whether it is too soon to judge."""
-        return self.clock() - self.began < WARM_UP if self.share is not None else allowance.account.calls < FIRST_CALLS
+        return self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
 
     def tell(self, allowance: Allowance) -> None:
         """Say once what it costs, what it may cost, and what is done about it."""
         if self.told:
             return
         self.told = True
-        spent, account = sum(each.account.total for each in self.allowances), allowance.account
         done = {"warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
                 "throttle": "some of its calls are left out from now on", "disable": "it is switched off"}[self.over]  # fmt: skip
         log.warning("hook %r is over its budget of %s: %.2g%% of the training time; in %s %s calls, %s each; %s.",
-                    self.name, self.text, 100 * spent / max(1, self.clock() - self.began), allowance.event.name,
-                    account.calls, duration(account.total / 1e9 / max(1, account.calls)), done)  # fmt: skip
+                    self.name, self.text, 100 * self.spent / max(1, self.clock() - self.began), allowance.event.name,
+                    allowance.calls, duration(allowance.spent / 1e9 / max(1, allowance.calls)), done)  # fmt: skip
 
 
 class Allowance:
     """The budget as one listener sees it."""
 
-    __slots__ = ("account", "budget", "event", "left_out", "limit", "resting")
+    __slots__ = ("_calls_before", "_spent_before", "account", "budget", "event", "left_out", "limit", "resting")
 
     def __init__(self, budget: Budget, event: Event, account: Account) -> None:
         self.budget, self.event, self.account = budget, event, account
@@ -92,11 +95,23 @@ class Allowance:
         self.resting = False
         self.left_out = 0
         """Calls that were not made, to stay within the budget."""
+        self._calls_before = self._spent_before = 0
 
     def begin(self) -> None:
-        """A run begins."""
+        """The training begins, or the hook joins it or is switched on again: what it has cost before does not count."""
         self.limit, self.resting, self.left_out = 0.0, False, 0
+        self._calls_before, self._spent_before = self.account.calls, self.account.total
         self.budget.begin()
+
+    @property
+    def calls(self) -> int:
+        """Since then."""
+        return self.account.calls - self._calls_before
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds since then."""
+        return self.account.total - self._spent_before
 
     def around(self, call: Caller) -> Caller:
         """The counted call, looked at when it may have become too dear."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 
 class HooklineError(Exception):
@@ -84,7 +85,40 @@ STEP_DONE: Final = Signal("STEP_DONE", 2)
 """Returned from on_before_optimizer_step: the hook has made the update itself; it counts."""
 
 
+ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
+    "accelerator": ("device",), "gpus": ("device",), "devices": ("device",), "ckpt_path": ("resume", "checkpoint"),
+    "resume_from_checkpoint": ("resume", "checkpoint"), "train_dataloaders": ("train",), "train_dataloader": ("train",),
+    "val_dataloaders": ("val",), "val_dataloader": ("val",), "dataloaders": ("loaders", "train"), "last": ("auto",),
+    "latest": ("auto",), "newest": ("auto",), "criterion": ("loss",), "loss_fn": ("loss",),
+})  # fmt: skip
+"""What people know from other systems, and its names here: no likeness of letters leads from one to the other."""
+
+
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string."""
-    found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string: a far-fetched name leads astray."""
+    names = list(allowed)
+    found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def described(value: Any) -> str:
+    """A value in an error: small ones as they are written, of others what they are. `list (Tensor (4, 3), Tensor (4,))`."""
+    kind = type(value).__name__
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"{kind} {_of_shape(shape)}"
+    if isinstance(value, list | tuple) and value:
+        return f"{kind} ({', '.join(map(_inside, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    if isinstance(value, dict) and value:
+        items = [f"{key!r}: {_inside(each)}" for key, each in list(value.items())[:4]]
+        return f"{kind} ({', '.join(items)}{', ...' if len(value) > 4 else ''})"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else kind
+
+
+def _inside(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{type(value).__name__} {_of_shape(shape)}"
+
+
+def _of_shape(shape: Any) -> str:
+    return str(tuple(shape)) if isinstance(shape, Iterable) else str(shape)

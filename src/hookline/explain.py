@@ -12,7 +12,7 @@ from typing import Any
 from hookline.errors import HookError, closest
 from hookline.events import BRANCHES, EVENTS, EVERY_VERB, RECEIVERS, Event
 from hookline.foreign import Adapter
-from hookline.listener import Listener
+from hookline.listener import Listener, plain_function
 from hookline.plan import Plan
 
 _BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
@@ -66,7 +66,7 @@ class Explanation:
         from rich.tree import Tree
 
         tree = Tree(Text(self.root.title, "bold"))
-        _grow(tree, self.root, Text)
+        _grow(tree, self.root, Text, everything=not _heard(self.root))
         if self.mixture:
             tree.add(Text("mixture of the training loaders", "italic")).add(Text(self.mixture))
         return tree
@@ -124,7 +124,7 @@ def _branch(root: Node, path: list[str]) -> Node:
 
 
 def _describe(listener: Listener, plan: Plan) -> dict[str, Any]:
-    function = getattr(listener.function, "func", listener.function)
+    function = plain_function(listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
         "name": listener.name,
@@ -196,18 +196,22 @@ def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
             yield f"{corner}{child.title}"
             yield from _draw(child, deeper, everything)
         else:
-            yield f"{corner}{child.event.name}{f' · {child.note}' if child.note else ''}"
+            yield f"{corner}{_title(child)}"
             yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
 
 
-def _grow(tree: Any, node: Node, text: Any) -> None:
+def _title(moment: Moment) -> str:
+    return f"{moment.event.name}{f' · {moment.note}' if moment.note else ''}"
+
+
+def _grow(tree: Any, node: Node, text: Any, everything: bool) -> None:
     for child in node.children:
-        if not _heard(child):
+        if not (everything or _heard(child)):
             continue
         if isinstance(child, Node):
-            _grow(tree.add(text(child.title, "italic")), child, text)
+            _grow(tree.add(text(child.title, "italic")), child, text, everything)
         else:
-            branch = tree.add(text(child.event.name, "bold cyan"))
+            branch = tree.add(text(_title(child), "bold cyan"))
             for listener in child.listeners:
                 branch.add(text(_line(listener)))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 from hookline.errors import HookError, closest
 
@@ -45,8 +45,10 @@ class Filter(Protocol):
         ...
 
 
-def parse_interval(interval: int | str, what: str) -> tuple[float, str]:
+def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
     """`"500 steps"` -> (500, "step"), `"1M tokens"` -> (1000000, "token"), `100` -> (100, "call")."""
+    if callable(interval):
+        raise HookError(f"@{what} is missing its interval: write it in parentheses, as in @{what}('500 steps').")
     if isinstance(interval, bool) or not isinstance(interval, int | str):
         raise HookError(f"{what}={interval!r}: use a number of calls, or text such as '500 steps' or '10 minutes'.")
     if isinstance(interval, int):
@@ -62,7 +64,7 @@ def parse_interval(interval: int | str, what: str) -> tuple[float, str]:
         if unit not in allowed:
             raise HookError(f"{what}={interval!r}: unknown unit {match[3]!r}.{closest(unit, allowed)} "
                             f"Units: {', '.join(each + 's' if each != 'batch' else 'batches' for each in allowed)}.")  # fmt: skip
-    if number <= 0 or (unit not in SECONDS and number != int(number)):
+    if (number <= 0 and not from_zero) or (unit not in SECONDS and number != int(number)):
         raise HookError(f"{what}={interval!r}: the number must be positive" +
                         ("." if unit in SECONDS else f", and whole for {unit}s."))  # fmt: skip
     return number, unit
@@ -251,7 +253,11 @@ class When:
     def __call__(self, function: F) -> F:
         """As a decorator of a hook method or a function."""
         recipes = [*getattr(function, "__hookline_when__", ()), self]
-        function.__hookline_when__ = recipes  # type: ignore[attr-defined]
+        try:
+            function.__hookline_when__ = recipes  # type: ignore[attr-defined]
+        except AttributeError:
+            raise HookError(f"Only a function can be marked, not a {type(function).__name__}: put the decorator below "
+                            "@trainer.on, or pass it there: @trainer.on('step_end', every='500 steps').") from None  # fmt: skip
         return function
 
 
@@ -260,9 +266,17 @@ def every(interval: int | str) -> When:
     return When(every=interval)
 
 
-def once(function: F) -> F:
+@overload
+def once(function: F) -> F: ...
+
+
+@overload
+def once() -> When: ...
+
+
+def once(function: Any = None) -> Any:
     """`@once` on a hook method: the first time only."""
-    return When(once=True)(function)
+    return When(once=True) if function is None else When(once=True)(function)
 
 
 def after(limit: int | str) -> When:

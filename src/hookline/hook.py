@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from hookline._methods import HookMethods
+from hookline.errors import HookError
 from hookline.filters import When
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,14 +83,26 @@ def on(
 
     Pass the function in `Trainer(hooks=[report])`.
     """
+    check_names("on", events)
     recipe = When(every, once, after, before, when)
 
     def mark(function: F) -> F:
+        recipe(function)
         marked: list[str] = [*getattr(function, "__hookline_on__", ()), *events]
         function.__hookline_on__ = marked  # type: ignore[attr-defined]
-        return recipe(function)
+        return function
 
     return mark
+
+
+def check_names(call: str, events: Iterable[Any]) -> None:
+    """A function among the names of events is easily put there by mistake."""
+    for event in events:
+        if not isinstance(event, str):
+            name = getattr(event, "__name__", "function").replace("<lambda>", "function")
+            named = next((repr(each) for each in events if isinstance(each, str)), "'step_end'")
+            raise HookError(f"{call}() takes names of events, not {name if callable(event) else repr(event)}. To register a "
+                            f"function: {call}({named})({name}), or @{call}({named}) above it.")  # fmt: skip
 
 
 def snake_case(name: str) -> str:

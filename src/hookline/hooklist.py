@@ -15,7 +15,7 @@ from hookline.errors import HookError, closest
 from hookline.events import Event, EventTable
 from hookline.filters import When
 from hookline.foreign import Adapter, adopt
-from hookline.hook import TIERS, FunctionHook, Hook, snake_case
+from hookline.hook import TIERS, FunctionHook, Hook, check_names, snake_case
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
 
@@ -29,6 +29,12 @@ class Entry:
     listeners: list[Listener]
     enabled: bool = True
 
+    def begin_budget(self) -> None:
+        """What it has cost until now does not count, for its budget."""
+        for each in self.listeners:
+            if each.allowance is not None:
+                each.allowance.begin()
+
     @property
     def given(self) -> Any:
         """The hook as the user gave it, where another stands for it."""
@@ -38,9 +44,12 @@ class Entry:
 class Handle:
     """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the block."""
 
-    def __init__(self, hooks: HookList, entry: Entry) -> None:
+    __slots__ = ("_below", "_hooks", "entry")  # so that a filter above `@trainer.on`, which would be lost, is an error
+
+    def __init__(self, hooks: HookList, entry: Entry, below: Handle | None = None) -> None:
         self._hooks = hooks
         self.entry = entry
+        self._below = below
 
     @property
     def name(self) -> str:
@@ -53,8 +62,10 @@ class Handle:
         return self.entry.given
 
     def remove(self) -> None:
-        """Take the hook out; doing it twice does nothing."""
+        """Take the hook out; doing it twice does nothing. Of decorators above one another: what all of them registered."""
         self._hooks.discard(self.entry)
+        if self._below is not None:
+            self._below.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A function registered by a decorator can still be called."""
@@ -107,6 +118,16 @@ class HookList:
     def entries(self) -> list[Entry]:
         """Every entry, switched on or not."""
         return list(self._entries.values())
+
+    def begin_training(self) -> None:
+        """What set-up took is no training: costs are shares of what comes now, and budgets begin."""
+        self.stopwatch.start()
+        for entry in self._entries.values():
+            entry.begin_budget()
+
+    def seconds_spent(self) -> float:
+        """What all calls took so far, those within others included."""
+        return sum(each.account.total for entry in self._entries.values() for each in entry.listeners) / 1e9
 
     def cost(self) -> list[Cost]:
         """Calls and time per hook and event so far, with its share of the training time; the dearest first."""
@@ -193,6 +214,22 @@ class HookList:
         if self.guests is not None:
             self.guests.farewell(entry)
 
+    def set_aside(self, entries: list[Entry]) -> Callable[[], None]:
+        """Take these out for a while; what is returned puts them back in their places, unless their names are taken by then."""
+        places = self.entries()
+        for entry in entries:
+            self.discard(entry)
+
+        def put_back() -> None:
+            known = self._entries
+            back = {each.name: each for each in entries if each.name not in known}
+            here = known | back
+            self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
+            for entry in back.values():
+                self._join(entry)
+
+        return put_back
+
     def enable(self, name: str) -> None:
         """Let a hook hear events again, from the next event on."""
         entry = self.entry(name)
@@ -257,7 +294,8 @@ class HookList:
 
     def _name(self, hook: Any, asked: str | None) -> str:
         explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
-        if explicit and not isinstance(explicit, str):
+        is_theirs = isinstance(hook, Adapter) and not asked and explicit in self._entries  # a callback's `name` may mean anything
+        if is_theirs or (explicit and not isinstance(explicit, str)):
             explicit = ""
         if explicit and explicit in self._entries:
             raise HookError(f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
@@ -275,13 +313,17 @@ class FunctionRegistration:
     def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
         if not events:
             raise HookError("trainer.on() needs an event: trainer.on('train_batch_end').")
+        check_names("trainer.on", events)
         for event in events:
             hooks.check_event(event)
         self._hooks, self._events, self._when, self._name = hooks, events, when, name
 
     def __call__(self, function: Callable[..., Any]) -> Handle:
-        """Register the function."""
-        return self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
+        """Register the function; of a handle, which a second `@trainer.on` gets to see, its function."""
+        below = function if isinstance(function, Handle) else None
+        function = getattr(below.hook, "function", function) if below is not None else function
+        added = self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
+        return Handle(self._hooks, added.entry, below)
 
 
 def _instance_of(cls: type) -> Any:

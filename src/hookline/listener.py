@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from typing import Any, TypeVar
 from hookline.accounting import Account
 from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
 from hookline.budget import Allowance
-from hookline.errors import HookError, OptionError, StopTraining, closest
-from hookline.events import RECEIVERS, Event, EventTable
-from hookline.filters import Filter, _When, filters_of
+from hookline.errors import HookError, OptionError, StopTraining, closest, described
+from hookline.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
+from hookline.filters import Filter, When, _When, filters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -71,7 +72,7 @@ class Listener:
     @property
     def origin(self) -> str:
         """`file.py:12`, where the function is written."""
-        code = getattr(inspect.unwrap(_plain(self.function)), "__code__", None)
+        code = getattr(inspect.unwrap(plain_function(self.function)), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
     def begin(self, s: Any) -> None:
@@ -147,7 +148,8 @@ def _filtered(call: Caller, filters: list[Filter]) -> Caller:
     return filtered
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, out of partials and bound methods."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__func__", function)
@@ -155,7 +157,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def can_answer(function: Callable[..., Any]) -> bool:
     """Whether a call may return something else than None, as far as its code tells."""
-    code = getattr(_plain(function), "__code__", None)
+    code = getattr(plain_function(function), "__code__", None)
     if code is None:
         return True
     before = None
@@ -182,6 +184,7 @@ def make_listener(
 ) -> Listener:  # fmt: skip
     """Bind one function to one event, its filters' predicates included."""
     where = _where(owner, function)
+    _refuse_never_run(function, event, where)
     bind = bind_by_position if by_position else bind_by_name
     binding = bind(function, event, table, where)
     filters = [*(filters or ()), *filters_of(function)]
@@ -193,7 +196,9 @@ def make_listener(
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable, check: bool = True) -> list[Listener]:
-    """Every event method of an object. A misspelt one, or two spellings of one event, is an error."""
+    """Every event method of an object. What is meant as one and would never be called is an error, and so are two spellings."""
+    if check:
+        _refuse_no_methods(owner, receiver, table)
     found: dict[str, Listener] = {}
     spelled: dict[str, str] = {}
     for method, events in event_methods(owner, receiver, table, check):
@@ -214,9 +219,9 @@ def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> 
     known = set(table.names(receiver))
     for method in _own_methods(owner):
         function = inspect.getattr_static(owner, method)
-        if getattr(_plain(getattr(function, "__func__", function)), "__hookline_no_event__", False):
+        if getattr(plain_function(getattr(function, "__func__", function)), "__hookline_no_event__", False):
             continue
-        if marked := getattr(_plain(getattr(function, "__func__", function)), "__hookline_on__", None):
+        if marked := getattr(plain_function(getattr(function, "__func__", function)), "__hookline_on__", None):
             yield method, list(dict.fromkeys(table.named(each, receiver) for each in marked))
         elif method in known:
             event = table.find(method, receiver)
@@ -224,6 +229,8 @@ def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> 
                 yield method, [event]
         elif check and method.startswith("on_"):
             raise HookError(_unknown_method(owner, method, receiver, table))
+        elif check and (problem := _unheard(owner, method, receiver, table)):
+            raise HookError(f"{problem} Mark it with @hookline.no_event if it is a method of your own.")
 
 
 def _own_methods(owner: Any) -> Iterator[str]:
@@ -234,7 +241,7 @@ def _own_methods(owner: Any) -> Iterator[str]:
             seen.add(name)
             yield name
     for cls in type(owner).__mro__:
-        ours = "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
+        ours = _is_ours(cls)
         for name, value in vars(cls).items():
             if name in seen or name.startswith("__"):
                 continue
@@ -243,13 +250,90 @@ def _own_methods(owner: Any) -> Iterator[str]:
                 yield name
 
 
+def _is_ours(cls: type) -> bool:
+    """Whether a class was not written by the user."""
+    return "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
+
+
 def overrides(owner: Any, method: str) -> bool:
     """Whether a user's class, not one of our bases, defines this method."""
     return method in _own_methods(owner)
 
 
+# ---- what would never be called, without a word ------------------------------------------------------------------
+
+
+def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) -> None:
+    """A call of these only makes an object; nobody awaits or exhausts it."""
+    if isinstance(function, When):
+        raise HookError(f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
+                        "`@when(lambda step: step > 5)`.")  # fmt: skip
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise HookError(f"{where} is `async def`, and a run awaits nothing, so its body would never run. Write `def`; "
+                        "for work beside the training start a thread in it.")  # fmt: skip
+    if inspect.isgeneratorfunction(function) and event.returns in (NOTHING, SIGNAL):
+        raise HookError(f"{where} contains `yield`, so a call makes a generator and its body would never run. "
+                        "Take the `yield` out.")  # fmt: skip
+
+
+def _refuse_no_methods(owner: Any, receiver: str, table: EventTable) -> None:
+    """`on_step_end = "log"`: a value in the place of an event method. True, False and None are settings and switches."""
+    for name in table.names(receiver):
+        value = inspect.getattr_static(type(owner), name, None)
+        if name.startswith("on_") and not (callable(value) or hasattr(value, "__get__") or isinstance(value, bool | None)):
+            raise HookError(f"{type(owner).__name__}.{name} is {described(value)}, which cannot be called. Write a method, "
+                            f"`def {name}(self): ...`, or give the value another name.")  # fmt: skip
+
+
+def _unheard(owner: Any, method: str, receiver: str, table: EventTable) -> str:
+    """Why a method that is no event was surely meant as one; an empty string if it may be a helper."""
+    event = table.find(f"on_{method}", receiver)
+    meant = f" Did you mean 'on_{method}'?" if event is not None else ""
+    function = inspect.getattr_static(owner, method)
+    function = plain_function(getattr(function, "__func__", function))
+    where = f"{type(owner).__name__}.{method}"
+    if getattr(function, "__hookline_when__", None):
+        meant = meant or closest(method, table.names(receiver))
+        return f"{where} has a filter but is no event, so it would never be called.{meant}"
+    # only in hooks, which exist to be called by events: a module is called from all sides
+    if receiver != "H" or event is None or not _MOMENT.fullmatch(method) or not inspect.isfunction(function):
+        return ""
+    if _is_used(owner, method, function) or not _asks_for_facts(owner, method, event, table):
+        return ""
+    return f"{where} is no event, so it would never be called.{meant}"
+
+
+_MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
+"""Names that say when, not what: `train_batch_end`; `save_checkpoint` is something that a hook may well do."""
+
+
+def _is_used(owner: Any, method: str, function: Any) -> bool:
+    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name."""
+    for cls in type(owner).__mro__:
+        if _is_ours(cls):
+            continue
+        for name, value in vars(cls).items():
+            plain = plain_function(getattr(value, "__func__", value))
+            if (name != method and plain is function) or method in _words(getattr(inspect.unwrap(plain), "__code__", None)):
+                return True
+    return False
+
+
+def _words(code: Any) -> Iterator[Any]:
+    """The names and constants in a piece of code and the functions inside it."""
+    for each in (*getattr(code, "co_names", ()), *getattr(code, "co_consts", ())):
+        yield from _words(each) if inspect.iscode(each) else (each,)
+
+
+def _asks_for_facts(owner: Any, method: str, event: Event, table: EventTable) -> bool:
+    """Whether it takes what the event gives; a helper has arguments of its own."""
+    parameters = inspect.signature(getattr(owner, method)).parameters.values()
+    return all(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+               or table.fact(each.name, event) is not None for each in parameters)  # fmt: skip
+
+
 def _where(owner: Any, function: Callable[..., Any]) -> str:
-    name = getattr(_plain(function), "__name__", repr(function))
+    name = getattr(plain_function(function), "__name__", type(function).__name__)
     if owner is None or inspect.isroutine(owner):
         return f"function {name}"
     return f"{type(owner).__name__}.{name}"

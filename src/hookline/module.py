@@ -16,6 +16,7 @@ from hookline._methods import DataMethods, ModuleMethods
 from hookline.data.batch import move
 from hookline.errors import HooklineError
 from hookline.strategies.sharded import clip_norm, clip_values
+from hookline.uncopied import Uncopied
 
 
 class Actions:
@@ -121,21 +122,6 @@ class Actions:
         """The loader to predict on, or several."""
 
 
-class _Door:
-    """A module's way to its run. Copies and pickles of the module do not take the run along."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, run: Any = None) -> None:
-        self.run = run
-
-    def __deepcopy__(self, memo: Any) -> _Door:
-        return _Door()
-
-    def __reduce__(self) -> tuple[type[_Door], tuple[()]]:
-        return _Door, ()
-
-
 class Module(Actions, ModuleMethods, nn.Module):
     """A model with its training: override `training_step` and `configure_optimizers`, and any event you care about."""
 
@@ -143,16 +129,19 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._door = _Door()
+        self._door = Uncopied()
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
     def _attach(self, run: Any) -> None:
-        self._door.run = run
+        if "_door" in self.__dict__:
+            self._door.value = run
+        elif run is not None:
+            raise HooklineError(f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first.")
 
     @property
     def _run(self) -> Any:
-        run = self.__dict__["_door"].run if "_door" in self.__dict__ else None
+        run = self.__dict__["_door"].value if "_door" in self.__dict__ else None
         if run is None:
             raise HooklineError(f"{type(self).__name__} is not in a run: this works only while a trainer runs it.")
         return run
@@ -192,7 +181,7 @@ class Module(Actions, ModuleMethods, nn.Module):
         prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None,
     ) -> None:  # fmt: skip
         """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told otherwise."""
-        run = self._door.run or self._run  # the property comes second: it costs a call, and only has an error to raise
+        run = self._door.value or self._run  # the property comes second: it costs a call, and only has an error to raise
         run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:

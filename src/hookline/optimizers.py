@@ -32,6 +32,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         who = f"lr_scheduler {type(self.scheduler).__name__}"
+        if inspect.isclass(self.scheduler):
+            name = self.scheduler.__name__
+            raise OptionError(f"lr_scheduler {name} is a class; pass an object of it, made for the optimizer: {name}(optimizer).")
         if not hasattr(self.scheduler, "step"):
             raise OptionError(f"{who} has no step(); pass an object of torch.optim.lr_scheduler.")
         if self.interval not in ("step", "epoch"):
@@ -67,15 +70,16 @@ def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
 
 
 def bare(optimizer: Any) -> Any:
-    """The optimizer that Accelerate has prepared, without its coat; any other as it is."""
-    return optimizer.optimizer if hasattr(optimizer, "accelerator_state") else optimizer
+    """The optimizer itself, without the coats that Accelerate, Lightning or manual optimization have put around it."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` cannot do without a closure that recomputes the loss (LBFGS)."""
-    parameters = inspect.signature(type(bare(optimizer)).step).parameters
-    closure = parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+    closures = [inspect.signature(type(each).step).parameters.get("closure") for each in (optimizer, bare(optimizer))]
+    return any(each is not None and each.default is each.empty for each in closures)
 
 
 def used_rate(optimizer: Optimizer) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hookline.binding import Caller
-from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest
-from hookline.events import REPLACE, SIGNAL, Event, EventTable
+from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest, described
+from hookline.events import EVENTS, REPLACE, SIGNAL, Event, EventTable
 from hookline.listener import Listener
 
 Trace = Callable[[Listener, Caller], Caller]
@@ -302,7 +302,9 @@ def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:
     if isinstance(value, Signal) and value.name in event.signals:
         return value
     allowed = ", ".join(event.signals)
-    raise HookError(f"{listener.label} returned {value!r} from {event.name}; it may return None, {allowed}.")
+    is_batch = isinstance(value, list | tuple | dict) or hasattr(value, "shape")
+    hint = " To replace the batch, return it from on_after_batch_transfer." if "batch" in event.facts and is_batch else ""
+    raise HookError(f"{listener.label} returned {described(value)} from {event.name}; it may return None, {allowed}.{hint}")
 
 
 def _no_signal_here(value: Any, listener: Listener) -> None:
@@ -321,10 +323,26 @@ class Blame:
 
 def blame(error: BaseException, listener: Listener, s: Any) -> None:
     """Say on the exception itself which hook failed, where, and at which position of the run."""
-    error.add_note(f"raised by {listener.label} in {listener.event.name} ({listener.origin}) at {s.position}")
+    accuse(error, Blame(listener.label, listener.event.name), f"({listener.origin}) at {s.position}")
+    if isinstance(error, AttributeError) and listener.receiver == "H" and error.obj is listener.owner is not None:
+        for hint in _to_ask_for(str(error.name), listener.event):
+            error.add_note(hint)
+
+
+def accuse(error: BaseException, who: Blame, where: str) -> None:
+    """The same of somebody who was not called by an event."""
+    error.add_note(f"raised by {who.who} in {who.event} {where}")
     if blamed(error) is None:  # of events inside events the innermost
         with contextlib.suppress(AttributeError):  # an exception with slots
-            error.__hookline_blame__ = Blame(listener.label, listener.event.name)  # type: ignore[attr-defined]
+            error.__hookline_blame__ = who  # type: ignore[attr-defined]
+
+
+def _to_ask_for(name: str, event: Event) -> Iterator[str]:
+    """What a hook has not got but can ask for: `self.log` and `self.trainer` are a module's."""
+    if name in ("log", "log_dict"):
+        yield f"A hook logs through the trainer: `def {event.name}(self, trainer): trainer.log('name', value)`."
+    elif EVENTS.fact(name, event) is not None:
+        yield f"A hook asks for it by the name of a parameter: `def {event.name}(self, {name}): ...`."
 
 
 def blamed(error: BaseException) -> Blame | None:

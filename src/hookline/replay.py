@@ -13,7 +13,7 @@ from hookline.errors import HookError, HooklineError, OptionError, Signal
 from hookline.events import EVENTS, Event
 from hookline.hooklist import HookList
 from hookline.listener import Listener
-from hookline.metrics import Metrics
+from hookline.metrics import MetricLog, Metrics
 from hookline.plan import Plan
 from hookline.tracing.facts import COUNTERS, number, own_facts
 from hookline.tracing.reading import read_trace
@@ -49,6 +49,7 @@ class RecordedState:
         self.sanity_checking = False
         self.status = "training"
         self.own: dict[str, Any] = {}
+        self.log = MetricLog()
 
     def __getattr__(self, name: str) -> Never:
         raise NotRecorded(f"{name!r} was not recorded at {self.position}: a trace has plain data only, no tensors or objects.")
@@ -92,9 +93,10 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     rank: of a trace with several; by default the lowest.
     """
     plan = Plan(EVENTS)
-    hooks = HookList(plan, EVENTS, rank or 0)
+    rank, seen = recorded(path, rank)
+    hooks = HookList(plan, EVENTS, rank)
     entry = hooks.add(hook, name).entry
-    rank = check(path, entry.listeners, rank)
+    check(path, entry.listeners, seen)
     done = Replayed(entry.name)
     state = RecordedState(done.asked)
     hooks.stopwatch.start()
@@ -155,19 +157,22 @@ def _revived(key: str, value: Any) -> Any:
 # ---- whether it can be played at all -------------------------------------------------------------------------------
 
 
-def check(path: str | Path, listeners: list[Listener], rank: int | None) -> int:
-    """Refuse a hook that asks for what was not recorded, before it hears anything; the rank that is played."""
-    seen: dict[str, set[str]] = {}
-    ranks: set[int] = set()
+def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
+    """The rank that is played, and what the trace has of it: facts by event."""
+    seen: dict[int, dict[str, set[str]]] = {}
     for record in read_trace(path):
         if record.get("cat") in ("event", "action"):
-            ranks.add(record.get("pid", 0))
-            if rank in (None, record.get("pid", 0)):
-                seen.setdefault(record["name"], set()).update(record["args"])
-    if not ranks:
+            seen.setdefault(record.get("pid", 0), {}).setdefault(record["name"], set()).update(record["args"])
+    if not seen:
         raise OptionError(f"{path} holds no event yet.")
-    if rank is not None and rank not in ranks:
-        raise OptionError(f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(ranks)))}.")
+    if rank is not None and rank not in seen:
+        raise OptionError(f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(seen)))}.")
+    played = min(seen) if rank is None else rank
+    return played, seen[played]
+
+
+def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]) -> None:
+    """Refuse a hook that asks for what was not recorded, before it hears anything."""
     everywhere = {*set().union(*seen.values()) & COUNTERS.keys(), *OF_THE_RUN, "state"}
     missing: list[str] = []
     for listener in listeners:
@@ -184,7 +189,6 @@ def check(path: str | Path, listeners: list[Listener], rank: int | None) -> int:
     if not any(listener.event.name in seen for listener in listeners):
         raise HooklineError(f"Nothing in {path} is for this hook: none of its events came ("
                             f"{', '.join(each.event.name for each in listeners) or 'it has none'}).")  # fmt: skip
-    return min(ranks) if rank is None else rank
 
 
 def _is_there(name: str, event: Event, here: set[str]) -> bool:

@@ -7,6 +7,7 @@ import itertools
 import os
 from pathlib import Path
 
+from hookline.errors import OptionError
 from hookline.options import Options
 
 
@@ -25,6 +26,8 @@ class RunDirectory:
 
     def renew(self) -> None:
         """A run begins: it gets a directory of its own, or the one that was already asked for."""
+        if self._options.run_dir is not None:
+            _check_place(self._here(self._options.run_dir))
         if self._used:
             self._named = None
         self._used = True
@@ -74,6 +77,15 @@ class RunDirectory:
             path = self._named = next(base / each for each in candidates if _made(base / each))
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a directory that cannot be made, or not be written to, before anything is trained for it."""
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise OptionError(f"run_dir={str(path)!r} cannot be a directory: {there} is a file.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OptionError(f"run_dir={str(path)!r} cannot be written to: {there} is read-only for this user.")
 
 
 def _made(path: Path) -> bool:

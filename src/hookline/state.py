@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.context import OnceFloat, StepContext
-from hookline.errors import HooklineError, closest
+from hookline.errors import HooklineError, LossError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
 
@@ -222,6 +222,10 @@ class State(MutableMapping[str, Any]):
         """A listener returned a replacement for this attribute."""
         if name == "row" and not isinstance(value, Metrics):
             value = Metrics(value)
+        elif name == "live_loss" and not (isinstance(value, Tensor) and value.requires_grad):
+            raise LossError(f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be differentiated. "
+                            "Return a tensor made from the loss that was given, without .item(), .detach() or float(), or None "
+                            "to leave that as it is.")  # fmt: skip
         setattr(self, name, value)
 
     # ---- as a dictionary ----------------------------------------------------------------------------------------

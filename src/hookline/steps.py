@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import nn
+from torch.nn import functional
 
-from hookline.errors import OptionError
+from hookline.errors import OptionError, closest, described
 from hookline.module import Actions
 
 
@@ -22,6 +23,8 @@ class PlainSteps(Actions):
     ) -> None:
         if loss is not None and step is not None:
             raise OptionError("Pass either loss= (called with outputs and targets) or step= (called with model and batch).")
+        _check_function("loss", loss, "outputs and targets")
+        _check_function("step", step, "model and batch")
         self.net = net
         self.loss = loss
         """The loss of outputs and targets; a hook may put another one here."""
@@ -37,12 +40,18 @@ class PlainSteps(Actions):
         if self._step is not None:
             return self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
         if self.loss is None:
-            raise OptionError(
-                f"{type(self.net).__name__} is a plain nn.Module: pass loss=torch.nn.functional.cross_entropy (or another "
-                "function of outputs and targets), or step=lambda model, batch: ..., or derive it from hookline.Module."
-            )
+            raise self._lacking("pass loss=torch.nn.functional.cross_entropy (or another function of outputs and targets), or "
+                                "step=lambda model, batch: ..., or derive it from hookline.Module.")  # fmt: skip
         inputs, targets = _pair(batch)
         return self.loss(self.net(inputs), targets)
+
+    def _lacking(self, needed: str) -> OptionError:
+        hidden = getattr(self.net, "_orig_mod", None)
+        if hasattr(hidden, "training_step") and hasattr(hidden, "configure_optimizers"):
+            who = type(hidden).__name__
+            return OptionError(f"This {who} was wrapped by torch.compile, which hides training_step and configure_optimizers: "
+                               f"pass the {who} itself, and Trainer(compile=True).")  # fmt: skip
+        return OptionError(f"{type(self.net).__name__} is a plain nn.Module: {needed}")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The step function, or the loss of the model's outputs."""
@@ -63,11 +72,21 @@ class PlainSteps(Actions):
     def configure_optimizers(self) -> Any:
         """The optimizer passed to fit: one, several, or a function of the parameters."""
         if self._optimizer is None:
-            raise OptionError(f"{type(self.net).__name__} is a plain nn.Module: pass "
-                              "optimizer=torch.optim.AdamW(model.parameters()) to fit.")  # fmt: skip
+            raise self._lacking("pass optimizer=torch.optim.AdamW(model.parameters()) to fit.")
         if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
             return self._optimizer(self.net.parameters())
         return self._optimizer
+
+
+def _check_function(name: str, given: Any, of: str) -> None:
+    """A class would be made instead of called, and text cannot be called at all; both would be noticed in the first batch."""
+    if inspect.isclass(given):
+        raise OptionError(f"{name}={given.__name__} is a class; pass an object of it, {given.__name__}(), or a function of {of}.")
+    if given is not None and not callable(given):
+        known = [each for each in dir(functional) if each.endswith(("_loss", "_entropy", "_logits"))] if name == "loss" else []
+        near = closest(given, known) or closest(f"{given}_loss", known) if isinstance(given, str) else ""
+        hint = near.replace("?", " of torch.nn.functional?")
+        raise OptionError(f"{name}={described(given)} must be a function of {of}.{hint}")
 
 
 def _wants_index(step: Callable[..., Any]) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Never, TypeVar, Unpack
 
 import torch
 from torch import nn
 
 from hookline.checkpoint.files import remove
-from hookline.checkpoint.saves import COUNTERS, REASONS, SaveRequest
+from hookline.checkpoint.saves import COUNTERS, asked_for
 from hookline.control.server import Control
 from hookline.data.mixing import Mixture
 from hookline.errors import CheckpointError, HooklineError, OptionError, closest
@@ -21,6 +21,7 @@ from hookline.filters import When
 from hookline.foreign import DataLike, adopt_data, adopt_steps
 from hookline.hooklist import FunctionRegistration, Handle, HookList
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
+from hookline.loops.begin import begin_together
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
@@ -35,7 +36,7 @@ from hookline.loops.signals import Signals
 from hookline.loops.watchdog import Watchdog
 from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
-from hookline.options import OptionArguments, check_bool, make_options
+from hookline.options import OptionArguments, check_bool, make_options, refuse_unknown
 from hookline.plan import Plan
 from hookline.registry import hook_class
 from hookline.rundir import RunDirectory
@@ -75,7 +76,7 @@ class Trainer(RunView):
         self.config = config
         self.strategy = make_strategy(strategy, device, precision)
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # one record of a run, however many ranks it has
-        self.loggers: Loggers = make_loggers(logger and not is_quiet and logger, JSONLines)
+        self.loggers: Loggers = make_loggers(False if is_quiet else logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
         for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
@@ -103,6 +104,7 @@ class Trainer(RunView):
         optimizer: Any = None,
         mixture: Mixture | Mapping[str, Any] | None = None,
         resume: str | Path | None = None,
+        **unknown: Never,
     ) -> Metrics:
         """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model, batch)`.
 
@@ -111,8 +113,10 @@ class Trainer(RunView):
         resume: None begins afresh; a checkpoint's path goes on from there; 'auto' goes on from the newest whole checkpoint of
         the run and begins afresh if there is none; 'best' goes on from the best one that a monitor has kept.
         """
+        refuse_unknown(Trainer.fit, unknown)
         train, datamodule = _sort_out(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
+        begin_together(run, resume=resume)
         run.mixture = mixture
         self._directory.renew()
         choose_start(run, resume, self._directory)
@@ -123,12 +127,13 @@ class Trainer(RunView):
     def validate(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | None = None, **unknown: Never,
     ) -> Metrics:  # fmt: skip
         """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run.
 
         checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state from it too.
         """
+        refuse_unknown(Trainer.validate, unknown)
         if self._run is not None:
             if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
                 raise OptionError("validate() inside a run validates that run's own module and loaders; call it without any.")
@@ -141,9 +146,10 @@ class Trainer(RunView):
     def test(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         loss: Callable[..., Any] | None = None, step: Callable[..., Any] | None = None,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | Path | None = None, **unknown: Never,
     ) -> Metrics:  # fmt: skip
         """Measure on the test data. checkpoint: as in `validate`."""
+        refuse_unknown(Trainer.test, unknown)
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
@@ -151,9 +157,10 @@ class Trainer(RunView):
 
     def predict(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
-        return_predictions: bool = True, checkpoint: str | Path | None = None,
+        return_predictions: bool = True, checkpoint: str | Path | None = None, **unknown: Never,
     ) -> list[Any]:  # fmt: skip
         """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as in `validate`."""
+        refuse_unknown(Trainer.predict, unknown)
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         self._use_weights(run, checkpoint)
@@ -161,11 +168,12 @@ class Trainer(RunView):
 
     def _start(
         self, stage: str, module: nn.Module | None, datamodule: Any, loaders: dict[str, Any],
-        loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any,
+        loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any, *, connects: bool = True,
     ) -> Run:  # fmt: skip
         if self._run is not None:
             raise HooklineError(f"{stage}() was called inside a run ({self._run.stage}); only validate() can be.")
-        self.strategy.connect()
+        if connects:
+            self.strategy.connect()
         if module is None:
             if self._last is None:
                 raise OptionError(f"{stage}() needs a module: nothing was run before.")
@@ -199,8 +207,9 @@ class Trainer(RunView):
 
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
         """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
+        begin_together(run, checkpoint=checkpoint)
         own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
-        found = look_up(checkpoint, self._directory, own, run.strategy.ranks) if checkpoint is not None else None
+        found = look_up(checkpoint, self._directory, own, run.strategy.ranks, "checkpoint") if checkpoint is not None else None
         if found is not None:
             run.resume_from, run.restored = found.path, found.contents  # taken up once the module has all its layers
         elif checkpoint is not None:
@@ -228,18 +237,20 @@ class Trainer(RunView):
     def _validate_in_run(self, run: Run) -> Metrics:
         s = run.state
         if not s.nested_validate:
+            events = ", ".join(each.name for each in EVENTS if each.nested_validate)
             raise HooklineError("validate() can be called from a hook at the end of a batch, step or training epoch "
-                                "(on_train_batch_end, on_step_end, on_train_epoch_end), not here: elsewhere it would "
-                                "change what the run is in the middle of.")  # fmt: skip
+                                f"({events}), not here: elsewhere it would change what the run is in the middle of.")  # fmt: skip
         if not load(run, "val"):
             _no_loader("validate")
         s.nested_validate = False
         if run.peers is not None:
             run.peers.nested.begin()
+        spent = self.hooks.seconds_spent()
         try:
             with isolated_rng():
                 return evaluate(run, VALIDATION)
         finally:
+            self.hooks.stopwatch.counted_twice += self.hooks.seconds_spent() - spent
             s.nested_validate = True
 
     # ---- hooks --------------------------------------------------------------------------------------------------
@@ -296,16 +307,17 @@ class Trainer(RunView):
         if module is None or self._run is not None:
             running = self._run is not None and self._run.mixes
             return explain_plan(self.plan, verb, str(self.loaders) if running else "")
-        run = self._start(verb, module, datamodule, {"train": train}, None, None, None)
-        run.mixture = mixture
-        guests = Guests(run)
-        try:
-            guests.arrive()
-            if train is not None and verb == "fit":
-                load(run, "train")
-            return explain_plan(self.plan, verb, str(run.train) if run.mixes else "")
-        finally:
-            guests.leave()
+        with self.strategy.silent():  # one rank may ask for it alone
+            run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
+            run.mixture = mixture
+            guests = Guests(run)
+            try:
+                guests.arrive()
+                if train is not None and verb == "fit":
+                    load(run, "train")
+                return explain_plan(self.plan, verb, str(run.train) if run.mixes else "")
+            finally:
+                guests.leave()
 
     # ---- in a run -----------------------------------------------------------------------------------------------
 
@@ -317,9 +329,7 @@ class Trainer(RunView):
         path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the metric it is kept
         for, as {"name": ..., "mode": ..., "score": ...}.
         """
-        if reason not in REASONS:
-            raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
-        request = SaveRequest(path if path is None or "://" in str(path) else Path(path), reason, monitor)
+        request = asked_for(path, reason, monitor)
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}.")

@@ -41,6 +41,15 @@ def test_a_hook_that_was_switched_off_is_named_with_where():
     ]  # fmt: skip
 
 
+def test_a_gap_is_named_too():
+    trainer = quiet(hooks=[Watch()], trace="trace.json")
+    switches = {1: trainer.disable_hook, 3: trainer.enable_hook}
+    trainer.on("train_batch_start", name="switch")(lambda batch_idx: switches[batch_idx]("watch") if batch_idx in switches else None)
+    trainer.fit(Net(), batches(6), batches(1))
+    assert "hook watch was called in on_step_end 4 of 6 times: in between it was switched off, removed or held back by its budget" \
+        in different()  # fmt: skip
+
+
 def test_a_hook_that_came_later_is_named():
     trainer = quiet(trace="trace.json")
     trainer.on("train_batch_end", name="adds")(lambda batch_idx: trainer.add_hook(Watch()) if batch_idx == 1 else None)

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny import shown
 from tracing.traced import load, trace_run
 
 from hookline import OptionError
+from hookline.cli import main
 from hookline.tracing.comparing import beside
 from hookline.tracing.happened import count
 from hookline.tracing.reading import merge, of_first_rank, read_trace
@@ -92,14 +94,24 @@ def test_merging_writes_over_nothing_but_traces():
     assert not Path("out.json").exists()
 
 
+def test_a_merged_trace_that_cannot_be_written_is_an_error_in_words(capsys):
+    trace_run()
+    assert main(["trace", "trace.json", "--out", "no/such/x.json"]) == 2
+    assert "no/such/x.json could not be written: No such file or directory." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("damaged", [
     '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1}}',
     '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":"x"}',
     '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"event":["x"]},"ts":1.0,"dur":1.0}',
     '{"name":"on_step_end","cat":"event","ph":"X","pid":0,"args":{"step":"x"},"ts":1.0,"dur":1.0}',
     '{"name":"hookline","ph":"M","pid":0,"args":{}}', '{"name":"hookline_plan","ph":"M","pid":0,"args":{"rows":1}}',
-    "[" * 100_000,
-])  # fmt: skip
+    "[" * 100_000, '{"name":"watch","cat":["hook"],"ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":1.0}',
+    '{"name":"watch","cat":"hook","ph":"i","pid":0,"args":{}}',
+    '{"name":"on_step_end","cat":"event","ph":"X","pid":[0],"args":{"step":1},"ts":1.0,"dur":1.0}',
+    f'{{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{{"step":1}},"ts":1{"0" * 400},"dur":1.0}}',
+    '{"name":"hookline","ph":"M","pid":0,"args":{"stage":"fit","rank":0,"world_size":1,"clock_ns":0,"unix_ns":"x"}}',
+], ids=shown)  # fmt: skip
 def test_a_damaged_line_is_passed_over(damaged):
     whole = trace_run()
     first, rest = Path("trace.json").read_text().split("\n", 1)

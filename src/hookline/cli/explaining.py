@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from hookline.cli.codes import OK
-from hookline.config.problems import ConfigError
+from hookline.config.problems import ConfigError, has_secret, shown
 from hookline.explain import Explanation
 
 
@@ -59,12 +60,37 @@ def _diff(chosen: argparse.Namespace, overrides: list[str]) -> int:
     from hookline.tracing.comparing import compare
 
     first, second = (_planned(config, chosen, overrides) for config in chosen.diff)
-    different = compare(first, second, (chosen.diff[0], chosen.diff[1]))
+    different = [*_settings(chosen, overrides), *compare(first, second, (chosen.diff[0], chosen.diff[1]))]
     if chosen.json:
         print(json.dumps({"configurations": chosen.diff, "differences": different}))
         return OK
-    _list("The same events reach the same listeners in the same order.", "Different:", different)
+    _list("The same settings; the same events reach the same listeners in the same order.", "Different:", different)
     return OK
+
+
+def _settings(chosen: argparse.Namespace, overrides: list[str]) -> list[str]:
+    """What is set differently, key by key: a plan does not show how often a hook that counts by itself acts, or its budget."""
+    from hookline.config import load_config
+
+    loaded = (load_config(each, overrides, allow=chosen.allow, hooks=chosen.hook) for each in chosen.diff)
+    first, second = (dict(_flat(each.values)) for each in loaded)
+    names = dict.fromkeys([*first, *second])
+    return [f"{key}: {_setting(key, first)} in {chosen.diff[0]}, {_setting(key, second)} in {chosen.diff[1]}" for key in names
+            if first.get(key, ...) != second.get(key, ...)]  # fmt: skip
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _setting(key: str, values: dict[str, Any]) -> str:
+    if key not in values:
+        return "not set"
+    return "(not shown)" if has_secret(key, values[key]) else shown(values[key])
 
 
 def _list(none: str, title: str, lines: list[str]) -> None:

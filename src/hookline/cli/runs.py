@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         code = INTERRUPTED
     except Preempted as ended:
         code = int(ended.code or FAILED)
+    except SystemExit as error:  # called by a hook, or by something that it uses; its last words are on the terminal
+        if (words := _last_words(error)) is not None and words.saved:
+            print(f"Or: {_again(chosen, overrides, trainer, words.saved)}", file=sys.stderr)
+        raise
     except Exception as error:
         _say_how_to_resume(error, chosen, overrides, trainer)
         raise
@@ -119,20 +124,31 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     again = []
     for each in overrides:
         key, _, text = each.removeprefix("--").partition("=")
-        if key != "checkpoint" and not has_secret(key, Override(text)):
-            again.append(each)
+        if key != "checkpoint":
+            again.append(f"--{key}=..." if has_secret(key, Override(text)) else each)
     allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
     hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
     # a run that has a name finds its newest checkpoint by itself
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
-    return shlex.join(["hookline", "fit", str(chosen.config), *allowed, *hooks, *again, *where])
+    return shlex.join([*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where])
+
+
+def _launcher(world_size: int) -> list[str]:
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" in os.environ and here == str(world_size):
+        return ["torchrun", "--standalone", "--nproc-per-node", here, "-m", "hookline"]
+    return ["hookline"]  # by one process, or by whatever has started those of several machines
+
+
+def _last_words(error: BaseException) -> Any:
+    from hookline.loops.noting import last_words
+
+    return last_words(error)
 
 
 def _say_how_to_resume(error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any) -> None:
     """The last words of a failed run end with a command instead of a call."""
-    from hookline.loops.noting import last_words
-
-    words = last_words(error)
+    words = _last_words(error)
     if words is not None:
         notes = error.__notes__
         notes[notes.index(words.note())] = words.note(_again(chosen, overrides, trainer, words.saved))

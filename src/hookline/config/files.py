@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.config.problems import ConfigError
+from hookline.urls import MANIFEST
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 _OVERRIDE = re.compile(r"--(?P<key>[A-Za-z_][\w-]*(?:\.[\w:/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
@@ -45,7 +46,7 @@ def read(path: str | Path) -> Source:
     """A TOML or YAML file as plain values."""
     path = Path(path)
     name = str(path)
-    if path.is_dir() and any((path / each).exists() for each in ("manifest.json", "meta.json", "model.safetensors")):
+    if path.is_dir() and any((path / each).exists() for each in (MANIFEST, "model.safetensors")):
         raise ConfigError("this is a checkpoint. A configuration is never taken from a checkpoint: name the file the run was "
                           "started with, and add --checkpoint to continue from here.", where=name)  # fmt: skip
     if path.is_dir() or path.suffix not in SUFFIXES:

@@ -56,11 +56,15 @@ class Functions:
         if not callable(found):
             kind = "a module" if inspect.ismodule(found) else f"{found!r:.60} ({type(found).__name__})"
             raise self.source.wrong(key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path)
-        home, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-        # a module that is allowed may have imported others: `mine.os.system` is os.system
-        if home and name and (refusal := self.permissions.refusal(f"{home}.{name}")):
-            raise self.source.wrong(key, f"this leads to {home}.{name}, and {refusal}", path)
+        check_home(self.source, key, path, found, self.permissions)
         return found
+
+
+def check_home(source: Source, key: str, path: str, found: Any, permissions: Permissions) -> None:
+    """Refuse a function by where it is from: a module that is allowed may have imported others, `mine.os.system` is os.system."""
+    home, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if home and name and (refusal := permissions.refusal(f"{home}.{name}")):
+        raise source.wrong(key, f"this leads to {home}.{name}, and {refusal}", path)
 
 
 def members(hint: Any) -> Iterator[Any]:

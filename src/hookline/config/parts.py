@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -115,9 +115,9 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
 # ---- parameters --------------------------------------------------------------------------------------------------
 
 
-def parameters(cls: type, skip: Iterable[str] = ()) -> list[str]:
+def parameters(cls: type) -> list[str]:
     """What a class takes, its parents' through **kwargs included."""
-    return _parser(cls, frozenset(skip))[1]
+    return _parser(cls, frozenset())[1]
 
 
 def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
@@ -140,17 +140,23 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
         functions = Functions(source, permissions)
         values = {name: _one(functions, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
         part.doubts.update(functions.doubts)
+        # looked for here, because jsonargparse lets a parameter without a type be left out
+        if missing := [name for name in _required(cls) if name in names and name not in values]:
+            raise source.wrong(part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ...")
         try:
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:
-            missing = [name for name, each in inspect.signature(cls).parameters.items()
-                       if each.default is each.empty and name in names and name not in values]  # fmt: skip
-            if missing:
-                problem = f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
-                raise source.wrong(part.key, problem) from None
             raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_innermost(error)}") from None
         made = parser.instantiate(parsed)
         return {name: made[name] for name in values}
+
+
+def _required(cls: type) -> list[str]:
+    """The parameters that a class cannot be made without, as far as its signature can be read."""
+    try:
+        return [name for name, each in inspect.signature(cls).parameters.items() if each.default is each.empty]
+    except ValueError:
+        return []
 
 
 def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hookline.errors import closest
 from hookline.registry import GROUP
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
@@ -33,8 +34,11 @@ class Permissions:
         if top in self._beside():
             return self._shadow(top)
         places = [*self.prefixes, f"modules in {self.folder}"] if self.folder is not None else [*self.prefixes]
+        tops = [each for each in (*self._beside(), *(each.partition(".")[0] for each in self.prefixes)) if each != top]
+        near = closest(top, tops).partition("'")[2].partition("'")[0]
+        hint = f" Did you mean {near + path.removeprefix(top)!r}?" if near else ""
         in_file = "" if dangerous(top) else f", or `allow = [\"{top}\"]` in the file"
-        return (f"{path!r} may not be imported from here, and was not. Allowed: {', '.join(places)}. "
+        return (f"{path!r} may not be imported from here, and was not.{hint} Allowed: {', '.join(places)}. "
                 f"If you trust it: --allow {top}{in_file}.")  # fmt: skip
 
     def _beside(self) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hookline.config.files import Source, named
+from hookline.config.functions import check_home
 from hookline.config.parts import Part, Place, check, make, read_part, resolve
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, nearest, plain
@@ -132,7 +133,10 @@ def resolve_function(source: Source, part: Part, place: Place, permissions: Perm
         found = pkgutil.resolve_name(":".join(dotted.rpartition(".")[::2]))
     except (ImportError, AttributeError, ValueError):
         return None
-    return found if callable(found) and not inspect.isclass(found) else None
+    if not callable(found) or inspect.isclass(found):
+        return None
+    check_home(source, part.key, part.class_path, found, permissions)
+    return found
 
 
 def _object(source: Source, key: str, given: Any, place: Place, permissions: Permissions) -> Any:

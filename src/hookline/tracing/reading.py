@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from hookline.errors import OptionError, closest
 from hookline.tracing.writer import FORMAT, is_trace
 
 Record = dict[str, Any]
-HEADER = {"stage", "rank", "world_size", "clock_ns", "unix_ns"}
+HEADER = {"stage": str, "rank": int, "world_size": int, "clock_ns": int, "unix_ns": int}
 """What its first line says."""
+FAR_AWAY = 1e17
+"""Microseconds: what lies beyond, NaN included, is no time."""
 
 
 def read_trace(path: str | Path) -> Iterator[Record]:
@@ -42,16 +45,27 @@ def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
 def _is_whole(record: Record) -> bool:
     """Whether it has what everyone who reads a trace takes for granted."""
     args = record.get("args")
-    if not isinstance(args, dict) or not isinstance(record.get("name"), str):
+    if not isinstance(args, dict) or not isinstance(record.get("name"), str) or not isinstance(record.get("pid", 0), int):
         return False
     if record.get("ph") == "M" and record["name"] == "hookline":
-        return args.keys() >= HEADER
+        return _is_header(args)
     if record.get("ph") == "M" and record["name"] == "hookline_plan":
         return isinstance(args.get("rows"), list) and isinstance(args.get("verb"), str)
-    return record.get("ph") != "X" or (
-        isinstance(record.get("dur"), int | float) and isinstance(record.get("ts"), int | float)
+    if record.get("ph") != "X":
+        return "cat" not in record  # only calls and events have one
+    return (
+        isinstance(record.get("cat", ""), str) and _is_time(record.get("dur")) and _is_time(record.get("ts"))
         and isinstance(args.get("step", 0), int) and isinstance(args.get("event", ""), str)
     )  # fmt: skip
+
+
+def _is_header(args: Record) -> bool:
+    whole = all(isinstance(args.get(key), kind) for key, kind in HEADER.items())
+    return whole and all(abs(args[key]) < 1e3 * FAR_AWAY for key in ("clock_ns", "unix_ns"))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and -FAR_AWAY < value < FAR_AWAY
 
 
 def check_trace(path: Path) -> None:
@@ -71,7 +85,7 @@ def check_trace(path: Path) -> None:
     try:
         about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
         written = about["format"]
-        is_whole = written != FORMAT or about.keys() >= HEADER
+        is_whole = written != FORMAT or _is_header(about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_whole = False
     if not is_whole:
@@ -91,21 +105,32 @@ def merge(paths: Sequence[Path], out: Path) -> int:
         raise OptionError(f"{out} is one of the traces that are put together; name another file.")
     if out.exists() and not (out.is_file() and is_trace(out)):
         raise OptionError(f"{out} exists and is no trace; it is not written over.")
-    count, basis = 0, None
+    count = 0
     aside = out.with_name(f".{out.name}.part")
-    with aside.open("w", encoding="utf-8") as file:
-        for path in paths:
-            shift = 0.0
-            for record in read_trace(path):
-                if record["name"] == "hookline" and record.get("ph") == "M":
-                    offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
-                    basis = offset if basis is None else basis
-                    # clocks of one machine differ by what the two readings took, which is no reason to move anything
-                    shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
-                if "ts" in record and shift:
-                    record["ts"] = round(record["ts"] + shift, 3)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            for record in _on_one_clock(paths):
                 file.write(("[" if count == 0 else ",\n") + json.dumps(record, separators=(",", ":")))
                 count += 1
-        file.write("\n]\n")
-    aside.replace(out)
+            file.write("\n]\n")
+        aside.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise OptionError(f"{out} could not be written: {error.strerror or error}.") from error
     return count
+
+
+def _on_one_clock(paths: Sequence[Path]) -> Iterator[Record]:
+    basis = None
+    for path in paths:
+        shift = 0.0
+        for record in read_trace(path):
+            if record["name"] == "hookline" and record.get("ph") == "M":
+                offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
+                basis = offset if basis is None else basis
+                # clocks of one machine differ by what the two readings took, which is no reason to move anything
+                shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
+            if _is_time(record.get("ts")) and shift:
+                record["ts"] = round(record["ts"] + shift, 3)
+            yield record
