@@ -89,8 +89,9 @@ def test(arguments: list[str]) -> None:
         return
     lint([])
     types([])
-    # files side by side, each by one process: what it has set up serves all its tests
-    run(PYTHON, "-m", "pytest", "--numprocesses", str(min(4, os.cpu_count() or 1)), "--dist", "loadfile")
+    # files side by side, each by one process: what it has set up serves all its tests; those that take long are not left for last
+    processes = str(min(4, os.cpu_count() or 1))
+    run(PYTHON, "-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder")
     interop([])
 
 
