@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from tiny import batches
@@ -13,7 +14,6 @@ from torch.nn.functional import mse_loss
 import hookline
 from hookline import Hook, every
 
-accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("default")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from interop.hosted import DATA, LOOPS, LightningNet, lightning_trainer, loader, transformers_trainer
 from servers import serving
 
 import hookline
@@ -34,10 +35,6 @@ from hookline.hooks import (
     WeightAveraging,
 )
 from hookline.loggers import CSV
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-from interop.hosted import DATA, LOOPS, LightningNet, lightning_trainer, loader, transformers_trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

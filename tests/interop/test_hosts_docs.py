@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import torch
+import transformers
+from accelerate import Accelerator
+from interop.hosted import LightningNet, TransformersNet, samples
 from tiny import batches
 from torch.nn.functional import mse_loss
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
-for each in ("transformers", "keras", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import keras  # noqa: E402
-import transformers  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from interop.hosted import LightningNet, TransformersNet, samples  # noqa: E402
-
-import hookline  # noqa: E402
-from hookline.hooks import EarlyStopping, GradientMonitor  # noqa: E402
+import hookline
+from hookline.hooks import EarlyStopping, GradientMonitor
 
 pytestmark = pytest.mark.filterwarnings("default")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as lightning
 import pytest
 import torch
+import transformers
+from interop.hosted import DATA, LightningNet, lightning_trainer, loader
 
 import hookline
 from hookline import Hook
 from hookline.hooks import GradientMonitor
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import lightning.pytorch as lightning  # noqa: E402
-import transformers  # noqa: E402
-from interop.hosted import DATA, LightningNet, lightning_trainer, loader  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

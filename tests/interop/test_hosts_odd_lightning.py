@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as lightning
 import pytest
 import torch
+from interop.hosted import DATA, VAL, LightningNet, by_hand, lightning_trainer, loader
+from lightning.pytorch.plugins import MixedPrecision
 
 import hookline
 from hookline import Hook
 from hookline.hooks import LRSchedule, SlurmRequeue
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import lightning.pytorch as lightning  # noqa: E402
-from interop.hosted import DATA, VAL, LightningNet, by_hand, lightning_trainer, loader  # noqa: E402
-from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

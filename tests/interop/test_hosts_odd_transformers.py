@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from interop.hosted import VAL, InOrder, TransformersNet, samples, transformers_trainer
+from safetensors.torch import load_file
+from torch.nn import functional as F
 
 import hookline
 from hookline import Hook, HookError
 from hookline.hooks import EarlyStopping, WeightAveraging
 from hookline.loggers import CSV
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import transformers  # noqa: E402
-from interop.hosted import VAL, InOrder, TransformersNet, samples, transformers_trainer  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

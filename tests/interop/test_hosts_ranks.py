@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from ranks.torchrun import Outcome, torchrun
 
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-
 SCRIPT = '''
     import logging, sys, warnings
     warnings.filterwarnings("ignore")

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from interop.hosted import DATA, EPOCHS, LOOPS, VAL, in_hookline, in_lightning
 from tiny import Net, quiet
 
 import hookline
 from hookline import Hook
 from hookline.hosts.tables import ACCELERATE, HOSTS, LIGHTNING, RAW_LOOP, TRANSFORMERS
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-from accelerate import Accelerator  # noqa: E402
-from interop.hosted import DATA, EPOCHS, LOOPS, VAL, in_hookline, in_lightning  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

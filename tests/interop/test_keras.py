@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import torch
 from test_budgets import per_step, with_hooks
@@ -17,8 +17,6 @@ import hookline
 from hookline.dialects.adopted.keras import METHODS
 from hookline.events import EVENTS
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
-keras = pytest.importorskip("keras")
 callbacks = keras.callbacks
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from interop.hosted import DATA, VAL, transformers_trainer
 from test_budgets import per_step, with_hooks
 from tiny import Net, batches, quiet
 
@@ -13,11 +15,6 @@ import hookline
 from hookline import Hook
 from hookline.dialects.adopted.transformers import METHODS
 from hookline.events import EVENTS
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import transformers  # noqa: E402
-from interop.hosted import DATA, VAL, transformers_trainer  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

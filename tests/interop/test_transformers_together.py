@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from interop.hosted import DATA, VAL
 from tiny import Net, quiet
+from transformers import TrainerCallback
 
 import hookline
 from hookline.hooks import ModelCheckpoint
-
-for each in ("transformers", "accelerate", "lightning"):
-    pytest.importorskip(each)
-import transformers  # noqa: E402
-from interop.hosted import DATA, VAL  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")
 

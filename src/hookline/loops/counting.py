@@ -102,7 +102,9 @@ class Tally:
         if self.run.on_cpu:
             return torch.tensor([total, many], dtype=torch.float64)
         device = self.run.strategy.device
-        return torch.stack([torch.as_tensor(each, dtype=torch.float32, device=device) for each in (total, many)])
+        # filled there and not sent there: nothing waits for a copy
+        return torch.stack([each.float() if isinstance(each, Tensor) else torch.full((), float(each), device=device)
+                            for each in (total, many)])  # fmt: skip
 
 
 class SharedLoss:
