@@ -48,7 +48,7 @@ HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
 # the places that look modules up by name: lazy names, built-in hooks, and Module.load_from_checkpoint, which reads a format
 # that lies a layer above it
 BY_NAME = {"hookline", "hookline.registry", "hookline.foreign", "hookline.module"}
-LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+LONGEST_FILE, LONGEST_FUNCTION = 600, 60
 
 
 def part(module: str) -> str:
