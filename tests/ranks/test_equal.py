@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ranks.equal_cases import MODELS, OPTIONS, STRATEGIES
 from ranks.torchrun import cases
+from ranks.worlds import CLOSE
 
-CLOSE = 1e-5
 Found = dict[str, list[Any]]
 CASES = [", ".join(each) for each in itertools.product(STRATEGIES, MODELS, OPTIONS)]
 
