@@ -50,7 +50,7 @@ def text_block(example: Any) -> None:
 def shell_block(example: Any) -> None:
     """Run the commands in the document's directory, with the environment that runs the tests."""
     here = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -17,7 +17,7 @@ CASES = [", ".join(each) for each in itertools.product(STRATEGIES, MODELS, OPTIO
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each case found, by rank, from one launch."""
-    return cases("ranks.equal_cases", tmp_path_factory.mktemp("job"), 240)
+    return cases("ranks.equal_cases", tmp_path_factory.mktemp("job"), 300)
 
 
 @pytest.mark.parametrize("case", CASES)
