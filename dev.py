@@ -155,8 +155,9 @@ def skipped(*reports: Path) -> str:
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
             for each in case.iter("skipped"):
-                if each.get("type") == "pytest.skip":
-                    reason = " ".join(each.get("message", "").split())
+                if each.get("type") != "pytest.xfail":
+                    whole_file = each.get("message") == "collection skipped"  # then the text is ('file', line, 'Skipped: reason')
+                    reason = (each.text or "").partition("Skipped: ")[2][:-2] if whole_file else each.get("message", "")
                     name = case.get("name", "")
                     found.setdefault(reason, set()).add((case.get("classname", "") or name, name))
     if not found:
