@@ -10,14 +10,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
+import torch
 from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what it puts in the background; Ctrl-C is tested, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.md
+    torch.backends.mkldnn.enabled = False
+    # the processes that tests start
+    switch = str(Path(__file__).parent / "tests" / "without_onednn")
+    os.environ["PYTHONPATH"] = os.pathsep.join([switch, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 run_python = PythonEvaluator()
 
@@ -42,7 +50,7 @@ def text_block(example: Any) -> None:
 def shell_block(example: Any) -> None:
     """Run the commands in the document's directory, with the environment that runs the tests."""
     here = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -7,17 +7,39 @@ time. This file uses the standard library only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
+import re
 import shlex
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 INTEROP = ROOT / ".venv-interop"
 """Where the other trainers' packages are, so that they weigh on nothing else."""
+
+CACHES = {".git", ".venv", ".venv-interop", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
+"""What tools may leave in the checkout."""
+
+VARIATIONS: dict[str, dict[str, str]] = {
+    # MKL_CBWR: the code that MKL runs on processors of other makers
+    "oldest": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "4"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1", "HOOKLINE_TEST_ONEDNN": "0"},
+    "busy": {},
+}
+"""What the tests must not depend on. `busy` also runs a process for every core that does nothing but compute."""
+
+NUMERIC = ("README.md", "tests/loops/test_step.py", "tests/loops/test_feeding.py", "tests/hooks/test_gradient_monitor.py",
+           "tests/hooks/test_weight_averaging.py", "tests/strategies/test_precision.py", "tests/checkpoint/test_older.py",
+           "tests/ranks/test_equal.py", "tests/ranks/test_strategies.py")  # fmt: skip
+"""The tests that compare results of computations of different shapes. `dev.py test` runs them again as on another processor."""
 
 
 def python(venv: Path = VENV) -> Path:
@@ -32,18 +54,25 @@ class Trouble(Exception):
     """Something the user has to do something about."""
 
 
-def run(*command: str | Path, quiet: bool = False) -> None:
-    """Say what is run, run it, and stop if it fails."""
-    shown = " ".join(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)
-    print(f"$ {shown}", flush=True)
+def run(*command: str | Path, quiet: bool = False, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
+    """Say what is run, run it under these variables, and stop if it fails. With a log, everything goes there."""
+    shown = " ".join([*_assignments(under or {}),
+                      *(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)])  # fmt: skip
     # threads that wait for each other actively would slow everything down on a machine that does something else as well
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
-    try:
-        subprocess.run([str(each) for each in command], cwd=ROOT, env=environment, check=True, capture_output=quiet, text=True)
-    except subprocess.CalledProcessError as error:
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(under or {}), "PYTHONUNBUFFERED": "1"}
+    with log.open("a") if log else contextlib.nullcontext() as output:
+        print(f"$ {shown}", file=output, flush=True)
+        kept = subprocess.PIPE if quiet else output
+        ended = subprocess.run([str(each) for each in command], cwd=ROOT, env=environment, check=False, text=True,
+                               stdout=kept, stderr=subprocess.STDOUT if kept else None)  # fmt: skip
+    if ended.returncode:
         if quiet:
-            print(error.stdout, error.stderr, sep="\n")
-        raise Trouble(f"`{shown}` failed with exit code {error.returncode}.") from None
+            print(ended.stdout)
+        raise Trouble(f"`{shown}` failed with exit code {ended.returncode}.")
+
+
+def _assignments(variables: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def prepare(*extras: str, venv: Path = VENV) -> None:
@@ -89,10 +118,89 @@ def test(arguments: list[str]) -> None:
         return
     lint([])
     types([])
-    # files side by side, each by one process: what it has set up serves all its tests; those that take long are not left for last
+    before = written()
+    with tempfile.TemporaryDirectory() as folder:
+        reports = Path(folder)
+        try:
+            pytest(f"--junit-xml={reports}/all.xml")
+            pytest(f"--junit-xml={reports}/numeric.xml", *NUMERIC, under={**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"})
+            interop([f"--junit-xml={reports}/interop.xml"])
+            if changed := sorted(each for each, _ in written() ^ before):
+                raise Trouble(f"While the tests ran, this was written in the checkout: {', '.join(dict.fromkeys(changed))}.")
+        finally:
+            print(skipped(*sorted(reports.glob("*.xml"))), flush=True)
+
+
+def pytest(*arguments: str | Path, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
+    """Run files of tests side by side. A process runs all tests of a file; the files that take long are not left for last."""
     processes = str(min(4, os.cpu_count() or 1))
-    run(PYTHON, "-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder")
-    interop([])
+    run(PYTHON, "-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder", *arguments,
+        log=log, under=under)  # fmt: skip
+
+
+def written() -> set[tuple[str, int]]:
+    """Return every path in the checkout, and when the files were written; without caches."""
+    found = set()
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [each for each in folders if each not in CACHES]
+        here = Path(folder).relative_to(ROOT)
+        found |= {(str(here / each), 0) for each in folders}
+        found |= {(str(here / each), (ROOT / here / each).lstat().st_mtime_ns) for each in files if each not in CACHES}
+    return found
+
+
+def skipped(*reports: Path) -> str:
+    """Return one line that says which tests were skipped, and what they would have needed."""
+    found: dict[str, set[tuple[str, str]]] = {}  # by reason: the places and names of the tests
+    for report in reports:
+        for case in ElementTree.parse(report).iter("testcase"):
+            for each in case.iter("skipped"):
+                if each.get("type") != "pytest.xfail":
+                    whole_file = each.get("message") == "collection skipped"  # then the text is ('file', line, 'Skipped: reason')
+                    reason = (each.text or "").partition("Skipped: ")[2][:-2] if whole_file else each.get("message", "")
+                    name = case.get("name", "")
+                    found.setdefault(reason, set()).add((case.get("classname", "") or name, name))
+    if not found:
+        return "No test was skipped."
+    parts = []
+    for reason, tests in sorted(found.items()):
+        places = sorted({place for place, _ in tests})
+        parts.append(f"{len(tests)} of {', '.join(places)} ({reason})")
+    return f"Skipped: {'; '.join(parts)}."
+
+
+def variations(arguments: list[str]) -> None:
+    """Run the tests as on other processors and on a busy machine, and print a line for each. Arguments go to pytest."""
+    prepare("dev")
+    prepare("interop", venv=INTEROP)
+    logs, failed = Path(tempfile.mkdtemp(prefix="hookline-variations-")), []
+    for name, variables in VARIATIONS.items():
+        log, began = logs / f"{name}.txt", time.monotonic()
+        with busy() if name == "busy" else contextlib.nullcontext():
+            try:
+                pytest(*arguments, log=log, under=variables)
+                if not arguments:
+                    run(python(INTEROP), "-m", "pytest", "tests/interop", log=log, under=variables)
+            except Trouble:
+                failed.append(name)
+        totals = "; ".join(re.findall(r"^=+ (.*) in [\d.]+s.* =+$", log.read_text(), re.MULTILINE))
+        shown = " ".join(_assignments(variables)) or "a computing process for every core"
+        result, seconds = "FAILED" if name in failed else "passed", time.monotonic() - began
+        print(f"{result}  {name} ({shown}): {totals}, in {seconds:.0f} s, {log}", flush=True)
+    if failed:
+        raise Trouble(f"Tests fail in: {', '.join(failed)}.")
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Keep every core busy with something else."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
 
 
 def interop(arguments: list[str]) -> None:
@@ -158,8 +266,8 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
-EVERYTHING = (demo, test, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders, bench_distributed,
-              faults)  # fmt: skip
+EVERYTHING = (demo, test, variations, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders,
+              bench_distributed, faults)  # fmt: skip
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 

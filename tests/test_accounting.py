@@ -16,7 +16,7 @@ from hookline.accounting import SHOWN, Cost, cost_table, duration, slow_hooks
 
 class Slow(Hook):
     def on_train_batch_end(self):
-        time.sleep(0.03)
+        time.sleep(0.1)
 
 
 class Quick(Hook):

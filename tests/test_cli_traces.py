@@ -197,7 +197,7 @@ def test_an_error_of_hookline_ends_with_the_same_lines(capsys: pytest.CaptureFix
 
 def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
     done = subprocess.run([sys.executable, "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir", "died"],
-                          capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+                          capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "To resume: hookline fit fails.toml --trainer.run_dir=died"
 
@@ -205,7 +205,7 @@ def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
 def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     Path("quits.toml").write_text(Path("fails.toml").read_text().replace("trace_parts.Fails", "trace_parts.Quits"))
     done = subprocess.run([sys.executable, "-m", "hookline", "fit", "quits.toml", "--trainer.run_dir=quit", "--hooks.fails.token=word"],
-                          capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
+                          capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
     assert done.returncode == 3
     *_, failed, saved, _, command = done.stderr.splitlines()
     assert failed.startswith("Failed: SystemExit: 3, in hook 'fails', on_step_end, epoch 1, batch 1, step 6")
@@ -217,6 +217,6 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
 
 def test_a_job_of_several_ranks_is_resumed_as_one() -> None:
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hookline", "fit",
-                           "fails.toml", "--trainer.run_dir=both", "--trainer.max_epochs=5"], capture_output=True, text=True, check=False, timeout=100,
+                           "fails.toml", "--trainer.run_dir=both", "--trainer.max_epochs=5"], capture_output=True, text=True, check=False, timeout=300,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert "torchrun --standalone --nproc-per-node 2 -m hookline fit fails.toml --trainer.run_dir=both" in done.stderr

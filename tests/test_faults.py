@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="t
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FAULTS / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

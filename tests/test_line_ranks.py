@@ -104,7 +104,7 @@ LOOP = '''
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return torchrun(LOOP, tmp_path_factory.mktemp("job"), deadline=100)
+    return torchrun(LOOP, tmp_path_factory.mktemp("job"), deadline=300)
 
 
 def test_it_runs_to_its_end_on_every_rank(job: Outcome) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tiny import Net, batches, quiet
@@ -13,23 +15,36 @@ from hookline.control.client import ask
 from hookline.errors import HooklineError
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Lets the run make so many steps."""
+
+    count: int
+
+
 class Asks(Hook):
     """Does these things one after the other, keeps what came of each, and lets the run end after the last."""
 
-    def __init__(self, *things: Callable[[], Any]) -> None:
+    def __init__(self, *things: Callable[[], Any] | Steps) -> None:
         self.things = things
         self.answers: list[Any] = []
 
-    def on_train_start(self) -> None:
+    def on_train_start(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self.thread = threading.Thread(target=self._do_all)
         self.thread.start()
 
     def _do_all(self) -> None:
         for each in self.things:
             try:
-                self.answers.append(each())
+                self.answers.append(self._let_pass(each.count) if isinstance(each, Steps) else each())
             except HooklineError as error:
                 self.answers.append(error)
+
+    def _let_pass(self, count: int) -> None:
+        end, last = time.monotonic() + 60, self.trainer.global_step + count
+        while self.trainer.global_step < last and time.monotonic() < end:
+            time.sleep(0.005)
 
     def on_train_batch_end(self, state: Any) -> None:
         if not self.thread.is_alive():
@@ -39,11 +54,13 @@ class Asks(Hook):
         self.thread.join()
 
 
-def asked(*requests: tuple[str, dict[str, Any]] | Callable[[], Any], hooks: list[Any] | None = None, **options: Any) -> tuple[list[Any], Trainer]:
+def asked(
+    *requests: tuple[str, dict[str, Any]] | Callable[[], Any] | Steps, hooks: list[Any] | None = None, **options: Any
+) -> tuple[list[Any], Trainer]:
     """Train until all of it was asked; the answers, and the trainer."""
     options = {"run_dir": "run", "logger": True, "max_epochs": -1, **options}
     where = options["run_dir"]
-    things = [each if callable(each) else (lambda each=each: ask(where, each[0], **each[1])) for each in requests]
+    things = [each if callable(each) or isinstance(each, Steps) else (lambda each=each: ask(where, each[0], **each[1])) for each in requests]
     asks = Asks(*things)
     trainer = quiet(hooks=[*(hooks or []), asks], **options)
     trainer.fit(Net(), batches())

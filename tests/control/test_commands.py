@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from control.asking import Counts, asked
+from control.asking import Counts, Steps, asked
 from tiny import Net, batches, quiet
 
 from hookline import Hook, every
@@ -48,7 +47,7 @@ def of_control(run: str = "run") -> list[dict[str, Any]]:
 
 def test_a_hook_is_switched_off_and_on_at_a_step_boundary_and_the_log_says_when() -> None:
     counts = Counts()
-    answers, _ = asked(("disable", {"hook": "counts"}), lambda: time.sleep(0.05), ("enable", {"hook": "counts"}), lambda: time.sleep(0.05), hooks=[counts])
+    answers, _ = asked(("disable", {"hook": "counts"}), Steps(12), ("enable", {"hook": "counts"}), Steps(12), hooks=[counts])
     off, on = answers[0]["step"], answers[2]["step"]
     assert off < on
     assert [each for each in counts.steps if off < each <= on] == []
@@ -76,7 +75,7 @@ class Rarely(Hook):
 def test_how_often_a_hook_is_heard_can_be_changed_whether_it_said_so_itself_or_not() -> None:
     rarely, counts, monitor = Rarely(), Counts(), GradientMonitor(log_frequency=1000)
     answers, _ = asked(("every", {"hook": "rarely", "interval": "3 steps"}), ("every", {"hook": "counts", "interval": "7 steps"}),
-                       ("every", {"hook": "gradient_monitor", "interval": "5"}), lambda: time.sleep(0.1), ("status", {}),
+                       ("every", {"hook": "gradient_monitor", "interval": "5"}), Steps(12), ("status", {}),
                        hooks=[rarely, counts, monitor])  # fmt: skip
     assert rarely.steps and all(each % 3 == 0 for each in rarely.steps)
     later = [each for each in counts.steps if each > answers[1]["step"]]
@@ -126,7 +125,7 @@ def test_a_checkpoint_and_a_stop_can_be_asked_for() -> None:
 
 
 def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
-    answers, trainer = asked(lambda: time.sleep(0.1), ("status", {}), hooks=[Counts()])
+    answers, trainer = asked(Steps(12), ("status", {}), hooks=[Counts()])
     told = answers[1]
     assert told["status"] == "training" and 0 < told["step"] <= trainer.global_step and told["position"].startswith("epoch ")
     counts = next(each for each in told["hooks"] if each["name"] == "counts")
@@ -138,7 +137,7 @@ def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown(
     Path("probe.py").write_text(PROBE)
     file = str(Path("probe.py").resolve())
     answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), ("attach", {"file": f"{file}:Probe"}),
-                             ("attach", {"file": f"{file}:Probe", "name": "third"}), lambda: time.sleep(0.05))  # fmt: skip
+                             ("attach", {"file": f"{file}:Probe", "name": "third"}), Steps(12))  # fmt: skip
     assert [each["hook"] for each in answers[:3]] == ["probe", "probe_2", "third"]
     heard = trainer.hooks["probe"].heard
     assert heard[0] == "setup" and heard[-1] == "teardown" and heard[1].step == answers[0]["step"] + 1

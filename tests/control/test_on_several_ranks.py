@@ -61,7 +61,7 @@ print("SAID", json.dumps(about), flush=True)
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    return torchrun(SCRIPT, folder, deadline=110), folder
+    return torchrun(SCRIPT, folder, deadline=300), folder
 
 
 def told(outcome: tuple[Outcome, Path]) -> list[dict[str, object]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.asking import Counts, asked
+from control.asking import Counts, Steps, asked
 from tiny import Net, batches, quiet
 
 from hookline.control.address import SOCKET, connect, listen
@@ -75,8 +75,14 @@ def test_until_somebody_asks_one_thread_sleeps_without_a_timeout() -> None:
         frames = sys._current_frames()
         return [frames[each.ident].f_code.co_name for each in threads if each.ident is not None]
 
-    answers, _ = asked(lambda: time.sleep(0.1), where)
-    assert answers[1] == ["_listen"]
+    def there() -> list[str]:
+        end = time.monotonic() + 60
+        while where() != ["_listen"] and time.monotonic() < end:  # it may only just have been started
+            time.sleep(0.01)
+        return where()
+
+    answers, _ = asked(there, Steps(12), where)
+    assert answers[0] == answers[2] == ["_listen"]
 
 
 def test_a_path_that_is_too_long_for_a_socket_works_all_the_same() -> None:
@@ -138,7 +144,7 @@ def test_whatever_is_said_on_the_socket_is_answered_in_words() -> None:
 
 
 def test_who_has_no_patience_is_told_that_it_will_be_done() -> None:
-    answers, _ = asked(("disable", {"hook": "counts", "patience": 0.0}), lambda: time.sleep(0.1), ("status", {}), hooks=[Counts()])
+    answers, _ = asked(("disable", {"hook": "counts", "patience": 0.0}), Steps(12), ("status", {}), hooks=[Counts()])
     told = {each["name"]: each["enabled"] for each in answers[2]["hooks"]}
     assert told["counts"] is False and (answers[0].get("waiting") or answers[0]["hook"] == "counts")
 

@@ -16,11 +16,9 @@ from torch.utils.data import DataLoader
 
 from hookline.data.prefetch import ahead
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    for _ in range(500):
+    for _ in range(6000):
         if condition():
             return True
         time.sleep(0.01)
@@ -114,7 +112,7 @@ def test_closing_does_not_wait_for_a_source_that_blocks() -> None:
 
     def source() -> Iterator[int]:
         yield 1
-        going_on.wait(20)
+        going_on.wait(60)
         yield 2
         raise AssertionError("nobody wants a third one")
 

@@ -74,11 +74,9 @@ def test_workers_end_with_the_loader() -> None:
     batches: Any = only.open(0, 0, 5)
     next(batches)
     workers = batches._workers
-    began = time.monotonic()
     only.close()
     assert not any(each.is_alive() for each in workers)
-    assert [each.exitcode for each in workers] == [0, 0]
-    assert time.monotonic() - began < 5, "they were told to end, not waited for in vain"
+    assert [each.exitcode for each in workers] == [0, 0], "they were told to end; one that is waited for in vain is killed"
     assert len(list(only.open(1))) == 4, "and new ones begin when they are needed"
     only.close()
 
@@ -114,6 +112,6 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
                 time.sleep(0.05)
                 os.killpg(child.pid, number)
         assert child.stdout.readline() == "60 60\n"
-        assert child.wait(timeout=20) == 0
+        assert child.wait(timeout=60) == 0
         with pytest.raises(ProcessLookupError):
             os.killpg(child.pid, 0)  # nobody of the group is left

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,12 +71,19 @@ def test_values_that_json_cannot_hold_are_written_all_the_same(tmp_path: Path, c
     assert not caplog.records
 
 
-def test_an_epoch_has_its_own_time(tmp_path: Path) -> None:
+def test_an_epoch_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def passes(epoch: int) -> None:
+        nonlocal now
+        now += 3 - epoch
+
+    monkeypatch.setattr("hookline.hooks.json_log.time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now}))
     trainer = quiet(run_dir=tmp_path, max_epochs=2, hooks=[JSONLog()])
-    trainer.on("train_batch_end", once=True)(lambda: time.sleep(0.2))
+    trainer.on("train_batch_end")(passes)
     trainer.fit(Net(), batches(1))
-    first, second = (row["seconds"] for row in records(tmp_path) if row["type"] == "epoch_end")
-    assert second < first <= records(tmp_path)[-1]["seconds"]
+    assert [row["seconds"] for row in records(tmp_path) if row["type"] == "epoch_end"] == [3, 2]
+    assert records(tmp_path)[-1]["seconds"] == 5
 
 
 def test_a_failed_run_ends_with_what_failed(tmp_path: Path) -> None:

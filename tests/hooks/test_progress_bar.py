@@ -54,14 +54,19 @@ class Terminal:
             self.chunks.append(chunk)
 
     def so_far(self) -> str:
-        """What has been drawn until now."""
-        time.sleep(0.05)
-        return b"".join(self.chunks).decode()
+        """What has been drawn until now: up to a mark, which is waited for."""
+        self.file.write("\0")
+        self.file.flush()
+        end = time.monotonic() + 60
+        while b"\0" not in b"".join(self.chunks) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.chunks[:] = [b"".join(self.chunks).replace(b"\0", b"")]
+        return self.chunks[0].decode()
 
     def text(self) -> str:
         if not self.file.closed:
             self.file.close()
-            self.reader.join(timeout=10)
+            self.reader.join(timeout=60)
             os.close(self.master)
         return b"".join(self.chunks).decode()
 

@@ -96,7 +96,7 @@ HOSTS = ["lightning", "accelerate", "transformers"]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return torchrun(SCRIPT, tmp_path_factory.mktemp("job"), deadline=180)
+    return torchrun(SCRIPT, tmp_path_factory.mktemp("job"), deadline=300)
 
 
 def told(job: Outcome, host: str, what: str) -> dict[str, list[str]]:

@@ -51,7 +51,7 @@ open(f"told-{trainer.strategy.rank}.json", "w").write(json.dumps(told))
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     folder = tmp_path_factory.mktemp("two")
-    outcome = torchrun(SCRIPT, folder, deadline=100)
+    outcome = torchrun(SCRIPT, folder, deadline=300)
     assert outcome.code == 0, outcome.output
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)], folder
 

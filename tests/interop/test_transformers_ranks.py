@@ -45,7 +45,7 @@ for what, ranks in [("should_epoch_stop", (0, 1)), ("should_epoch_stop", (1,)), 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[Any]]:
     """How long the epochs were on each rank, by what was asked for and by how many."""
-    outcome = torchrun(SCRIPT, tmp_path_factory.mktemp("two"), deadline=100)
+    outcome = torchrun(SCRIPT, tmp_path_factory.mktemp("two"), deadline=300)
     assert outcome.code == 0, outcome.output
     found: dict[tuple[str, int], list[Any]] = {}
     for what, asking, lengths in map(json.loads, outcome.lines("RESULT")):

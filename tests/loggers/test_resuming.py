@@ -101,7 +101,7 @@ def test_cut_again_and_again_and_going_on_from_here_and_there(whole: list[Any]) 
 def test_a_run_that_was_killed(whole: list[Any]) -> None:
     code = (f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]}\n"
             f"from test_resuming import *\nfit('mine', Saves(5), Breaks(8, {int(signal.SIGKILL)}))")  # fmt: skip
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     with Path("mine/log.jsonl").open("a") as log:
         log.write('{"type": "metrics", "step": 8, "metr')  # a kill in the middle of a line

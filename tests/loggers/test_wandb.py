@@ -70,7 +70,7 @@ def finished(path: Path) -> list[bytes]:
     """W&B's own process may write the last of it a moment after its `finish()` has returned."""
     from wandb.proto import wandb_internal_pb2
 
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         found = list(messages(path))
         if found and wandb_internal_pb2.Record.FromString(found[-1]).HasField("exit"):

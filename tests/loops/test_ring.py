@@ -49,8 +49,8 @@ def test_waiting_can_be_ended() -> None:
     zero, one = two()
     threading.Timer(0.05, zero.wake).start()
     began = time.monotonic()
-    assert zero.lost(30) is False
-    assert time.monotonic() - began < 10
+    assert zero.lost(100) is False
+    assert time.monotonic() - began < 90
     for ring in (zero, one):
         ring.leave()
 

@@ -21,7 +21,6 @@ from hookline.data.mixing import schedule
 from hookline.errors import CheckpointError, HooklineError
 
 Batch = tuple[Tensor, Tensor]
-pytestmark = pytest.mark.timeout(60)  # nothing here may wait for ever
 
 
 def marked(first: int, n: int, size: int = 3) -> list[Batch]:

@@ -276,7 +276,7 @@ def start(run_dir: Path, body: str, grace: float = 60.0) -> subprocess.Popen[str
 def test_a_script_that_gets_a_signal_exits_with_its_code(tmp_path: Path) -> None:
     child = start(tmp_path, "time.sleep(0.01)")
     child.send_signal(signal.SIGTERM)
-    out, errors = child.communicate(timeout=60)
+    out, errors = child.communicate(timeout=300)
     assert child.returncode == 143, errors
     assert "not reached" not in out and "SIGTERM: finishing this batch" in errors
     assert list((tmp_path / "checkpoints").glob("step-*/manifest.json"))
@@ -285,6 +285,6 @@ def test_a_script_that_gets_a_signal_exits_with_its_code(tmp_path: Path) -> None
 def test_what_does_not_end_in_the_grace_period_is_ended(tmp_path: Path) -> None:
     child = start(tmp_path, "time.sleep(60)", grace=0.3)
     child.send_signal(signal.SIGTERM)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=300)
     assert child.returncode == 143, errors
     assert "The grace period of 0.3 s is over" in errors

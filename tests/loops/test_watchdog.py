@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from loops.turned import TICK, Clock
 from test_budgets import per_step
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
@@ -34,13 +35,20 @@ from hookline.loops.run import Run
 from hookline.loops.watchdog import EXIT_HUNG, HangError, Watchdog
 
 TIMEOUT = 0.2
-LIMIT = 20.0
+LIMIT = 60.0
 Watched = Callable[..., None]
 quiet = functools.partial(quiet_trainer, hang_after=None)  # no watchdog but the one that a test asks for
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock.installed())
+    return clock
+
+
+@pytest.fixture
+def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Every run from now on has a watchdog with these settings."""
 
     def with_settings(timeout: float | None = TIMEOUT, **settings: Any) -> None:
@@ -51,12 +59,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
         monkeypatch.setattr(hookline.trainer, "carry_out", watched)
 
     return with_settings
-
-
-@pytest.fixture(autouse=True, scope="module")
-def torch_is_warm() -> None:
-    """What torch imports with its first optimizer takes longer than the timeouts here."""
-    quiet().fit(Net(), batches(1))
 
 
 @pytest.fixture(autouse=True)
@@ -70,23 +72,24 @@ def nothing_is_left() -> Iterator[None]:
 class Reports(list[str]):
     """The watchdog's warnings so far."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        self.caplog = caplog
+    def __init__(self, caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+        self.caplog, self.clock = caplog, clock
 
     def read(self) -> list[str]:
         found = [each.getMessage() for each in self.caplog.records if each.levelno == logging.WARNING]
         return [each for each in found if "has not moved" in each]
 
-    def wait(self, count: int = 1) -> None:
-        """Hang until it was said so often."""
-        until = time.monotonic() + LIMIT
-        while len(self.read()) < count and time.monotonic() < until:
-            time.sleep(0.01)
+    def wait(self, count: int = 1, timeout: float = TIMEOUT) -> None:
+        """Hang until it was said so often, for as long as that takes by the watchdog's clock and no longer."""
+        until, before = time.monotonic() + LIMIT, len(self.read())
+        with self.clock.running(timeout * 2 ** (count - 1 - before) + 2 * TICK):
+            while len(self.read()) < count and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 @pytest.fixture
-def reports(caplog: pytest.LogCaptureFixture) -> Reports:
-    return Reports(caplog)
+def reports(caplog: pytest.LogCaptureFixture, clock: Clock) -> Reports:
+    return Reports(caplog, clock)
 
 
 # ---- what is said ------------------------------------------------------------------------------------------------
@@ -115,7 +118,7 @@ def test_a_hook_that_hangs_is_named_with_its_event_its_time_and_its_stack(watch:
 def test_a_hang_is_reported_again_at_doubling_times(watch: Watched, reports: Reports) -> None:
     class Stuck(Hook):
         def on_fit_start(self) -> None:
-            reports.wait(3)
+            reports.wait(3, 0.1)
 
     watch(0.1)
     quiet(hooks=[Stuck()]).fit(Net(), batches())
@@ -146,7 +149,7 @@ class Called:
 
 
 @pytest.mark.parametrize("kind", ["function", "partial", "callable", "built in"])
-def test_any_kind_of_function_is_named(kind: str, watch: Watched, reports: Reports) -> None:
+def test_any_kind_of_function_is_named(kind: str, watch: Watched, clock: Clock, reports: Reports) -> None:
     def function(batch_idx: int) -> None:
         reports.wait()
 
@@ -154,17 +157,27 @@ def test_any_kind_of_function_is_named(kind: str, watch: Watched, reports: Repor
         reports.wait()
 
     full: queue.SimpleQueue[None] = queue.SimpleQueue()
-    timer = threading.Timer(3 * TIMEOUT, lambda: (full.put(None), full.put(None)))  # once for each event
-    timer.start()
+
+    def named() -> bool:
+        return any("hook 'mine' in on_train_batch_start" in each for each in reports.read())
+
+    def fill() -> None:
+        until = time.monotonic() + LIMIT
+        with clock.running():
+            while not named() and time.monotonic() < until:
+                time.sleep(0.01)
+        full.put(None), full.put(None)  # once for each event
+
+    filling = threading.Thread(target=fill)
     hooks = {"function": function, "partial": functools.partial(with_more, 1), "callable": Called(reports.wait),
              "built in": functools.partial(full.get, timeout=LIMIT)}  # fmt: skip
     watch()
     trainer = quiet()
+    if kind == "built in":
+        trainer.on("train_start", name="first")(filling.start)
     trainer.on("train_batch_start", "train_batch_end", name="mine", once=True)(hooks[kind])
     trainer.fit(Net(), batches(1))
-    timer.cancel()
-    timer.join()
-    assert "hook 'mine' in on_train_batch_start" in reports.read()[0]
+    assert named()
 
 
 def test_of_one_function_at_two_events_the_right_event_is_named(watch: Watched, reports: Reports) -> None:
@@ -312,9 +325,7 @@ def test_a_logger_that_a_hook_uses_is_named_with_the_hook(watch: Watched, report
 def test_a_run_inside_a_hook_is_reported_once_by_its_own_watchdog(watch: Watched, reports: Reports) -> None:
     class Stuck(Hook):
         def on_train_start(self) -> None:
-            until = time.monotonic() + 5 * TIMEOUT
-            while time.monotonic() < until:
-                time.sleep(0.01)
+            reports.wait(3)
 
     class Inner(Hook):
         def on_fit_start(self) -> None:
@@ -324,35 +335,41 @@ def test_a_run_inside_a_hook_is_reported_once_by_its_own_watchdog(watch: Watched
     quiet(hooks=[Inner()]).fit(Net(), batches(1))
     found = reports.read()
     assert all("hook 'stuck' in on_train_start" in each for each in found)
-    assert 1 <= len(found) <= 3  # after one, two and four times the timeout; the outer run's would be as many again
+    assert len(found) == 3  # after one, two and four times the timeout; the outer run's would be as many again
 
 
 # ---- what is not said --------------------------------------------------------------------------------------------
 
 
-def test_a_hook_that_is_slow_but_comes_back_is_not_reported(watch: Watched, reports: Reports) -> None:
+def pause(clock: Clock) -> None:
+    """Take a while, and let the watchdog look."""
+    clock.now += TIMEOUT / 4
+    time.sleep(0.02)
+
+
+def test_a_hook_that_is_slow_but_comes_back_is_not_reported(watch: Watched, clock: Clock, reports: Reports) -> None:
     class Slow(Hook):
         def on_train_batch_end(self) -> None:
-            time.sleep(0.05)
+            pause(clock)
 
-    watch(0.6)
+    watch()
     quiet(hooks=[Slow()]).fit(Net(), batches(30))
     assert not reports.read()
 
 
-def test_a_loader_that_is_slow_but_delivers_is_not_reported(watch: Watched, reports: Reports) -> None:
+def test_a_loader_that_is_slow_but_delivers_is_not_reported(watch: Watched, clock: Clock, reports: Reports) -> None:
     class Slow:
         def __iter__(self) -> Iterator[Any]:
             for batch in batches(30):
-                time.sleep(0.05)
+                pause(clock)
                 yield batch
 
-    watch(0.6)
+    watch()
     quiet().fit(Net(), Slow())
     assert not reports.read()
 
 
-def test_many_short_calls_in_one_batch_are_not_taken_for_one(watch: Watched, reports: Reports) -> None:
+def test_many_short_calls_in_one_batch_are_not_taken_for_one(watch: Watched, clock: Clock, reports: Reports) -> None:
     class Manual(Net):
         automatic_optimization = False
 
@@ -363,25 +380,25 @@ def test_many_short_calls_in_one_batch_are_not_taken_for_one(watch: Watched, rep
 
     class Slow(Hook):
         def on_before_optimizer_step(self) -> None:
-            time.sleep(0.05)
+            pause(clock)
 
-    watch(0.6)
+    watch()
     quiet(hooks=[Slow()]).fit(Manual(), batches(1))
     assert not reports.read()
 
 
-def test_a_hook_that_validates_for_long_is_not_reported_while_batches_go_by(watch: Watched, reports: Reports) -> None:
+def test_a_hook_that_validates_for_long_is_not_reported_while_batches_go_by(watch: Watched, clock: Clock, reports: Reports) -> None:
     class Slow(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            time.sleep(0.05)
+            pause(clock)
             return super().validation_step(batch, batch_idx)
 
     class Validates(Hook):
         def on_train_epoch_end(self, trainer: Any) -> None:
             trainer.validate()
 
-    watch(0.6)
-    quiet(hooks=[Validates()]).fit(Slow(), batches(1), batches(15))
+    watch()
+    quiet(hooks=[Validates()]).fit(Slow(), batches(1), batches(30))
     assert not reports.read()
 
 
@@ -498,15 +515,16 @@ def read_a_pipe() -> None:
 
 
 class Ending(Hook):
-    """Hangs once, and notes how the run ends."""
+    """Hangs once, until the watchdog has reported it once, and notes how the run ends."""
 
-    def __init__(self, hang: Callable[[], None]) -> None:
-        self.hang = hang
+    def __init__(self, hang: Callable[[], None], clock: Clock) -> None:
+        self.hang, self.clock = hang, clock
         self.heard: list[Any] = []
 
     def on_train_batch_end(self, batch_idx: int) -> None:
         if batch_idx == 1:
-            self.hang()
+            with self.clock.running(TIMEOUT + 2 * TICK):
+                self.hang()
 
     def on_exception(self, exception: BaseException) -> None:
         self.heard.append(exception)
@@ -519,9 +537,9 @@ HANGS = [spin, wait_for_a_lock, read_a_pipe, functools.partial(time.sleep, LIMIT
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=["loop", "lock", "pipe", "sleep"])
-def test_abort_ends_the_run_with_an_error_that_names_the_hook(hang: Callable[[], None], watch: Watched, reports: Reports) -> None:
+def test_abort_ends_the_run_with_an_error_that_names_the_hook(hang: Callable[[], None], watch: Watched, clock: Clock, reports: Reports) -> None:
     watch(abort=True)
-    hook, began = Ending(hang), time.monotonic()
+    hook, began = Ending(hang, clock), time.monotonic()
     trainer = quiet(hooks=[hook])
     with pytest.raises(HangError, match="hook 'ending' in on_train_batch_end .* did not come back within 0.2 s") as caught:
         trainer.fit(Net(), batches())
@@ -530,17 +548,17 @@ def test_abort_ends_the_run_with_an_error_that_names_the_hook(hang: Callable[[],
     assert len(reports.read()) == 1
 
 
-def test_abort_is_not_passed_over_by_the_hooks_error_policy(watch: Watched) -> None:
+def test_abort_is_not_passed_over_by_the_hooks_error_policy(watch: Watched, clock: Clock) -> None:
     watch(abort=True)
-    hook = Ending(spin)
+    hook = Ending(spin, clock)
     hook.on_error = "warn"
     with pytest.raises(HangError):
         quiet(hooks=[hook]).fit(Net(), batches())
 
 
-def test_abort_works_in_a_thread_that_is_not_the_main_one(watch: Watched) -> None:
+def test_abort_works_in_a_thread_that_is_not_the_main_one(watch: Watched, clock: Clock) -> None:
     watch(abort=True)
-    hook, raised = Ending(spin), []
+    hook, raised = Ending(spin, clock), []
 
     def fit() -> None:
         try:
@@ -556,13 +574,17 @@ def test_abort_works_in_a_thread_that_is_not_the_main_one(watch: Watched) -> Non
     assert hook.heard == [raised[0], "teardown"]
 
 
-def test_abort_also_ends_a_wait_for_data(watch: Watched) -> None:
+def test_abort_also_ends_a_wait_for_data(watch: Watched, clock: Clock) -> None:
+    def wait() -> None:
+        with clock.running():
+            time.sleep(LIMIT)
+
     watch(abort=True)
     with pytest.raises(HangError, match="waiting for the next batch of loader 'train' did not come back"):
-        quiet().fit(Net(), Awaited(lambda: time.sleep(LIMIT)))
+        quiet().fit(Net(), Awaited(wait))
 
 
-def test_a_run_that_catches_the_error_stops_at_the_next_batch(watch: Watched) -> None:
+def test_a_run_that_catches_the_error_stops_at_the_next_batch(watch: Watched, clock: Clock) -> None:
     def catches() -> None:
         try:
             spin()
@@ -575,20 +597,21 @@ def test_a_run_that_catches_the_error_stops_at_the_next_batch(watch: Watched) ->
             return super().training_step(batch, batch_idx)
 
     watch(abort=True)
-    hook = Ending(catches)
+    hook = Ending(catches, clock)
     trainer = quiet(hooks=[hook])
     trainer.fit(Slow(), batches(500))
     assert trainer.status == "stopped" and "hook 'ending'" in trainer.state.stop_reason
     assert trainer.global_step < 500
 
 
-def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watched) -> None:
+def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watched, clock: Clock) -> None:
     class Stuck(Hook):
         def teardown(self) -> None:
-            time.sleep(LIMIT)
+            with clock.running():
+                time.sleep(LIMIT)
 
     watch(abort=True)
-    hook = Ending(lambda: None)
+    hook = Ending(lambda: None, clock)
     with pytest.raises(HangError, match="hook 'stuck' in teardown"):
         quiet(hooks=[Stuck(), hook]).fit(Net(), batches())
     assert hook.heard == ["teardown"]
@@ -603,8 +626,11 @@ import hookline.trainer
 from hookline import Hook
 from hookline.loops import watchdog
 from hookline.loops.lifecycle import carry_out
+from loops import turned
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
+
+clock = turned.install()
 
 def quiet(**options):
     return quiet_trainer(hang_after=None, **options)
@@ -614,28 +640,27 @@ def watch(timeout, **settings):
         with watchdog.Watchdog(run, timeout, **settings):
             return carry_out(run, body)
     hookline.trainer.carry_out = watched
-
-quiet().fit(Net(), batches(1))  # whatever torch does only the first time
 """
 
 
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parent.parent)])}
     return subprocess.run([sys.executable, "-c", SCRIPT + textwrap.dedent(code)], capture_output=True, text=True,
-                          env=environment, timeout=60, check=False)  # fmt: skip
+                          env=environment, timeout=300, check=False)  # fmt: skip
 
 
 def test_what_cannot_be_interrupted_ends_the_process_with_all_stacks() -> None:
     done = run_script("""
         class Deaf(Hook):
             def on_train_start(self):
-                while True:
-                    try:
-                        time.sleep(30)
-                    except Exception:
-                        print("caught", flush=True)
+                with clock.running():
+                    while True:
+                        try:
+                            time.sleep(30)
+                        except Exception:
+                            print("caught", flush=True)
 
-        watch(0.2, abort=True, grace=0.6)
+        watch(0.2, abort=True, grace=3)
         quiet(hooks=[Deaf()]).fit(Net(), batches())
     """)
     assert done.returncode == EXIT_HUNG
@@ -654,7 +679,8 @@ def test_a_log_that_hangs_too_does_not_keep_the_watchdog_from_aborting() -> None
 
         class Warns(Hook):
             def on_train_start(self):
-                logging.getLogger("hookline").warning("anything")
+                with clock.running():
+                    logging.getLogger("hookline").warning("anything")
 
         watch(0.2, abort=True)
         try:
@@ -670,13 +696,17 @@ def test_time_in_which_the_whole_process_was_suspended_does_not_count() -> None:
     done = run_script("""
         class Suspended(Hook):
             def on_train_start(self):
-                time.sleep(0.5)  # long enough to be looked at
-                subprocess.Popen(["sh", "-c", f"sleep 1.8; kill -CONT {os.getpid()}"])
+                with clock.running(0.15):  # it is looked at
+                    while clock.now < clock.end:
+                        time.sleep(0.01)
+                subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {os.getpid()}"])
                 os.kill(os.getpid(), signal.SIGSTOP)
-                time.sleep(0.3)
+                clock.now += 100  # as the real one, which goes on meanwhile
+                with clock.running(0.15):
+                    while clock.now < clock.end:
+                        time.sleep(0.01)
 
-        watchdog.LONGEST_SLEEP = 0.5
-        watch(1.2, abort=True)
+        watch(0.4, abort=True)
         quiet(hooks=[Suspended()]).fit(Net(), batches())
         print("done")
     """)

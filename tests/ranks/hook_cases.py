@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from ranks import start_cases
-from ranks.worlds import RANK, Deep, distance, fit, mine, pairs, quiet, report
+from ranks.worlds import RANK, Deep, distance, fit, in_float32, mine, pairs, quiet, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -100,7 +100,7 @@ class Normed(Deep):
         return self.last(torch.tanh(self.norm(self.first(x)) + self.blocks[0](self.blocks[1](self.first(x)))))
 
     def measure(self, batch: Any) -> Tensor:
-        return F.mse_loss(self(batch[0]).float(), batch[1])
+        return F.mse_loss(self(batch[0]).to(batch[1].dtype), batch[1])
 
     def on_validation_batch_end(self) -> None:
         self.averages = self.norm.running_mean.tolist()  # type: ignore[union-attr]
@@ -110,10 +110,17 @@ def batch_norm(precision: str) -> list[Any]:
     """How far sharded training is from training with copies, and the averages that validation has used."""
     far, averages = [], []
     for make in STRATEGIES.values():
-        weights, trainer = fit(make(precision=precision), mine(DATA), Normed, mine(DATA))
+        data = mine(pairs(8))
+        weights, trainer = fit(make(precision=precision), data, Normed, data)
         far.append({name: each for name, each in weights.items() if "norm.running" not in name})
         averages.append(trainer.state.module.averages)
     return [distance(*far), averages]
+
+
+def batch_norms() -> list[Any]:
+    exact = batch_norm("32")
+    with in_float32():
+        return [exact, batch_norm("bf16-mixed")]
 
 
 def range_test(make: Callable[..., Any]) -> list[Any]:
@@ -187,7 +194,7 @@ def main() -> None:
     report("guard", lambda: ended(NaNGuard(check=("gradients", "parameters")), strategy=FSDP()))
     report("reads", lambda: ended(Reads(), strategy=FSDP()))
     report("manual", lambda: ended(AsksOnZero(), strategy=FSDP(), make=Manual))
-    report("batch norm", lambda: [batch_norm(each) for each in ("32", "bf16-mixed")])
+    report("batch norm", batch_norms)
     report("validate on all", validated)
     report("questions", spied)
     start_cases.main()

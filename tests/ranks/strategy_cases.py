@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ranks.worlds import RANK, Deep, Stream, distance, fit, flat, joined, mine, pairs, quiet, report, whole
+from ranks.worlds import RANK, Deep, Stream, distance, fit, flat, in_float32, joined, mine, pairs, quiet, report, whole
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -142,7 +142,8 @@ class Overflows(HearsSkips):
 
 def overflow(strategy: Any) -> list[Any]:
     hook = Overflows()
-    weights, trainer = fit(strategy, mine(DATA), hooks=[hook])
+    with in_float32():
+        weights, trainer = fit(strategy, mine(pairs()), hooks=[hook])
     scaler = strategy.precision.scaler
     return [float(sum(each.double().sum() for each in weights.values())), trainer.state.step, scaler.get_scale(), hook.seen[-1]]
 
@@ -221,6 +222,21 @@ class Draws(Deep):
 
 def equal(strategy: Any, make: Callable[[], Any] = Deep) -> float:
     return distance(fit(strategy, mine(DATA), make)[0], fit("single", joined(DATA), make)[0])
+
+
+def line_search() -> list[Any]:
+    """How far two ranks are from one process, and this rank's weights."""
+    weights, _ = fit(DDP(), mine(DATA), Searches)
+    return [distance(weights, fit("single", joined(DATA), Searches)[0]), {name: each.tolist() for name, each in weights.items()}]
+
+
+def half_precision() -> list[float]:
+    """How far half precision leads from float32, and how far float32 has moved: without Adam, which makes much of small gradients."""
+    with in_float32():
+        data = pairs()
+        half = fit(FSDP(precision="bf16-mixed"), mine(data), Momentum)[0]
+        full = fit("single", joined(data), Momentum)[0]
+        return [distance(half, full), distance(full, fit("single", joined(data), Momentum, max_epochs=0)[0])]
 
 
 def averaged(strategy: Any) -> list[float]:
@@ -325,7 +341,7 @@ def main() -> None:
     report("averaged, fsdp", lambda: averaged(FSDP()))
     report("stops", lambda: fit(DDP(), mine(broken()), Momentum))
     report("stops at the end", lambda: fit(DDP(), mine(broken()[:4]), Momentum))
-    report("line search", lambda: equal(DDP(), Searches))
+    report("line search", line_search)
     report("wrong wrap", lambda: fit(FSDP(wrap="block.*"), mine(DATA)))
     report("from meta", from_meta)
     report("draws", lambda: [draws(None), draws(5), draws(5)])
@@ -333,7 +349,7 @@ def main() -> None:
     report("other hooks", lambda: fit(DDP(), mine(DATA), hooks=[Extra()] if RANK else []))
     report("other options", lambda: fit(DDP(), mine(DATA), accumulate_grad_batches=1 + RANK))
     report("hook for zero", lambda: fit(DDP(), mine(DATA), hooks=[OnZero()] if RANK == 0 else [])[1].state.step)
-    report("half precision", lambda: equal(FSDP(precision="bf16-mixed")))
+    report("half precision", half_precision)
     report("overflow, fsdp", lambda: overflow(FSDP(precision="16-mixed")))
     report("overflow, ddp", lambda: overflow(DDP(precision="16-mixed")))
     report("second precision of accelerate", lambda: fit(Accelerated(precision="bf16-mixed"), mine(DATA)))

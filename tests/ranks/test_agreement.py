@@ -11,8 +11,10 @@ from ranks.torchrun import torchrun
 SCRIPT = '''
 import json, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from tiny import Net, batches, quiet
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, on
+from hookline.loops import agreement
 from hookline.loops.errands import carries_out
 
 FOLDER = sys.argv[1]
@@ -142,13 +144,17 @@ run("step done on one rank", UpdatesByHand())
 
 
 class Slow(Hook):
-    """One rank is much slower than its clock says to the other."""
+    """By clocks that are turned by hand, one rank takes twice as long as the other."""
 
     def __init__(self):
-        self.seen_at = []
+        self.seen_at, self.now = [], 0.0
+        agreement.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now})
 
     def on_train_batch_start(self, rank):
-        time.sleep(0.02 * (rank + 1))
+        self.now += 0.02 * (rank + 1)
+
+    def teardown(self):
+        agreement.time = time
 
     @on("train_batch_end", every="0.1 seconds")
     def note(self, batches_seen):
@@ -183,7 +189,7 @@ run("out of step", At(1, 3, lambda trainer: setattr(trainer.state, "batch_idx", 
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """By the name of a run: what each rank saw of it."""
     folder = tmp_path_factory.mktemp("agreement")
-    outcome = torchrun(SCRIPT, folder, str(folder), deadline=120)
+    outcome = torchrun(SCRIPT, folder, str(folder), deadline=300)
     assert outcome.code == 0, outcome.output
     found: dict[str, list[dict[str, Any]]] = {}
     for line in outcome.lines("RESULT"):
@@ -253,7 +259,7 @@ def test_an_update_made_by_hand_on_one_rank_only_is_an_error_that_names_it(resul
 def test_time_is_over_for_all_ranks_at_the_same_batch(results: dict[str, list[dict[str, Any]]]) -> None:
     seen = same(results["time"], "batches", "seen_at")
     assert "max_time" in seen["reason"]
-    assert len(seen["seen_at"]) >= 2  # `every="0.1 seconds"`, at the same batches everywhere
+    assert 5 <= len(seen["seen_at"]) <= 8  # `every="0.1 seconds"` of 0.8, at the same batches everywhere
 
 
 def test_errands_are_carried_out_by_all_at_the_same_batch_in_the_order_of_ranks(

@@ -105,7 +105,7 @@ run("stuck", Stuck(signal.SIGTERM, {1}), grace_period=1)  # nobody can go on aft
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """By the name of a run: what each rank saw of it."""
     folder = tmp_path_factory.mktemp("signals")
-    outcome = torchrun(SCRIPT, folder, str(folder), deadline=120)
+    outcome = torchrun(SCRIPT, folder, str(folder), deadline=300)
     assert outcome.code == 0, outcome.output
     found: dict[str, list[dict[str, Any]]] = {}
     for line in outcome.lines("RESULT"):

@@ -170,7 +170,7 @@ def read_again(folder: Path, single: Any) -> list[dict[str, Any]]:
 
 
 def launched(source: str, folder: Path, name: str) -> list[dict[str, Any]]:
-    done = torchrun(source, folder, deadline=240)
+    done = torchrun(source, folder, deadline=300)
     assert done.code == 0, done.output
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
 

@@ -17,7 +17,7 @@ Told = dict[str, list[dict[str, Any]]]
 
 def told_by(world: int, folder: Path) -> Told:
     """What each rank of a job saw, by the names of the runs."""
-    done = torchrun(SCRIPT, folder, str(folder), ranks=world, deadline=170)
+    done = torchrun(SCRIPT, folder, str(folder), ranks=world, deadline=300)
     assert done.code == 0, done.output
     by_rank = [[json.loads(line) for line in (folder / f"told-{world}-{rank}.jsonl").read_text().splitlines()] for rank in range(world)]
     return {name: [dict(lines)[name] for lines in by_rank] for name, _ in by_rank[0]}

@@ -18,7 +18,7 @@ Told = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("measured")
-    done = torchrun(SCRIPT, folder, str(folder), ranks=WORLD, deadline=120)
+    done = torchrun(SCRIPT, folder, str(folder), ranks=WORLD, deadline=300)
     assert done.code == 0, done.output
     return [dict(json.loads(line) for line in (folder / f"told-{rank}.jsonl").read_text().splitlines()) for rank in range(WORLD)]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ranks.start_cases import STRATEGIES
+from ranks.worlds import CLOSE
 
 Found = dict[str, list[Any]]
 both = pytest.mark.parametrize("name", STRATEGIES)
@@ -56,4 +57,4 @@ def test_a_batch_that_is_repeated_to_take_part_is_in_no_metric_and_in_no_average
 @both
 def test_the_loss_of_a_window_that_ends_in_a_short_batch_is_that_of_one_process(from_hook_cases: Found, name: str) -> None:
     for many, alone in from_hook_cases[f"{name}: losses of a window"]:
-        assert len(alone) == 8 and many == pytest.approx(alone, rel=1e-5)
+        assert len(alone) == 8 and many == pytest.approx(alone, rel=CLOSE)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ranks.strategy_cases import MAKERS, VARIANTS
 from ranks.torchrun import cases
+from ranks.worlds import CLOSE
 
-CLOSE = 1e-5
 Found = dict[str, list[Any]]
 
 
@@ -117,7 +117,8 @@ def test_a_parameter_that_two_layers_share_is_named_if_they_are_gathered_apart(f
 
 
 def test_an_optimizer_that_searches_along_a_line_decides_alike_on_every_rank(found: Found) -> None:
-    assert max(found["line search"]) < 1e-4
+    (far, weights), (_, other_weights) = found["line search"]
+    assert weights == other_weights and far < CLOSE
 
 
 def test_a_part_to_wrap_that_is_not_there_is_an_error_with_the_nearest_name(found: Found) -> None:
@@ -158,7 +159,8 @@ def test_other_hooks_on_another_rank_are_an_error_that_names_hook_and_ranks(foun
 
 
 def test_sharded_training_in_half_precision_comes_close(found: Found) -> None:
-    assert 0 < max(found["half precision"]) < 0.05
+    for far, moved in found["half precision"]:
+        assert 0 < far < 0.05 * moved  # bfloat16 has 8 bits: each of a few roundings is at most 0.4%
 
 
 def test_a_second_precision_for_accelerate_is_refused_in_words(found: Found) -> None:

@@ -55,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_torchrun_runs_the_command_line_as_one_run(project: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hookline", "fit", "run.toml"]
-    ended = subprocess.run(launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("fit completed at step 8") == 1  # 16 samples, 2 ranks of 2, 2 epochs
     assert json.loads((project / "run" / "run.json").read_text())["status"] == "completed"
@@ -72,7 +72,7 @@ def test_srun_is_understood_and_predictions_of_all_ranks_come_in_order(project: 
                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]  # fmt: skip
-    said = [each.communicate(timeout=120) for each in tasks]
+    said = [each.communicate(timeout=300) for each in tasks]
     assert [each.returncode for each in tasks] == [0, 0], said
     assert said[1][0] == ""  # rank zero speaks for all
     told = json.loads(said[0][0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ranks.nodes import two_nodes, until, write
 
-ALL_DOWN = 10.0
+ALL_DOWN = 25.0
 STEPS = 40
 
 SCRIPT = f"""
@@ -44,7 +44,7 @@ def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_che
     with two_nodes() as (first, second):
         for number, node in enumerate((first, second)):
             node.start(script, number, f"{first.address}:29500", "first")
-        until(tmp_path / "run" / "checkpoints" / "step-8" / "manifest.json", 60, first, second)
+        until(tmp_path / "run" / "checkpoints" / "step-8" / "manifest.json", 200, first, second)
         ranks = [Path(f"/proc/{(tmp_path / f'pid-{rank}').read_text()}") for rank in (0, 1)]
         second.unplug()
         gone = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_che
         while any(each.exists() for each in ranks) and time.monotonic() - gone < 2 * ALL_DOWN:
             time.sleep(0.05)
         seconds = time.monotonic() - gone
-        code = first.wait(30)
+        code = first.wait(120)
         said = first.log.read_text()
         assert code != 0, said
         assert seconds < ALL_DOWN, said
@@ -62,7 +62,7 @@ def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_che
         second.plug()
         for number, node in enumerate((first, second)):
             node.start(script, number, f"{first.address}:29501", "second")
-        assert [node.wait(60) for node in (first, second)] == [0, 0], first.log.read_text() + second.log.read_text()
+        assert [node.wait(200) for node in (first, second)] == [0, 0], first.log.read_text() + second.log.read_text()
         lines = "\n".join(node.log.read_text() for node in (first, second)).splitlines()
         told = sorted(json.loads(each.partition("RESULT")[2]) for each in lines if each.startswith("RESULT"))
     assert [each[:3] for each in told] == [[0, 0, 2], [1, 0, 2]]

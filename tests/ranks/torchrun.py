@@ -42,7 +42,7 @@ def command(script: Path, *arguments: str, ranks: int = 2, launcher: tuple[str, 
 
 
 def torchrun(
-    source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 60,
+    source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 300,
     launcher: tuple[str, ...] = ("--standalone",), **env: str,
 ) -> Outcome:  # fmt: skip
     """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from torch.nn import functional as F
 from hookline import Module, Trainer
 
 RANK = int(os.environ.get("RANK", "0"))
+CLOSE = 1e-10
+"""How far the results of two ranks may be from those of one process: float64 sums in another order differ by far less."""
+if "RANK" in os.environ:  # in a job; a processor that adds float32 in another order would decide what counts as equal
+    torch.set_default_dtype(torch.float64)
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -85,6 +90,16 @@ def pairs(n: int = 6) -> list[list[Batch]]:
     ]  # fmt: skip
 
 
+@contextlib.contextmanager
+def in_float32() -> Iterator[None]:
+    """Make models and data in float32, which mixed precision casts from."""
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float64)
+
+
 def mine(data: list[list[Batch]]) -> Own:
     """This rank's batches."""
     return Own(pair[RANK] for pair in data)
@@ -127,7 +142,7 @@ def fit(strategy: Any, data: Any, make: Callable[[], nn.Module] = Deep, val: Any
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """The largest difference between two models' weights."""
-    return max((one[name].float() - other[name].float()).abs().max().item() for name in other)
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in other)
 
 
 def report(name: str, case: Callable[[], Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from hookline import Hook, Preempted
 from hookline.ranks import Ranks, who_has_ended
 from hookline.strategies.meeting import fresh_store
 
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=60)
 
 
 def meet(store: Any, world_size: int = 3) -> list[Any]:
@@ -62,7 +63,15 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
 
 def test_a_rank_that_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("hookline.strategies.meeting.REMINDER", 0.05)
-    late = threading.Timer(0.3, fresh_store, (store := HashStore(), 1, 2, PATIENCE))
+    store = HashStore()
+
+    def come() -> None:
+        end = time.monotonic() + PATIENCE.total_seconds()
+        while not caplog.records and time.monotonic() < end:
+            time.sleep(0.01)
+        fresh_store(store, 1, 2, PATIENCE)
+
+    late = threading.Thread(target=come)
     late.start()
     fresh_store(store, 0, 2, PATIENCE)
     late.join()

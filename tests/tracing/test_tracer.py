@@ -202,7 +202,7 @@ print("done", trainer.status, trainer.global_step, trainer.plan.tracers)
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path):
     code = FULL_DISK.format(path=[each for each in sys.path if each.endswith("tests")])
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout == "done completed 400 ()\n", done.stderr
     assert done.stderr.count("cannot be written any further and ends here") == 1
 

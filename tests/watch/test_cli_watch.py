@@ -24,5 +24,5 @@ def test_it_prints_its_address_serves_and_ends_by_ctrl_c() -> None:
                 assert b"Hookline report" in page.read()
         finally:
             server.send_signal(signal.SIGINT)
-        _, complaints = server.communicate(timeout=60)
+        _, complaints = server.communicate(timeout=300)
     assert server.returncode == 0 and complaints == ""

@@ -28,7 +28,7 @@ class Counted(Feed):
         super().look()
 
 
-def until(condition: object, seconds: float = 20.0) -> None:
+def until(condition: object, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:  # type: ignore[operator]
         time.sleep(0.01)

@@ -52,7 +52,7 @@ def job(folder: Path) -> Iterator[Path]:
             yield run
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
 
 
 def is_training(run: Path) -> bool:

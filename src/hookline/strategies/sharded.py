@@ -79,7 +79,8 @@ def norm_of(grads: Sequence[Tensor]) -> Tensor:
     if not any(is_sharded(each) for each in grads):
         return torch.nn.utils.get_total_norm([held(each) for each in grads])
     found = torch._foreach_norm([held(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
-    vector = torch.stack([each.to(found[0].device, torch.float32) for each in found])
+    dtype = torch.float64 if any(each.dtype is torch.float64 for each in found) else torch.float32
+    vector = torch.stack([each.to(found[0].device, dtype) for each in found])
     norm: Tensor = torch.linalg.vector_norm(over_shards(vector, grads))
     return norm
 
