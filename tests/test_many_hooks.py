@@ -16,7 +16,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
 
-FEW = 300
+FEW = 150
 LINEAR = 2.5
 """Twice the hooks take twice the work, and a little for what does not grow; a square would take four times."""
 

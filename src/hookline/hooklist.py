@@ -318,7 +318,7 @@ class HookList:
             listeners = hook.listeners(entry.name, self._table)
         else:
             _check_settings(hook, entry.name, self._table)
-            listeners = find_listeners(hook, "H", entry.name, self._table, check=isinstance(hook, Hook))
+            listeners = find_listeners(hook, "H", entry.name, self._table)
             if not listeners and not isinstance(hook, Hook):
                 raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
                                 "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
