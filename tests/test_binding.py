@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HookError, Strategy
+from hookline import Hook, HookError, Strategy, every
 from hookline.events import EVENTS
+from hookline.hooks import ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer
 
 
 def told(event, function, *, data=1, module=None, **options):
@@ -389,3 +391,219 @@ def test_a_step_that_names_another_of_its_facts_in_the_wrong_place_is_refused() 
 
     with pytest.raises(HookError, match=r"so 'dataloader_idx' would be the batch_idx.*`\*, dataloader_idx`"):
         quiet().fit(Swapped(), batches(1))
+
+
+# ---- overrides that hand their arguments on ----------------------------------------------------------------------
+
+
+def asking(*built_in: type[Hook]) -> list[Any]:
+    """Each event method of these hooks that is called in a fit."""
+    return [pytest.param(cls, method, id=f"{cls.__name__}.{method}") for cls in built_in
+            for method in vars(cls) if (event := EVENTS.find(method)) and "fit" in event.verbs]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "method"), asking(ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer))
+def test_a_subclass_of_a_built_in_hook_may_hand_its_arguments_on(tmp_path, cls, method):
+    got: list[int] = []
+    source = f"def {method}(self, *args, **kwargs):\n    got.append(1)\n    return super(made[0], self).{method}(*args, **kwargs)\n"
+    made: list[Any] = []
+    space: dict[str, Any] = {"got": got, "made": made}
+    exec(source, space)
+    made.append(type("Mine", (cls,), {method: space[method]}))
+    hook = made[0](monitor="val/loss") if cls is EarlyStopping else made[0]()
+    trainer = quiet(hooks=[hook], run_dir=tmp_path)
+    with contextlib.suppress(ZeroDivisionError):
+        trainer.fit(Fails() if method == "on_exception" else Net(), batches(2), batches(1))
+    assert trainer.status == ("error" if method == "on_exception" else "completed")
+    assert got or method in ("on_checkpoint_failed", "on_checkpoint_load", "on_load_checkpoint")
+
+
+class Fails(Net):
+    def on_train_end(self):
+        raise ZeroDivisionError
+
+
+class Asks(Hook):
+    """What the overrides below hand their arguments on to."""
+
+    def __init__(self):
+        super().__init__()
+        self.got = []
+
+    def on_train_epoch_end(self, trainer, pl_module, metrics, note="its default"):
+        self.got.append((trainer.status, type(pl_module).__name__, "train/loss" in metrics, note))
+
+
+def heard(hook):
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Net(), batches(1))
+    assert hook.got == [("training", "Net", True, "its default")]
+    return trainer
+
+
+def test_an_override_that_takes_only_star_arguments_gets_what_the_overridden_method_asks_for():
+    class Both(Asks):
+        def on_train_epoch_end(self, *args, **kwargs):
+            super().on_train_epoch_end(*args, **kwargs)
+
+    class Positions(Asks):
+        def on_train_epoch_end(self, *args):
+            super().on_train_epoch_end(*args)
+
+    class Names(Asks):
+        def on_train_epoch_end(self, **facts):
+            super().on_train_epoch_end(**facts)
+
+    class ByClass(Asks):
+        def on_train_epoch_end(self, *args, **kwargs):
+            Asks.on_train_epoch_end(self, *args, **kwargs)
+
+    for cls in (Both, Positions, Names, ByClass):
+        heard(cls())
+
+
+def test_it_works_over_several_levels_with_arguments_of_their_own():
+    class Middle(Asks):
+        def on_train_epoch_end(self, *args, factor=2, **kwargs):
+            self.factor = factor
+            super().on_train_epoch_end(*args, **kwargs)
+
+    class Top(Middle):
+        def on_train_epoch_end(self, *args, step, **kwargs):
+            self.step = step
+            super().on_train_epoch_end(*args, **kwargs)
+
+    class AsksToo(Asks):
+        def on_train_epoch_end(self, metrics, *args, **kwargs):
+            self.loss = metrics["train/loss"]
+            super().on_train_epoch_end(*args, metrics=metrics, **kwargs)
+
+    hook, other = Top(), AsksToo()
+    heard(hook)
+    assert (hook.factor, hook.step) == (2, 1)
+    heard(other)
+    assert other.loss > 0
+
+
+def test_it_works_through_a_mixin_and_past_a_class_that_does_not_have_the_method():
+    class Noisy:
+        def on_train_epoch_end(self, *args, **kwargs):
+            self.noise = True
+            super().on_train_epoch_end(*args, **kwargs)
+
+    class Between(Asks):
+        ...
+
+    class Mixed(Noisy, Between):
+        ...
+
+    hook = Mixed()
+    heard(hook)
+    assert hook.noise
+
+
+def test_a_costly_fact_that_only_the_overridden_method_asks_for_is_captured():
+    got = []
+
+    class Base(Hook):
+        def on_step_end(self, grad_norm, loss):
+            got.append((grad_norm, loss))
+
+    class Derived(Base):
+        def on_step_end(self, *args, **kwargs):
+            super().on_step_end(*args, **kwargs)
+
+    trainer = quiet(hooks=[Derived()])
+    assert trainer.plan.wanted == {"grad_norm", "loss"}
+    trainer.fit(Net(), batches(1))
+    assert got[0][0] > 0 and got[0][1] > 0
+
+
+def test_a_filter_belongs_to_the_method_that_it_is_written_above():
+    got = []
+
+    class Base(Hook):
+        @every("2 steps")
+        def on_step_end(self, step):
+            got.append(step)
+
+    class All(Base):
+        def on_step_end(self, *args, **kwargs):
+            super().on_step_end(*args, **kwargs)
+
+    class Rarer(Base):
+        @every("3 steps")
+        def on_step_end(self, *args, **kwargs):
+            super().on_step_end(*args, **kwargs)
+
+    for cls, steps in ((Base, [2, 4]), (All, [1, 2, 3, 4]), (Rarer, [3])):
+        got.clear()
+        quiet(hooks=[cls()]).fit(Net(), batches(4))
+        assert got == steps
+
+
+def test_an_override_that_keeps_its_star_arguments_to_itself_gets_the_events_own_facts():
+    got = []
+
+    class Keeps(Asks):
+        def on_train_epoch_end(self, *args):
+            got.append(args)
+
+    class Chooses(Asks):
+        def on_train_epoch_end(self, *args, **kwargs):
+            got.append((args[0], sorted(kwargs)[:2]))
+            super().on_train_epoch_end(kwargs["trainer"], kwargs["module"], args[1])
+
+    trainer = quiet(hooks=[Keeps(), Chooses()])
+    trainer.fit(Net(), batches(1))
+    assert (got[0][0], got[1]) == (0, (0, ["batch_idx", "batches_seen"]))
+
+
+def test_a_method_handed_on_to_that_asks_for_no_fact_is_refused():
+    class Base(Hook):
+        def on_step_end(self, los):
+            ...
+
+    class Derived(Base):
+        def on_step_end(self, *args, **kwargs):
+            super().on_step_end(*args, **kwargs)
+
+    with pytest.raises(HookError, match=r"asks for 'los', which is no fact of on_step_end. Did you mean 'loss'"):
+        quiet(hooks=[Derived()])
+
+
+def test_steps_and_actions_of_a_module_may_hand_their_arguments_on():
+    got = []
+
+    class Forwards(Net):
+        def training_step(self, *args, **kwargs):
+            got.append(("train", len(args)))
+            return super().training_step(*args, **kwargs)
+
+        def validation_step(self, batch, *args):
+            got.append(("val", len(args)))
+            return super().validation_step(batch, *args)
+
+        def optimizer_step(self, *args, **kwargs):
+            got.append(("update", len(args)))
+            return super().optimizer_step(*args, **kwargs)
+
+        def optimizer_zero_grad(self, *args):
+            return super().optimizer_zero_grad(*args)
+
+        def configure_gradient_clipping(self, optimizer, *args, **kwargs):
+            return super().configure_gradient_clipping(optimizer, *args, **kwargs)
+
+        def transfer_batch_to_device(self, *args, **kwargs):
+            return super().transfer_batch_to_device(*args, **kwargs)
+
+        def backward(self, loss, *args, **kwargs):
+            return super().backward(loss, *args, **kwargs)
+
+        def on_train_epoch_end(self, *args, **kwargs):
+            return super().on_train_epoch_end(*args, **kwargs)
+
+    trainer = quiet(gradient_clip_val=1.0)
+    trainer.fit(Forwards(), batches(1), batches(1))
+    assert trainer.status == "completed"
+    assert got == [("train", 2), ("update", 4), ("val", 1)]

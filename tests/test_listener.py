@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import unittest
 
 import pytest
 import torch
 from tiny import Net, batches, quiet
 
 from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, every, no_event, on, once, when
+from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.listener import can_answer
 
 # ---- which methods listen ----------------------------------------------------------------------------------------
@@ -180,8 +182,9 @@ def test_any_object_with_event_methods_is_a_hook():
         def on_train_start(self, trainer, pl_module):
             got.append(type(pl_module).__name__)
 
+        @no_event
         def on_click(self, button):
-            raise AssertionError("names are checked only in Hook and Module classes")
+            raise AssertionError("it is no event")
 
     class Slotted:
         __slots__ = ()
@@ -262,7 +265,7 @@ class NoPredicate(Hook):
     (Yields, r"Yields.on_train_batch_start contains `yield`"),
     (FilterOnNoEvent, r"FilterOnNoEvent.step_end has a filter but is no event.* Did you mean 'on_step_end'\?.*@hookline.no_event"),
     (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is no event"),
-    (WithoutOn, r"WithoutOn.train_batch_end is no event.* Did you mean 'on_train_batch_end'\?.*@hookline.no_event"),
+    (WithoutOn, r"WithoutOn.train_batch_end would never be called. Did you mean 'on_train_batch_end'\?.*@hookline.no_event"),
     (Text, r"Text.on_step_end is 'log', which cannot be called. Write a method, `def on_step_end\(self\)"),
     (Inherits, r"Inherits.on_step_end is 'log'"),
     (NoPredicate, r"`@when` above on_step_end has no predicate"),
@@ -361,6 +364,318 @@ def test_a_loader_may_be_written_with_yield_because_what_it_returns_is_used():
     trainer = quiet()
     trainer.fit(Brings())
     assert trainer.state.step == 2
+
+
+# ---- names that are nearly right ---------------------------------------------------------------------------------
+
+
+class Duck:
+    def on_step_end(self, step):
+        ...
+
+    def on_step_edn(self, step):
+        ...
+
+
+class CamelCase(Hook):
+    def onStepEnd(self, loss):  # noqa: N802
+        ...
+
+
+class Capital(Hook):
+    def On_step_end(self, loss):  # noqa: N802
+        ...
+
+
+class Swapped(Hook):
+    def no_step_end(self, loss):
+        ...
+
+
+class SetUp(Hook):
+    def set_up(self, stage):
+        ...
+
+
+class TearDown(Hook):
+    def tearDown(self):  # noqa: N802
+        ...
+
+
+class Loads(Hook):
+    def state_dict(self):
+        return {}
+
+    def load_statedict(self, state):
+        ...
+
+
+class Keeps(Hook):
+    def state_dct(self):
+        return {}
+
+
+class DuckKeeps:
+    def on_step_end(self):
+        ...
+
+    def load_state_dcit(self, state):
+        ...
+
+
+class Built(ModelCheckpoint):
+    def load_state_dcit(self, state):
+        ...
+
+
+class Property(Hook):
+    @property
+    def on_step_end(self):
+        return lambda: None
+
+
+class Cached(Hook):
+    @functools.cached_property
+    def on_step_end(self):
+        return lambda: None
+
+
+class SlotOfValue:
+    __slots__ = ("on_step_end",)
+
+    def __init__(self):
+        self.on_step_end = 3
+
+    def on_train_end(self):
+        ...
+
+
+@pytest.mark.parametrize(("hook", "said"), [
+    (Duck, r"Duck.on_step_edn is no event. Did you mean 'on_step_end'\?"),
+    (CamelCase, r"CamelCase.onStepEnd would never be called. Did you mean 'on_step_end'\? Mark it with @hookline.no_event"),
+    (Capital, r"Capital.On_step_end would never be called. Did you mean 'on_step_end'\?"),
+    (Swapped, r"Swapped.no_step_end would never be called. Did you mean 'on_step_end'\?"),
+    (SetUp, r"Did you mean 'setup'\?"),
+    (TearDown, r"Did you mean 'teardown'\?"),
+    (Loads, r"Loads.load_statedict would never be called. Did you mean 'load_state_dict'\?"),
+    (Keeps, r"Keeps.state_dct would never be called. Did you mean 'state_dict'\?"),
+    (DuckKeeps, r"DuckKeeps.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
+    (Built, r"Built.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
+    (Property, r"Property.on_step_end is a property, .*Write a method: take the decorator away"),
+    (Cached, r"Cached.on_step_end is a property"),
+    (SlotOfValue, r"SlotOfValue.on_step_end is 3, which cannot be called"),
+], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+def test_a_name_that_is_nearly_right_or_no_method_is_refused_when_the_hook_is_added(hook, said):
+    with pytest.raises(HookError, match=said):
+        quiet(hooks=[hook()])
+
+
+@pytest.mark.parametrize("make", [Loads, Duck], ids=["hook", "plain object"])
+@pytest.mark.parametrize(("value", "shown"), [(3, "3"), ("log", "'log'"), ([print], "list")], ids=["number", "text", "list"])
+def test_a_value_in_the_place_of_an_event_method_of_an_instance_is_refused(make, value, shown):
+    hook = make()
+    hook.on_train_end = value
+    with pytest.raises(HookError, match=rf"{make.__name__}.on_train_end is {shown}.*cannot be called.*def on_train_end"):
+        quiet(hooks=[hook])
+
+
+def test_functions_put_on_an_instance_listen_under_every_event_name():
+    got = []
+
+    class Bare(Hook):
+        def on_train_start(self):
+            got.append("of the class")
+
+    hook = Bare()
+    hook.setup = lambda stage: got.append(stage)
+    hook.on_train_start = lambda epoch: got.append(("instead", epoch))
+    hook.on_train_end = functools.partial(lambda mark, step: got.append((mark, step)), "partial")
+    hook.teardown = lambda: got.append("teardown")
+    quiet(hooks=[hook]).fit(Net(), batches(1))
+    assert got == ["fit", ("instead", 0), ("partial", 1), "teardown"]
+
+
+def test_none_on_an_instance_switches_a_method_off():
+    class Raises(Hook):
+        def on_train_start(self):
+            raise AssertionError("switched off")
+
+    hook = Raises()
+    hook.on_train_start = None
+    trainer = quiet(hooks=[hook])
+    trainer.fit(Net(), batches(1))
+    assert trainer.status == "completed"
+
+
+def test_a_misspelled_function_on_an_instance_is_refused():
+    class Bare(Hook):
+        ...
+
+    hook = Bare()
+    hook.onStepEnd = lambda loss: None
+    with pytest.raises(HookError, match="Bare.onStepEnd would never be called. Did you mean 'on_step_end'"):
+        quiet(hooks=[hook])
+
+
+def test_partial_methods_and_slots_listen():
+    got = []
+
+    class Partial(Hook):
+        def note(self, mark, step):
+            got.append((mark, step))
+
+        on_train_end = functools.partialmethod(note, "end")
+
+    class Slotted:
+        __slots__ = ("on_train_start",)
+
+        def __init__(self):
+            self.on_train_start = lambda step: got.append(step)
+
+    quiet(hooks=[Partial(), Slotted()]).fit(Net(), batches(1))
+    assert got == [0, ("end", 1)]
+
+
+@pytest.mark.parametrize(("wrong", "right"), [
+    ("val_dataloder", "val_dataloader"), ("validation_setp", "validation_step"), ("training_stpe", "training_step"),
+    ("configure_optimzers", "configure_optimizers"), ("configure_optimisers", "configure_optimizers"),
+    ("predict_setp", "predict_step"), ("val_data_loader", "val_dataloader"), ("validationStep", "validation_step"),
+    ("load_statedict", "load_state_dict"), ("setUp", "setup"), ("optimzer_step", "optimizer_step"),
+    ("transfer_batch_to_devcie", "transfer_batch_to_device"), ("validaton_setp", "validation_step"),
+])  # fmt: skip
+def test_a_step_or_loader_of_a_module_that_is_nearly_right_is_refused_before_the_run(wrong, right):
+    class Right(Net):
+        ...
+
+    wrong_net = type("Wrong", (Right,), {wrong: lambda self, *args: None})
+    with pytest.raises(HookError, match=f"Wrong.{wrong} would never be called. Did you mean '{right}'"):
+        quiet().fit(wrong_net(), batches(1))
+
+
+def test_a_data_module_is_checked_the_same_way():
+    class Wrong(DataModule):
+        def train_dataloader(self):
+            return batches(1)
+
+        def val_dataloder(self):
+            return batches(1)
+
+    with pytest.raises(HookError, match="Wrong.val_dataloder would never be called. Did you mean 'val_dataloader'"):
+        quiet().fit(Net(), datamodule=Wrong())
+
+
+@pytest.mark.parametrize("put", [
+    lambda cls: setattr(cls, "val_dataloader", property(lambda self: batches(1))),
+    lambda cls: setattr(cls, "val_dataloader", batches(1)),
+], ids=["property", "value"])  # fmt: skip
+def test_a_loader_that_is_no_method_is_refused(put):
+    class Wrong(Net):
+        ...
+
+    put(Wrong)
+    with pytest.raises(HookError, match="Wrong.val_dataloader is (a property|list)"):
+        quiet().fit(Wrong(), batches(1))
+
+
+def test_a_loader_put_on_the_instance_is_refused_and_a_function_is_used():
+    net = Net()
+    net.train_dataloader = batches(1)
+    with pytest.raises(HookError, match=r"Net.train_dataloader is list .*which cannot be called. Write a method"):
+        quiet().fit(net)
+    net.train_dataloader = lambda: batches(3)
+    net.validation_step = lambda batch: net.layer.weight.sum()
+    trainer = quiet()
+    trainer.fit(net, val=batches(1))
+    assert trainer.state.step == 3
+    assert "val/loss" in trainer.metrics
+
+
+HELPERS = [
+    "validation_steps", "test_steps", "training_stop", "text_step", "best_step", "rest_step", "train_step", "val_step",
+    "eval_step", "setup_model", "setups", "load_state", "load_states", "state_dicts", "stats_dict", "stat_dict", "states_dict",
+    "eval_dataloader", "train_loader", "val_loader", "val_dataloaders", "prepared_data", "prepare_batch", "configure",
+    "configure_optimizer", "configure_loss", "configured_optimizers", "validate", "validation", "validation_loss",
+    "validate_step", "step", "train", "reset", "tear", "shutdown", "start", "stop", "backwards", "forward_step",
+    "optimizers_step", "scheduler_step", "predict", "predictions", "predicted_step", "onset", "one_step", "on", "once",
+    "_on_step_end", "_setup", "_load_statedict", "save_state_dict", "get_state_dict", "test_setup", "model_setup",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_helpers_with_similar_names_are_left_alone(name):
+    def helper(self, *args):
+        return None
+
+    hook = type("Mine", (Hook,), {name: helper})()
+    plain = type("Plain", (), {name: helper, "on_step_end": lambda self: None})()
+    module = type("MyNet", (Net,), {name: helper})() if not hasattr(torch.nn.Module, name) else Net()
+    data = type("MyData", (DataModule,), {name: helper, "train_dataloader": lambda self: batches(1)})()
+    trainer = quiet(hooks=[hook, plain])
+    trainer.fit(module, datamodule=data)
+    assert trainer.status == "completed"
+
+
+def test_a_similar_name_is_a_helper_if_its_class_uses_it_has_the_right_one_too_or_it_takes_other_things():
+    class Uses(Hook):
+        def on_train_start(self):
+            self.set_up()
+
+        def set_up(self):
+            ...
+
+    class HasBoth(Hook):
+        def on_step_end(self):
+            ...
+
+        def onStepEnd(self):  # noqa: N802
+            ...
+
+    class TakesOthers(Hook):
+        def set_up(self, camera, tripod):
+            ...
+
+        def load_statedict(self, path, device):
+            ...
+
+    class Beside(Net):
+        def train_dataloader(self):
+            return batches(1)
+
+        def train_data_loader(self, batch_size):
+            ...
+
+    trainer = quiet(hooks=[Uses(), HasBoth(), TakesOthers()])
+    trainer.fit(Beside())
+    assert trainer.status == "completed"
+
+
+def test_an_override_that_is_misspelled_is_refused_although_its_base_has_the_right_name():
+    class Base(Hook):
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            ...
+
+    class Derived(Base):
+        def load_statedict(self, state):
+            ...
+
+    with pytest.raises(HookError, match="Derived.load_statedict would never be called"):
+        quiet(hooks=[Derived()])
+
+
+def test_what_a_library_calls_its_methods_is_no_mistake():
+    class Case(unittest.TestCase):  # setUp, tearDown, and more that is not ours
+        def on_step_end(self):
+            ...
+
+    class Handler(Hook, unittest.TestCase):
+        ...
+
+    trainer = quiet(hooks=[Case(), Handler()])
+    trainer.fit(Net(), batches(1))
+    assert trainer.status == "completed"
 
 
 # ---- a failing listener ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,20 @@ class Binding:
     facts: tuple[str, ...]
 
 
-def bind_by_name(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
-    """Bind a listener whose parameters are the names of facts, in any order, any subset."""
+def bind_by_name(
+    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterator[Callable[..., Any]] = iter(())
+) -> Binding:
+    """Bind a listener whose parameters are the names of facts, in any order, any subset.
+
+    overridden: the methods that it hands its `*args` and `**kwargs` on to: they get what these ask for.
+    """
+
+    def are_left(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
+        asked = {table.fact(each.name, event) for each in own} - {None}
+        return [each for each in theirs if table.fact(each.name, event) not in asked]
+
     arguments = _Arguments(event, table, function)
-    for parameter in _parameters(function, where):
+    for parameter in _with_overridden(_parameters(function, where), overridden, are_left, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
@@ -41,14 +51,20 @@ def bind_by_name(function: Callable[..., Any], event: Event, table: EventTable, 
     return arguments.binding()
 
 
-def bind_by_position(function: Callable[..., Any], event: Event, table: EventTable, where: str) -> Binding:
+def bind_by_position(
+    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterator[Callable[..., Any]] = iter(())
+) -> Binding:
     """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls them.
 
-    Parameters beyond those, and keyword-only ones, are asked for by name.
+    Parameters beyond those, and keyword-only ones, are asked for by name. overridden: as in `bind_by_name`.
     """
+
+    def are_left(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
+        return theirs[sum(each.kind is not each.KEYWORD_ONLY for each in own) :]
+
     arguments = _Arguments(event, table, function)
     waiting = [table.fact(name, event) for name in event.facts]
-    for parameter in _parameters(function, where):
+    for parameter in _with_overridden(_parameters(function, where), overridden, are_left, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -134,6 +150,32 @@ def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Pa
     if isinstance(function, functools.partial):  # what a partial has bound by keyword stays bound
         parameters = [p for p in parameters if p.name not in function.keywords]
     return parameters
+
+
+_Left = Callable[[list[inspect.Parameter], list[inspect.Parameter]], list[inspect.Parameter]]
+
+
+def _with_overridden(
+    own: Sequence[inspect.Parameter], overridden: Iterator[Callable[..., Any]], are_left: _Left, where: str
+) -> Sequence[inspect.Parameter]:
+    """The parameters of an override, with those of the method that it hands its `*args` and `**kwargs` on to in their place."""
+    kinds = {each.kind for each in own}
+    takes_positions, takes_names = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
+    below = next(overridden, None) if takes_positions or takes_names else None
+    if below is None:
+        return own
+    named = [each for each in own if each.kind not in _VARIABLE]
+    theirs = _with_overridden(_parameters(below, where), overridden, are_left, where)
+    left = are_left(named, [each for each in theirs if each.kind not in _VARIABLE])
+    if takes_names and (named or not takes_positions):  # by name they reach the right parameter, whatever is passed before them
+        left = [each.replace(kind=each.KEYWORD_ONLY) if each.kind is not each.POSITIONAL_ONLY else each for each in left]
+    elif not takes_names:
+        left = [each for each in left if each.kind is not each.KEYWORD_ONLY]
+    rest = [each for each in theirs if each.kind in _VARIABLE and each.kind in kinds]
+    return sorted([*named, *left, *rest], key=lambda each: max(each.kind, each.POSITIONAL_OR_KEYWORD))
+
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _no_such_fact(name: str, event: Event, table: EventTable, where: str) -> str:

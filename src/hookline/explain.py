@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,9 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
     for event in plan.table:
         if verb not in event.verbs:
             continue
-        listeners = [_describe(each, plan) for each in plan.listeners(event.name)]
+        heard = plan.listeners(event.name)
+        places = _places(heard)
+        listeners = [_describe(each, places.get(each, "")) for each in heard]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
     return Explanation(verb, root, mixture)
 
@@ -123,7 +125,17 @@ def _branch(root: Node, path: list[str]) -> Node:
     return node
 
 
-def _describe(listener: Listener, plan: Plan) -> dict[str, Any]:
+def _places(listeners: Sequence[Listener]) -> dict[Listener, str]:
+    """What decides between hooks of the same order: who was registered first."""
+    peers: dict[int, list[Listener]] = {}
+    for each in listeners:
+        if each.receiver == "H":
+            peers.setdefault(each.order, []).append(each)
+    return {listener: f", number {number} of {len(group)} by registration"
+            for group in peers.values() if len(group) > 1 for number, listener in enumerate(group, 1)}  # fmt: skip
+
+
+def _describe(listener: Listener, place: str) -> dict[str, Any]:
     function = plain_function(listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
@@ -134,11 +146,11 @@ def _describe(listener: Listener, plan: Plan) -> dict[str, Any]:
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",
         "on_error": listener.on_error,
-        "why": _why(listener, plan),
+        "why": _why(listener, place),
     }
 
 
-def _why(listener: Listener, plan: Plan) -> str:
+def _why(listener: Listener, place: str) -> str:
     event = listener.event
     if event.action:
         return "does it" if listener.receiver != "S" else "stands around it"
@@ -150,8 +162,6 @@ def _why(listener: Listener, plan: Plan) -> str:
         return "a monitor: after the module" if is_monitor else "asked to run after the module"
     tier = getattr(listener.owner, "tier", "user")
     explicit = getattr(listener.owner, "order", None) is not None
-    peers = [each for each in plan.listeners(event.name) if each.receiver == "H" and each.order == listener.order]
-    place = f", number {peers.index(listener) + 1} of {len(peers)} by registration" if len(peers) > 1 else ""
     return f"order={listener.order}{place}" if explicit else f"{tier} hook{place}"
 
 

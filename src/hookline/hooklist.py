@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A hook in the list: its name, its listeners, and whether it is switched on."""
 
@@ -38,7 +40,7 @@ class Entry:
     @property
     def given(self) -> Any:
         """The hook as the user gave it, where another stands for it."""
-        return self.hook.original if isinstance(self.hook, Adapter) else self.hook
+        return _given(self.hook)
 
 
 class Handle:
@@ -93,6 +95,36 @@ class Guests(Protocol):
         ...
 
 
+class NumberedNames:
+    """Give `probe`, `probe_2`, `probe_3`, ...: the lowest that is free, found without counting from the beginning."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        """By base name: the first number that was never given."""
+        self._freed: dict[str, list[int]] = {}
+        """By base name: a heap of lower numbers that have become free."""
+
+    def give(self, base: str, taken: Container[str]) -> str:
+        """Return the lowest free name."""
+        if base not in taken:
+            return base
+        freed = self._freed.get(base, [])
+        while freed:
+            if (name := f"{base}_{heapq.heappop(freed)}") not in taken:
+                return name
+        number = self._next.get(base, 2)
+        while f"{base}_{number}" in taken:
+            number += 1
+        self._next[base] = number + 1
+        return f"{base}_{number}"
+
+    def free(self, name: str) -> None:
+        """A name is free again."""
+        base, _, number = name.rpartition("_")
+        if number.isdecimal() and int(number) < self._next.get(base, 2):
+            heapq.heappush(self._freed.setdefault(base, []), int(number))
+
+
 class HookList:
     """All hooks of a trainer, in the order they were registered."""
 
@@ -101,6 +133,9 @@ class HookList:
         self._table = table
         self._rank = rank
         self._entries: dict[str, Entry] = {}
+        self._ids: Counter[int] = Counter()
+        """How often each hook is registered, by the identity of the hook as it was given; only a function can be twice."""
+        self._names = NumberedNames()
         self._serial = itertools.count()
         self.guests: Guests | None = None
         self.stopwatch = Stopwatch()
@@ -146,7 +181,7 @@ class HookList:
     def __contains__(self, hook: Any) -> bool:
         if isinstance(hook, str):
             return hook in self._entries
-        return any(_is(entry, hook) for entry in self._entries.values())
+        return self._ids[id(_given(hook))] > 0
 
     def __getitem__(self, name: str) -> Any:
         return self.entry(name).given
@@ -171,11 +206,12 @@ class HookList:
         if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
             hook = FunctionHook(hook, hook.__hookline_on__)
         hook = adopt(hook)
-        if not isinstance(hook, FunctionHook) and any(_is(entry, hook) for entry in self._entries.values()):
+        if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
         self._entries[entry.name] = entry
+        self._ids[id(entry.given)] += 1
         self._join(entry)
         return Handle(self, entry)
 
@@ -186,7 +222,7 @@ class HookList:
             try:
                 self.guests.welcome(entry)
             except BaseException:
-                del self._entries[entry.name]
+                self._forget(entry)
                 self.guests.farewell(entry)
                 raise
         if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
@@ -209,10 +245,17 @@ class HookList:
         """Take an entry out, if it is still there."""
         if self._entries.get(entry.name) is not entry:
             return
-        del self._entries[entry.name]
+        self._forget(entry)
         self._plan.remove(entry.listeners)
         if self.guests is not None:
             self.guests.farewell(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.name]
+        self._ids[id(entry.given)] -= 1
+        if not self._ids[id(entry.given)]:  # another object may get the same identity later
+            del self._ids[id(entry.given)]
+        self._names.free(entry.name)
 
     def set_aside(self, entries: list[Entry]) -> Callable[[], None]:
         """Take these out for a while; what is returned puts them back in their places, unless their names are taken by then."""
@@ -226,6 +269,7 @@ class HookList:
             here = known | back
             self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
             for entry in back.values():
+                self._ids[id(entry.given)] += 1
                 self._join(entry)
 
         return put_back
@@ -262,7 +306,7 @@ class HookList:
         """The listeners that this process's rank calls, less those that are in the plan already."""
         if not self.is_here(entry):
             return []
-        return [each for each in entry.listeners if each not in self._plan.listeners(each.event.name)]
+        return [each for each in entry.listeners if each not in self._plan]
 
     def _listeners(self, entry: Entry) -> list[Listener]:
         hook, serial = entry.hook, next(self._serial)
@@ -274,7 +318,7 @@ class HookList:
             listeners = hook.listeners(entry.name, self._table)
         else:
             _check_settings(hook, entry.name, self._table)
-            listeners = find_listeners(hook, "H", entry.name, self._table, check=isinstance(hook, Hook))
+            listeners = find_listeners(hook, "H", entry.name, self._table)
             if not listeners and not isinstance(hook, Hook):
                 raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
                                 "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
@@ -303,8 +347,7 @@ class HookList:
         if explicit:
             return explicit
         base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(getattr(hook, "original", hook)).__name__)
-        numbered = (f"{base}_{n}" for n in itertools.count(2))
-        return base if base not in self._entries else next(each for each in numbered if each not in self._entries)
+        return self._names.give(base, self._entries)
 
 
 class FunctionRegistration:
@@ -334,9 +377,9 @@ def _instance_of(cls: type) -> Any:
                         f"Pass an instance: {cls.__name__}(...).") from None  # fmt: skip
 
 
-def _is(entry: Entry, hook: Any) -> bool:
-    """Whether an entry is this hook, or stands for it."""
-    return entry.hook is hook or (isinstance(entry.hook, Adapter) and entry.hook.original is getattr(hook, "original", hook))
+def _given(hook: Any) -> Any:
+    """The hook itself, of an adapter the object that it stands for."""
+    return hook.original if isinstance(hook, Adapter) else hook
 
 
 def _order(hook: Any) -> int:

@@ -7,9 +7,11 @@ import functools
 import inspect
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, TypeVar
 
 from hookline.accounting import Account
@@ -18,6 +20,7 @@ from hookline.budget import Allowance
 from hookline.errors import HookError, OptionError, StopTraining, closest, described
 from hookline.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.filters import Filter, When, _When, filters_of
+from hookline.spelling import misspelling_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -186,7 +189,7 @@ def make_listener(
     where = _where(owner, function)
     _refuse_never_run(function, event, where)
     bind = bind_by_position if by_position else bind_by_name
-    binding = bind(function, event, table, where)
+    binding = bind(function, event, table, where, overridden(owner, function))
     filters = [*(filters or ()), *filters_of(function)]
     for each in filters:
         if isinstance(each, _When):
@@ -195,13 +198,32 @@ def make_listener(
     return Listener(receiver, name, owner, event, function, binding, filters)
 
 
-def find_listeners(owner: Any, receiver: str, name: str, table: EventTable, check: bool = True) -> list[Listener]:
+def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield the methods that an override hands its arguments on to, nearest first."""
+    written, classes = plain_function(function), iter(type(owner).__mro__)
+    method = getattr(written, "__name__", "")
+    if isinstance(function, functools.partial) or not any(_plain(vars(cls).get(method)) is written for cls in classes):
+        return  # not a method of the class
+    for cls in classes:  # those after the one that defines it
+        found = vars(cls).get(method)
+        if isinstance(found, FunctionType | staticmethod | classmethod):
+            if not _hands_on(function, method):
+                return
+            function = found.__get__(owner, type(owner))
+            yield function
+
+
+def _hands_on(function: Callable[..., Any], method: str) -> bool:
+    """Whether its code calls something with `*` or `**` and mentions the method: `super().on_step_end(*args, **kwargs)`."""
+    code = getattr(inspect.unwrap(plain_function(function)), "__code__", None)
+    return method in _words(code) and any(each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(code))
+
+
+def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
     """Every event method of an object. What is meant as one and would never be called is an error, and so are two spellings."""
-    if check:
-        _refuse_no_methods(owner, receiver, table)
     found: dict[str, Listener] = {}
     spelled: dict[str, str] = {}
-    for method, events in event_methods(owner, receiver, table, check):
+    for method, events in event_methods(owner, receiver, table):
         function = getattr(owner, method)
         for event in events:
             if event.name in found and spelled[event.name] != method:
@@ -214,40 +236,62 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable, chec
     return list(found.values())
 
 
-def event_methods(owner: Any, receiver: str, table: EventTable, check: bool) -> Iterator[tuple[str, list[Event]]]:
+def event_methods(owner: Any, receiver: str, table: EventTable, check: bool = True) -> Iterator[tuple[str, list[Event]]]:
     """The names of an object's overridden event methods, with the events each one listens to."""
-    known = set(table.names(receiver))
-    for method in _own_methods(owner):
-        function = inspect.getattr_static(owner, method)
-        if getattr(plain_function(getattr(function, "__func__", function)), "__hookline_no_event__", False):
+    for member in _members(owner):
+        function, method = _plain(member.value), member.name
+        if getattr(function, "__hookline_no_event__", False):
             continue
-        if marked := getattr(plain_function(getattr(function, "__func__", function)), "__hookline_on__", None):
+        event = table.find(method, receiver)
+        if not member.is_method(owner):
+            if check and event is not None and (event.action or method.startswith("on_")):
+                _refuse_value(owner, member)
+        elif marked := getattr(function, "__hookline_on__", None):
             yield method, list(dict.fromkeys(table.named(each, receiver) for each in marked))
-        elif method in known:
-            event = table.find(method, receiver)
-            if event is not None and not event.action:
+        elif event is not None:
+            if not event.action:
                 yield method, [event]
-        elif check and method.startswith("on_"):
-            raise HookError(_unknown_method(owner, method, receiver, table))
-        elif check and (problem := _unheard(owner, method, receiver, table)):
-            raise HookError(f"{problem} Mark it with @hookline.no_event if it is a method of your own.")
+        elif check and not _is_anothers(member.cls):
+            _refuse_unheard(owner, member, receiver, table)
 
 
-def _own_methods(owner: Any) -> Iterator[str]:
-    """Callable attributes that the user wrote: on the instance or a class that is not one of our bases."""
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An attribute that the user wrote, on the instance (then `cls` is None) or on a class that is not one of our bases."""
+
+    name: str
+    value: Any
+    cls: type | None
+
+    def is_method(self, owner: Any) -> bool:
+        """Whether it can be called as a method. Functions that are put on an instance count, other callables only as events."""
+        value = self.value
+        if self.cls is None:
+            return callable(value) if self.name.startswith("on_") else isinstance(value, _FUNCTIONS)
+        if isinstance(value, _BINDING):
+            return callable(getattr(owner, self.name, None))
+        return callable(value) or isinstance(value, staticmethod | classmethod)
+
+
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
+_BINDING = (functools.partialmethod, functools.singledispatchmethod, MemberDescriptorType)
+"""Descriptors that may give a method of the instance; the last one is an attribute in `__slots__`."""
+
+
+def _members(owner: Any) -> Iterator[_Member]:
+    """The first of each name, as Python would find it."""
     seen = set()
     for name, value in getattr(owner, "__dict__", {}).items():
-        if name.startswith("on_") and callable(value):
-            seen.add(name)
-            yield name
+        seen.add(name)
+        yield _Member(name, value, None)
     for cls in type(owner).__mro__:
         ours = _is_ours(cls)
         for name, value in vars(cls).items():
             if name in seen or name.startswith("__"):
                 continue
             seen.add(name)
-            if not ours and (callable(value) or isinstance(value, staticmethod | classmethod)):
-                yield name
+            if not ours:
+                yield _Member(name, value, cls)
 
 
 def _is_ours(cls: type) -> bool:
@@ -255,9 +299,23 @@ def _is_ours(cls: type) -> bool:
     return "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
 
 
+def _is_anothers(cls: type | None) -> bool:
+    """Whether a class belongs to a library and was not written for Hookline: what it calls its methods is no mistake."""
+    if cls is None or hasattr(cls, "__hookline_base__"):
+        return False
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+
+
 def overrides(owner: Any, method: str) -> bool:
-    """Whether a user's class, not one of our bases, defines this method."""
-    return method in _own_methods(owner)
+    """Whether a user's class, not one of our bases, defines this method, or the instance has one of its own."""
+    found = next((member for member in _members(owner) if member.name == method), None)
+    return found is not None and found.is_method(owner)
+
+
+def _plain(value: Any) -> Any:
+    """The function of a method as it stands in its class."""
+    return plain_function(getattr(value, "__func__", value))
 
 
 # ---- what would never be called, without a word ------------------------------------------------------------------
@@ -276,31 +334,71 @@ def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) ->
                         "Take the `yield` out.")  # fmt: skip
 
 
-def _refuse_no_methods(owner: Any, receiver: str, table: EventTable) -> None:
+def _refuse_value(owner: Any, member: _Member) -> None:
     """`on_step_end = "log"`: a value in the place of an event method. True, False and None are settings and switches."""
-    for name in table.names(receiver):
-        value = inspect.getattr_static(type(owner), name, None)
-        if name.startswith("on_") and not (callable(value) or hasattr(value, "__get__") or isinstance(value, bool | None)):
-            raise HookError(f"{type(owner).__name__}.{name} is {described(value)}, which cannot be called. Write a method, "
-                            f"`def {name}(self): ...`, or give the value another name.")  # fmt: skip
+    where, value = f"{type(owner).__name__}.{member.name}", member.value
+    if isinstance(value, property | functools.cached_property):
+        raise HookError(f"{where} is a property, which is read and not called, so it would never be called. Write a method: "
+                        "take the decorator away.")  # fmt: skip
+    if isinstance(value, MemberDescriptorType):
+        value = getattr(owner, member.name, None)
+    if not (isinstance(value, bool | None) or (member.cls is not None and hasattr(value, "__get__"))):
+        raise HookError(f"{where} is {described(value)}, which cannot be called. Write a method, "
+                        f"`def {member.name}(self): ...`, or give the value another name.")  # fmt: skip
 
 
-def _unheard(owner: Any, method: str, receiver: str, table: EventTable) -> str:
-    """Why a method that is no event was surely meant as one; an empty string if it may be a helper."""
-    event = table.find(f"on_{method}", receiver)
-    meant = f" Did you mean 'on_{method}'?" if event is not None else ""
-    function = inspect.getattr_static(owner, method)
-    function = plain_function(getattr(function, "__func__", function))
-    where = f"{type(owner).__name__}.{method}"
-    if getattr(function, "__hookline_when__", None):
-        meant = meant or closest(method, table.names(receiver))
-        return f"{where} has a filter but is no event, so it would never be called.{meant}"
-    # only in hooks, which exist to be called by events: a module is called from all sides
-    if receiver != "H" or event is None or not _MOMENT.fullmatch(method) or not inspect.isfunction(function):
+def _refuse_unheard(owner: Any, member: _Member, receiver: str, table: EventTable) -> None:
+    """A method that is not an event and was surely meant as one is an error; what may be a helper is left alone."""
+    method, where = member.name, f"{type(owner).__name__}.{member.name}"
+    if method.startswith("on_"):
+        raise HookError(_unknown_method(owner, method, receiver, table))
+    if getattr(_plain(member.value), "__hookline_when__", None):
+        meant = method if table.find(f"on_{method}", receiver) is None else f"on_{method}"
+        hint = closest(method, table.names(receiver)) if meant == method else f" Did you mean {meant!r}?"
+        problem = f"{where} has a filter but is no event, so it would never be called.{hint}"
+    elif meant := _meant(owner, member, receiver, table):
+        problem = f"{where} would never be called. Did you mean {meant!r}?"
+    else:
+        return
+    raise HookError(f"{problem} Mark it with @hookline.no_event if it is a method of your own.")
+
+
+def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str:
+    """The name that a method should have; an empty string if it may be a helper: if its class uses it or it takes other things."""
+    method, function = member.name, _plain(member.value)
+    if method.startswith("_") or not inspect.isfunction(function):
         return ""
-    if _is_used(owner, method, function) or not _asks_for_facts(owner, method, event, table):
+    known = table.names(receiver) if receiver == "S" else (*table.names(receiver), *STATE)
+    right = misspelling_of(method, known)
+    # a name without its `on_`: only in hooks, which exist to be called by events; a module is called from all sides
+    if not right and receiver == "H" and _MOMENT.fullmatch(method) and table.find(f"on_{method}", receiver):
+        right = f"on_{method}"
+    if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
         return ""
-    return f"{where} is no event, so it would never be called.{meant}"
+    return right if _takes_what_is_given(getattr(owner, method), right, receiver, table) else ""
+
+
+STATE = ("state_dict", "load_state_dict")
+"""What a checkpoint calls besides events."""
+
+
+def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
+    """Whether the class of a method, or one derived from it, has the right name too: then the method is not meant as that."""
+    classes = type(owner).__mro__
+    until = classes.index(cls) + 1 if cls is not None else 0
+    return right in getattr(owner, "__dict__", {}) or any(right in vars(each) for each in classes[:until])
+
+
+def _takes_what_is_given(function: Any, right: str, receiver: str, table: EventTable) -> bool:
+    """Whether it could be called as the right one is; a helper has arguments of its own."""
+    event = table.find(right, receiver)
+    parameters = [each for each in inspect.signature(function).parameters.values()
+                  if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]  # fmt: skip
+    if event is None:
+        return len(parameters) <= (right == "load_state_dict")
+    if event.action:
+        return len(parameters) <= len(event.facts)
+    return all(table.fact(each.name, event) is not None for each in parameters)
 
 
 _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
@@ -313,7 +411,7 @@ def _is_used(owner: Any, method: str, function: Any) -> bool:
         if _is_ours(cls):
             continue
         for name, value in vars(cls).items():
-            plain = plain_function(getattr(value, "__func__", value))
+            plain = _plain(value)
             if (name != method and plain is function) or method in _words(getattr(inspect.unwrap(plain), "__code__", None)):
                 return True
     return False
@@ -323,13 +421,6 @@ def _words(code: Any) -> Iterator[Any]:
     """The names and constants in a piece of code and the functions inside it."""
     for each in (*getattr(code, "co_names", ()), *getattr(code, "co_consts", ())):
         yield from _words(each) if inspect.iscode(each) else (each,)
-
-
-def _asks_for_facts(owner: Any, method: str, event: Event, table: EventTable) -> bool:
-    """Whether it takes what the event gives; a helper has arguments of its own."""
-    parameters = inspect.signature(getattr(owner, method)).parameters.values()
-    return all(each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-               or table.fact(each.name, event) is not None for each in parameters)  # fmt: skip
 
 
 def _where(owner: Any, function: Callable[..., Any]) -> str:

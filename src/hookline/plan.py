@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,60 +39,71 @@ def untraced(listener: Listener, call: Caller) -> Caller:
 
 
 class Plan:
-    """One slot per event. A change of hooks reassigns the slots it touches, between two events."""
+    """One slot per event. A change of hooks drops the slots it touches; each is composed again when the loops next read it.
+
+    So a thousand changes between two events cost one composition, and a slot that is read is always a plain callable.
+    """
 
     def __init__(self, table: EventTable, *, accounting: bool = True) -> None:
         self.table = table
         self.accounting = accounting
-        self.wanted: frozenset[str] = frozenset()
-        """Facts that somebody asks for, on any rank; the loops capture costly ones only if they are in here."""
-        self.wanted_at: dict[str, frozenset[str]] = {}
-        """The same by event."""
-        self.asked_at: dict[str, frozenset[str]] = {}
-        """What listeners ask for as they are now; ranks that have agreed on what is wanted stay with that until they next do."""
-        self._is_agreed = False
+        self._agreed: dict[str, frozenset[str]] | None = None
+        """What listeners of all ranks ask for, by event, while several ranks run together."""
         self.tracers: tuple[Tracer, ...] = ()
         self.up: set[tuple[str, str]] = set()
         """Whose set-up has begun in this run: they are the ones who get a teardown."""
         self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
-        self._heard: dict[str, list[Listener]] = {}
-        self._elsewhere: list[Listener] = []
+        self._heard: dict[str, dict[Listener, None]] = {}
+        """The listeners of each event as they were added; a dictionary finds and removes one without a search."""
+        self._sorted: dict[str, list[Listener]] = {}
+        """The same in the order in which they are called, for events that were looked up since the last change."""
+        self._elsewhere: dict[Listener, None] = {}
         """Called by other ranks only; what they ask for is worked out here too, because it may take all ranks."""
         self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
         for event in table:
             setattr(self, event.name, nobody)
 
     def __getattr__(self, name: str) -> Caller:
-        """Only reached for a name that has no slot: an event declared since, or a mistake."""
+        """Compose a slot that a change has dropped, or that of an event declared since; any other name is a mistake."""
         if name.startswith("_") or name not in self.table:
             raise AttributeError(f"{name!r} is no event.{closest(name, [event.name for event in self.table])}")
-        return nobody
+        self._compose(name)
+        return self.__dict__[name]  # type: ignore[no-any-return]
 
     def listeners(self, event: str) -> Sequence[Listener]:
         """Who is called at this event, in order."""
-        acting = self._acts.get(event)
-        return acting[0] if acting else self._heard.get(event, [])
+        if event in self._acts:
+            return self._acts[event][0]
+        if event not in self._sorted:
+            # a new list each time: a delivery that is going on keeps the one it began with
+            self._sorted[event] = sorted(self._heard.get(event, ()), key=lambda each: each.place)
+        return self._sorted[event]
+
+    def __contains__(self, listener: Listener) -> bool:
+        """Whether a listener is called at its event."""
+        return listener in self._heard.get(listener.event.name, ())
 
     def add(self, listeners: Iterable[Listener]) -> None:
         """Give each listener its place."""
-        self._change(listeners, lambda heard, listener: heard.append(listener))
+        self._change(listeners, lambda heard, listener: heard.setdefault(listener))
 
     def count_elsewhere(self, listeners: Iterable[Listener]) -> None:
         """Take note of listeners that other ranks call."""
-        self._elsewhere += [each for each in listeners if each not in self._elsewhere]
-        self._count_wants()
+        self._elsewhere.update(dict.fromkeys(listeners))
+        self._forget_wants()
 
     def remove(self, listeners: Iterable[Listener]) -> None:
         """Take listeners out; whoever is being called right now is not disturbed."""
         leaving = list(listeners)
-        self._elsewhere = [each for each in self._elsewhere if each not in leaving]
-        self._change(leaving, lambda heard, listener: heard.remove(listener) if listener in heard else None)
+        for each in leaving:
+            self._elsewhere.pop(each, None)
+        self._change(leaving, lambda heard, listener: heard.pop(listener, None))
 
     def act(self, event: str, listeners: Sequence[Listener], build: Callable[[Trace], Caller]) -> None:
         """Let an action be done by what `build` makes; it puts the trace it is given around each listener's call."""
         self._acts[event] = (listeners, build)
         self._compose(event)
-        self._count_wants()
+        self._forget_wants()
 
     def attach(self, tracer: Tracer) -> None:
         """Let a tracer see everything from the next event on, around those that do already."""
@@ -117,38 +129,50 @@ class Plan:
 
     # ---- composing ----------------------------------------------------------------------------------------------
 
-    def _change(self, listeners: Iterable[Listener], apply: Callable[[list[Listener], Listener], None]) -> None:
+    def _change(self, listeners: Iterable[Listener], apply: Callable[[dict[Listener, None], Listener], object]) -> None:
         touched = set()
         for listener in listeners:
-            # a new list each time: a delivery that is going on keeps the one it began with
-            heard = list(self._heard.get(listener.event.name, []))
-            apply(heard, listener)
-            self._heard[listener.event.name] = sorted(heard, key=lambda each: each.place)
+            apply(self._heard.setdefault(listener.event.name, {}), listener)
             touched.add(listener.event.name)
         if "teardown" in touched:
             touched.add("setup")  # its slot also marks those who have only a teardown
         for event in touched:
-            self._compose(event)
-        self._count_wants()
+            self._sorted.pop(event, None)
+        self._drop(*touched)
+        self._forget_wants()
 
-    def _count_wants(self) -> None:
+    @functools.cached_property
+    def asked_at(self) -> dict[str, frozenset[str]]:
+        """The facts that listeners ask for as they are now, by event; another object after every change."""
         acting = [listener for listeners, _ in self._acts.values() for listener in listeners]
         heard = [listener for listeners in self._heard.values() for listener in listeners]
         at: dict[str, set[str]] = {}
         for listener in (*acting, *heard, *self._elsewhere):
             at.setdefault(listener.event.name, set()).update(listener.facts)
-        self.asked_at = {event: frozenset(facts) for event, facts in at.items()}
-        if not self._is_agreed:
-            self._want(self.asked_at)
+        return {event: frozenset(facts) for event, facts in at.items()}
+
+    @functools.cached_property
+    def wanted_at(self) -> dict[str, frozenset[str]]:
+        """The facts that listeners of any rank ask for, by event; ranks that have agreed on them keep them until they next do."""
+        return self.asked_at if self._agreed is None else self._agreed
+
+    @functools.cached_property
+    def wanted(self) -> frozenset[str]:
+        """The same over all events, with what must be captured for them; the loops capture costly facts only if in here."""
+        return self.table.with_needs({fact for facts in self.wanted_at.values() for fact in facts})
 
     def agree_on_wants(self, everywhere: dict[str, frozenset[str]] | None) -> None:
-        """Work out what is asked for anywhere, until told otherwise; None: there is nobody else any more."""
-        self._is_agreed = everywhere is not None
-        self._want(self.asked_at if everywhere is None else everywhere)
+        """Capture what listeners of any rank ask for, until the next call; None: this process runs alone again."""
+        self._agreed = everywhere
+        self._drop("wanted_at", "wanted")
 
-    def _want(self, at: dict[str, frozenset[str]]) -> None:
-        self.wanted_at = at
-        self.wanted = self.table.with_needs({fact for facts in at.values() for fact in facts})
+    def _forget_wants(self) -> None:
+        self._drop("asked_at", *(("wanted_at", "wanted") if self._agreed is None else ()))
+
+    def _drop(self, *names: str) -> None:
+        """Let slots or facts be worked out again when they are next read."""
+        for name in names:
+            self.__dict__.pop(name, None)
 
     def _compose(self, name: str) -> None:
         if name not in self.table:  # an event that was declared once and has been forgotten
@@ -158,7 +182,7 @@ class Plan:
             _, build = self._acts[name]
             setattr(self, name, self._traced_slot(event, build(self._traced if self.tracers else untraced)))
             return
-        listeners = self._heard.get(name, [])
+        listeners = self.listeners(name)
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
         pairs = [(self.caller(listener), listener) for listener in listeners]
@@ -190,17 +214,16 @@ class Plan:
             return _replace_slot(pairs, event)
         return _notify_slot(pairs)
 
-
     def _setup_slot(self, pairs: list[tuple[Caller, Listener]]) -> Caller:
         """Marks everyone in their turn, so that teardown reaches just those whose set-up began."""
         has_setup = {listener.key for _, listener in pairs}
         setup = self.table["setup"]
-        only_teardown = [(nobody, each) for each in self._heard.get("teardown", []) if each.key not in has_setup]
+        only_teardown = [(nobody, each) for each in self.listeners("teardown") if each.key not in has_setup]
         turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
 
         def set_up(s: Any) -> None:
             for call, listener in turns:
-                if listener not in self._heard.get(listener.event.name, []):
+                if listener not in self:
                     continue  # somebody's set-up has removed it before its turn
                 self.up.add(listener.key)
                 try:

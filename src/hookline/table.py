@@ -82,6 +82,8 @@ class EventTable:
         for fact in facts:
             for name in (fact.name, *fact.spellings):
                 self._facts[name] = fact
+        self._names: dict[str, tuple[str, ...]] = {}
+        """Accepted method names by receiver, for those that were asked for."""
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._events.values())
@@ -109,9 +111,13 @@ class EventTable:
                             f"`hookline.explain()` and docs/lifecycle.md list them all.")  # fmt: skip
         return event
 
-    def names(self, receiver: str) -> list[str]:
+    def names(self, receiver: str) -> tuple[str, ...]:
         """Every accepted method name for this receiver, spellings included."""
-        return [name for name, events in self._spellings.items() if any(receiver in e.receivers for e in events)]
+        if receiver not in self._names:
+            self._names[receiver] = tuple(
+                name for name, events in self._spellings.items() if any(receiver in each.receivers for each in events)
+            )
+        return self._names[receiver]
 
     def fact(self, name: str, event: Event) -> Fact | None:
         """The fact called `name`, under any spelling, if it can be asked for at this event."""
@@ -155,6 +161,7 @@ class EventTable:
         )  # fmt: skip
         self._events[name] = event
         self._spellings[name] = [event]
+        self._names.clear()
         return event
 
     def forget(self, name: str) -> None:
@@ -165,3 +172,4 @@ class EventTable:
             own = [each for each in self._events if each not in self._own]
             raise HookError(f"{name!r} was never declared.{closest(name, own)} Declared: {', '.join(own) or 'none'}.")
         del self._events[name], self._spellings[name]
+        self._names.clear()

@@ -371,3 +371,14 @@ def test_a_resumed_run_does_not_take_the_old_score_for_a_new_one() -> None:
     trainer = quiet(max_epochs=4, check_val_every_n_epoch=2, run_dir="run", hooks=[ModelCheckpoint(**options), record])
     trainer.fit(Scripted(1.0), batches(2), batches(1), resume=first.best_model_path)
     assert [step for _, _, step in record.saved] == [8]
+
+
+@pytest.mark.parametrize(("event", "arguments"), [
+    ("on_step_end", {"every_n_train_steps": 2}), ("on_step_end", {"train_time_interval": 60}),
+    ("on_exception", {"save_on_exception": True}),
+])  # fmt: skip
+def test_a_subclass_whose_method_would_be_replaced_is_refused(event, arguments):
+    mine = type("Mine", (ModelCheckpoint,), {event: lambda self: None})
+    mine()
+    with pytest.raises(OptionError, match=f"Mine.{event} would never be called.*hook of its own"):
+        mine(**arguments)

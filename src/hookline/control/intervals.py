@@ -62,7 +62,7 @@ def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> Non
         for each in made:
             each.begin(s)
         listener.filters = [*kept, *made]
-        if listener in plan.listeners(listener.event.name):  # one that is switched off is put together when it comes back
+        if listener in plan:  # one that is switched off is put together when it comes back
             plan.remove([listener])
             plan.add([listener])
 

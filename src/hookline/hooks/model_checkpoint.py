@@ -86,12 +86,19 @@ class ModelCheckpoint(Hook):
                 check_whole(f"{WHO}: {key}", value, 0)
         if time is not None:
             seconds = parse_time(time, f"{WHO}: train_time_interval")
-            self.__dict__["on_step_end"] = When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
+            self._listen("on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps)))
         elif steps:
-            self.__dict__["on_step_end"] = When(every=f"{steps} steps")(functools.partial(self._after_steps))
+            self._listen("on_step_end", When(every=f"{steps} steps")(functools.partial(self._after_steps)))
         if self.save_on_exception:
-            self.__dict__["on_exception"] = self._after_failure
+            self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
+
+    def _listen(self, event: str, function: Any) -> None:
+        """Put a method on the instance; a subclass's own would never be called, so it is refused."""
+        if getattr(type(self), event) is not getattr(Hook, event):
+            raise OptionError(f"{type(self).__name__}.{event} would never be called: {WHO} listens to {event} itself with these "
+                              "arguments. Write it into a hook of its own.")  # fmt: skip
+        self.__dict__[event] = function
 
     def _begin(self) -> None:
         self.best_model_path, self.last_model_path = "", ""

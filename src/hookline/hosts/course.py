@@ -70,7 +70,7 @@ class Course(Recording):
         self.save_requests = []
         self._directory = RunDirectory(self.options)
         self._guests = LateGuests(self)
-        self.leaving: list[Any] = []
+        self.leaving: dict[int, list[Any]] = {}
         self.restored = {}
         self._count_tokens = count_tokens or elements_of_ids
         self._batch_is_open = self.epoch_is_open = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Generic, Protocol, TypeVar
 
 from hookline.errors import StopTraining
@@ -17,8 +18,8 @@ class Visited(Protocol):
 
     plan: Plan
     state: State
-    leaving: list[Any]
-    """Entries of hooks that were removed and get their teardown at the next batch boundary."""
+    leaving: dict[int, list[Any]]
+    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next batch boundary."""
     restored: dict[str, Any]
     """What is left of the checkpoint that it goes on from: a hook that comes late takes its own part of it."""
 
@@ -31,13 +32,13 @@ class LateGuests(Generic[V]):
 
     def __init__(self, run: V) -> None:
         self.run = run
-        self._present: list[Entry] = []
+        self._present: set[Entry] = set()
         """Who was there, switched on, when the run began."""
 
     def begin(self) -> None:
         """Start every hook's filters, budgets and accounts anew, and be there for hooks that come late."""
         hooks = self.run.state.hooks
-        self._present = [entry for entry in hooks.entries() if entry.enabled]
+        self._present = {entry for entry in hooks.entries() if entry.enabled}
         for entry in hooks.entries():
             self._start(entry)
             if not entry.enabled:
@@ -54,7 +55,7 @@ class LateGuests(Generic[V]):
         if key in run.plan.up or self._has_begun(entry):
             entry.begin_budget()
             return
-        raise_first(_see_off(run, [each for each in run.leaving if each.given is entry.given]))  # back before it has gone
+        raise_first(_see_off(run, list(run.leaving.get(id(entry.given), ()))))  # back before it has gone
         self._start(entry)
         run.plan.up.add(key)
         for listener in entry.listeners:
@@ -67,12 +68,12 @@ class LateGuests(Generic[V]):
         key = ("H", entry.name)
         if key in self.run.plan.up:
             self.run.plan.up.discard(key)
-            self.run.leaving.append(entry)
+            self.run.leaving.setdefault(id(entry.given), []).append(entry)
 
     def _has_begun(self, entry: Entry) -> bool:
         """Whether it has been part of the run and needs no set-up."""
         needs_set_up = any(each.event.name in ("setup", "teardown") for each in entry.listeners)
-        return not needs_set_up and any(each is entry for each in self._present)
+        return not needs_set_up and entry in self._present
 
     def _start(self, entry: Entry) -> None:
         for listener in entry.listeners:
@@ -83,20 +84,29 @@ class LateGuests(Generic[V]):
 
 def see_off(run: Visited) -> None:
     """Hooks that were removed in the middle get their teardown, now that nobody is calling them any more."""
-    raise_first(_see_off(run, list(run.leaving)))
+    raise_first(_see_off(run, _leaving(run)))
 
 
 def tear_down(run: Visited) -> list[BaseException]:
     """Everyone whose set-up began and who is still up is torn down, whatever the others raise. What they raised."""
-    failures = _see_off(run, list(run.leaving))
+    failures = _see_off(run, _leaving(run))
     failures += run.plan.teardown(run.state) or ()
-    return failures + _see_off(run, list(run.leaving))  # those that a teardown has sent away
+    return failures + _see_off(run, _leaving(run))  # those that a teardown has sent away
+
+
+def _leaving(run: Visited) -> list[Entry]:
+    return list(itertools.chain(*run.leaving.values()))
 
 
 def _see_off(run: Visited, entries: list[Entry]) -> list[BaseException]:
     failures: list[BaseException] = []
     for entry in entries:
-        run.leaving = [each for each in run.leaving if each is not entry]
+        of_this_hook = run.leaving.get(id(entry.given), [])
+        if entry not in of_this_hook:  # another's teardown has added it again
+            continue
+        of_this_hook.remove(entry)
+        if not of_this_hook:
+            del run.leaving[id(entry.given)]
         for listener in entry.listeners:
             if listener.event.name == "teardown":
                 try:

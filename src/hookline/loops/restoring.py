@@ -56,7 +56,8 @@ def restore_module(run: Run) -> None:
 def warn_of_others(run: Run) -> None:
     """State goes by the names of hooks: what nobody claims is lost, and who finds none begins afresh. Both may be meant."""
     saved, entries = run.restored.get("hooks", {}), run.state.hooks.entries()
-    lost = [name for name, state in saved.items() if state and name not in {each.name for each in entries}]
+    here = {each.name for each in entries}
+    lost = [name for name, state in saved.items() if state and name not in here]
     if lost:
         log.warning("%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a hook's name: "
                     "one that is meant to take it up needs that name.", run.resume_from, ", ".join(lost))  # fmt: skip

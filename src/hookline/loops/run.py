@@ -179,7 +179,7 @@ class Run:
     steers_updates: bool = False
     """Whether a hook on some rank may skip an update for all of them."""
     setup_began: bool = False
-    leaving: list[Any] = field(default_factory=list)
+    leaving: dict[int, list[Any]] = field(default_factory=dict)
     """Entries of hooks that were removed and get their teardown at the next batch boundary."""
     skips: int = 0
     """Updates that were not made."""

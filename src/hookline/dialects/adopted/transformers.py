@@ -155,11 +155,11 @@ class TransformersCallback(AdoptedCallback):
     def _wake(self, s: Any) -> None:
         plan, shared = s.trainer.plan, self.shared
         shared.ends_epoch = shared.ends_epoch or shared.control.should_epoch_stop
-        plan.add([each for each in self._asleep if each not in plan.listeners(each.event.name)])
+        plan.add([each for each in self._asleep if each not in plan])
 
     def _sleep(self, s: Any) -> None:
         plan = s.trainer.plan
-        plan.remove([each for each in self._asleep if each in plan.listeners(each.event.name)])
+        plan.remove([each for each in self._asleep if each in plan])
 
     def _end_epoch(self, s: Any) -> Any:
         """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this was woken."""
