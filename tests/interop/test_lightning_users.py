@@ -317,7 +317,7 @@ class Tells(pl.Callback):
         print(self.word, trainer.current_epoch, sorted(trainer.callback_metrics)[-1], file=sys.stderr)
 """
 CONFIG = """
-allow = ["lightning", "test_lightning_users"]
+allow = ["test_lightning_users"]
 module = "test_lightning_users.Model"
 datamodule = "parts.Data"
 trainer = {max_epochs = 2, enable_progress_bar = false, device = "cpu", run_dir = "run"}
@@ -337,13 +337,13 @@ def test_modules_data_and_callbacks_of_lightning_come_from_a_configuration(
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     Path("parts.py").write_text(PARTS)
     Path("run.toml").write_text(CONFIG)
-    assert main(["fit", "run.toml"]) == 0
+    assert main(["fit", "run.toml", "--allow", "lightning"]) == 0
     assert "trained 2 val_loss" in capfd.readouterr().err
 
 
 def test_a_callback_that_cannot_run_here_is_an_error_of_the_configuration(capfd: pytest.CaptureFixture[str]) -> None:
     refused = '[hooks.swa]\nclass_path = "lightning.pytorch.callbacks.StochasticWeightAveraging"\nswa_lrs = 0.1\n'
-    Path("run.toml").write_text('allow = ["lightning"]\nmodule = "torch.nn.Linear"\n' + refused)
-    assert main(["fit", "run.toml", "--module.in_features=4", "--module.out_features=2"]) != 0
+    Path("run.toml").write_text('module = "torch.nn.Linear"\n' + refused)
+    assert main(["fit", "run.toml", "--allow", "lightning", "--module.in_features=4", "--module.out_features=2"]) != 0
     told = capfd.readouterr().err
     assert "hooks.swa" in told and "StochasticWeightAveraging cannot run in Hookline" in told

@@ -47,7 +47,7 @@ class Functions:
     def _find(self, path: str, key: str, wanted: list[Any]) -> Any:
         """The function; of a class its path, which jsonargparse makes an object of."""
         dotted = path.replace(":", ".")
-        found = import_path(self.source, key, path, self.permissions, inspect.isroutine)
+        found = import_path(self.source, key, path, self.permissions, inspect.isroutine, function=True)
         if inspect.isclass(found):
             made = [typing.get_args(each)[-1] for each in wanted if typing.get_args(each)]
             if any("__call__" in vars(each) for each in found.__mro__) or any(_is(found, each) for each in made):
@@ -56,15 +56,7 @@ class Functions:
         if not callable(found):
             kind = "a module" if inspect.ismodule(found) else f"{found!r:.60} ({type(found).__name__})"
             raise self.source.wrong(key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path)
-        check_home(self.source, key, path, found, self.permissions)
         return found
-
-
-def check_home(source: Source, key: str, path: str, found: Any, permissions: Permissions) -> None:
-    """Refuse a function by where it is from: a module that is allowed may have imported others, `mine.os.system` is os.system."""
-    home, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-    if home and name and (refusal := permissions.refusal(f"{home}.{name}")):
-        raise source.wrong(key, f"this leads to {home}.{name}, and {refusal}", path)
 
 
 def members(hint: Any) -> Iterator[Any]:

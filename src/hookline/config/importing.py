@@ -13,16 +13,24 @@ from hookline.config.problems import nearest
 
 
 def import_path(
-    source: Source, key: str, path: str, permissions: Permissions, fits: Callable[[Any], bool], given: str = ""
+    source: Source, key: str, path: str, permissions: Permissions, fits: Callable[[Any], bool], given: str = "",
+    *, function: bool = False,
 ) -> Any:  # fmt: skip
     """What `package.module.name` (or `package.module:name`) names. `fits` tells which names to offer if there is no such one.
 
-    `given` is what the file says, if that is not the path itself.
+    `given` is what the file says, if that is not the path itself; `function`: a function will do, and not only a class.
     """
     dotted, given = path.replace(":", "."), given or path
     if refusal := permissions.refusal(dotted):
         raise source.wrong(key, refusal, given)
     permissions.open_folder()
+    found = _look_up(source, key, dotted, fits, given)
+    if refusal := permissions.refusal_of(dotted, found, function=function):
+        raise source.wrong(key, refusal, given)
+    return found
+
+
+def _look_up(source: Source, key: str, dotted: str, fits: Callable[[Any], bool], given: str) -> Any:
     module, _, name = dotted.rpartition(".")
     try:
         return pkgutil.resolve_name(f"{module}:{name}")

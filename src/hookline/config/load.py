@@ -14,7 +14,7 @@ from hookline.config.files import Source, named
 from hookline.config.hooks import read_hooks
 from hookline.config.making import make_hooks
 from hookline.config.overlay import lay_over
-from hookline.config.permissions import PATH, Permissions, dangerous
+from hookline.config.permissions import PATH, Permissions, why_not_own
 from hookline.config.problems import ConfigError, Override, nearest, plain
 from hookline.errors import HooklineError, OptionError
 from hookline.registry import offered_hooks
@@ -33,7 +33,7 @@ SECTIONS: dict[str, str] = {
     "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a path, 'auto' (the "
     "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
-    "allow": "further packages that class paths may name",
+    "allow": "further packages of your own that class paths may name",
 }
 
 TYPED = tuple(name for name in SECTIONS if name != "allow")
@@ -115,9 +115,10 @@ class Config:
         if not isinstance(given, list) or not all(isinstance(each, str) and PATH.fullmatch(each) for each in given):
             raise self.source.wrong("allow", "must be a list of packages or modules, such as [\"mypackage\"].", given)
         for each in given:
-            if dangerous(each):
-                raise self.source.wrong("allow", f"{each!r} can run commands or write files, so a file cannot allow it; "
-                                   f"if you mean it, add --allow {each} on the command line.", given)  # fmt: skip
+            if why := why_not_own(each):
+                raise self.source.wrong("allow", f"{each!r} {why}, so a file cannot allow it: it can allow packages of your "
+                                   f"own. If you mean it, add --allow {each} on the command line, or derive a class from it in "
+                                   "a module of your own and name that.", given)  # fmt: skip
         return given
 
     def build(self) -> Parts:

@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from argparse import ArgumentError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -137,6 +137,9 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
                 raise source.wrong(part.keys[name], _unknown(cls, name, names, place), value)
             if name == "filename":
                 _check_filename(source, part.keys[name], value)
+            for path in class_paths(value):
+                if "." in path and (refusal := permissions.refusal(path.replace(":", "."))):
+                    raise source.wrong(part.keys[name], refusal, value)
         functions = Functions(source, permissions)
         values = {name: _one(functions, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
         part.doubts.update(functions.doubts)
@@ -147,8 +150,52 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:
             raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_innermost(error)}") from None
+        for name, value in values.items():
+            _check_resolved(source, part.keys[name], value, parsed[name], permissions)
         made = parser.instantiate(parsed)
+        for name, value in values.items() if not permissions.trusted else ():
+            if left := [path for path in class_paths(made[name]) if path in class_paths(value)]:
+                raise source.wrong(part.keys[name], _untyped(cls, name, left[0]), part.init_args[name])
         return {name: made[name] for name in values}
+
+
+def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissions: Permissions) -> None:
+    """Refuse classes and functions that jsonargparse has found by itself, under a bare name or where a type cannot be read."""
+    known = {id(each) for _, each in _items([given])}
+    for name, each in _items([parsed]):
+        if name == "class_path" and isinstance(each, str) and "." in each:
+            import_path(source, key, each, permissions, inspect.isclass, function=True)
+        elif inspect.isroutine(each) and id(each) not in known:
+            path = f"{each.__module__}.{each.__qualname__}"
+            if refusal := permissions.refusal_of(path, each, function=True):
+                raise source.wrong(key, refusal, path)
+
+
+def class_paths(value: Any) -> list[str]:
+    """Every class path in a value that is still a table, at any depth; what is no text counts as an empty one."""
+    return [str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"]
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """The keys and values of all tables in a value, of lists the members without a key."""
+    inner: Any = ()
+    if isinstance(value, list | tuple):
+        inner = [("", each) for each in value]
+    elif isinstance(value, Mapping):
+        inner = value.items()
+    elif type(value).__name__ == "Namespace":  # jsonargparse's tables
+        inner = vars(value).items()
+    for name, each in inner:
+        yield name, each
+        yield from _items(each)
+
+
+def _untyped(cls: type, name: str, path: str) -> str:
+    """A class path that was left as a table, because the type of the parameter does not ask for a class."""
+    hint = annotation(cls, name)
+    takes = f"takes {spelled(hint)}" if hint is not None else "has no type"
+    return (f"{path!r} was not made: a class path is taken where a parameter's type says which class is meant, and "
+            f"{name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`.")  # fmt: skip
 
 
 def _required(cls: type) -> list[str]:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
+import inspect
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hookline.errors import closest
-from hookline.registry import GROUP
+from hookline.registry import GROUP, offered_hooks
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
+"""Where classes may come from, if they are of the kind that their place takes."""
+FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.optim")
+"""Where functions may come from. Hookline's own are not meant for configurations, and some of them remove files."""
+LIBRARIES = frozenset({
+    "cloudpickle", "dask", "datasets", "dill", "fsspec", "joblib", "keras", "lightning", "numpy", "pandas", "pip",
+    "pytorch_lightning", "scipy", "setuptools", "sklearn", "torch", "torchaudio", "torchvision", "transformers", "yaml",
+})  # fmt: skip
+"""Libraries that load pickles, write files or run code, and are never the user's own, however they were installed."""
 PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)?")
 
 
@@ -28,7 +40,7 @@ class Permissions:
 
     def refusal(self, path: str) -> str:
         """Why this path may not be imported; an empty string if it may."""
-        if self.trusted or any(path == each or path.startswith(f"{each}.") for each in self.prefixes):
+        if self.trusted or _is_below(path, self.prefixes):
             return ""
         top = path.partition(".")[0]
         if top in self._beside():
@@ -37,9 +49,37 @@ class Permissions:
         tops = [each for each in (*self._beside(), *(each.partition(".")[0] for each in self.prefixes)) if each != top]
         near = closest(top, tops).partition("'")[2].partition("'")[0]
         hint = f" Did you mean {near + path.removeprefix(top)!r}?" if near else ""
-        in_file = "" if dangerous(top) else f", or `allow = [\"{top}\"]` in the file"
+        in_file = "" if why_not_own(top) else f", or `allow = [\"{top}\"]` in the file"
         return (f"{path!r} may not be imported from here, and was not.{hint} Allowed: {', '.join(places)}. "
                 f"If you trust it: --allow {top}{in_file}.")  # fmt: skip
+
+    def refusal_of(self, path: str, found: Any, *, function: bool = False) -> str:
+        """Why the object that a path led to may not be used; an empty string if it may.
+
+        The place where an object is defined counts, and every module on the way to it: `mine.os.system` is os.system.
+        `function`: the object is to be called with arguments that the configuration does not see.
+        """
+        if self.trusted or path in {each.replace(":", ".") for each in offered_hooks().values()}:
+            return ""
+        first, *names = path.split(".")
+        if any(each.startswith("__") for each in names):
+            return f"{path!r} names something inside Python's own workings."
+        there: Any = sys.modules.get(first)
+        for depth, name in enumerate(names, 2):
+            there = getattr(there, name, None)
+            is_elsewhere = inspect.ismodule(there) and there is not found and there.__name__.split(".") != [first, *names][:depth]
+            if is_elsewhere and (refused := self.refusal(there.__name__)):
+                return f"this leads to {there.__name__}, and {refused}"
+        home, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+        if inspect.isbuiltin(found) and path.rpartition(".")[0] in FUNCTIONS:
+            home = None  # torch.nn.functional.gelu: an operation of torch's compiled part
+        if home and qualified and (refused := self.refusal(f"{home}.{qualified}")):
+            return f"this leads to {home}.{qualified}, and {refused}"
+        is_hidden = _is_below(path, ALWAYS) and not _is_below(path, [each for each in self.prefixes if each not in ALWAYS])
+        if function and callable(found) and not inspect.isclass(found) and is_hidden and not _is_below(path, FUNCTIONS):
+            return (f"{path!r} is not a function for configurations. Functions may come from {', '.join(FUNCTIONS)} and from "
+                    "modules of your own.")  # fmt: skip
+        return ""
 
     def _beside(self) -> list[str]:
         """The modules and packages in the configuration's own folder; names of Python's own modules stay Python's."""
@@ -58,7 +98,10 @@ class Permissions:
 
     @contextlib.contextmanager
     def enforced(self) -> Iterator[None]:
-        """For nested class paths, which jsonargparse imports: its own policy, set for the length of a block."""
+        """For nested class paths, which jsonargparse imports: its own policy, set for the length of a block.
+
+        Where a parameter takes anything, only a trusted program's class paths are made into objects.
+        """
         from jsonargparse import _common, set_parsing_settings
 
         before = dict(_common.parsing_settings)
@@ -66,7 +109,7 @@ class Permissions:
             if not self.trusted:
                 allowed = [*self.prefixes, *(each for each in self._beside() if not self._shadow(each))]
                 set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
-            set_parsing_settings(instantiate_subclass_spec_in_any=True)
+            set_parsing_settings(instantiate_subclass_spec_in_any=self.trusted)
             yield
         finally:
             _common.parsing_settings.update(before)  # there is no public way to take a policy back
@@ -77,8 +120,40 @@ class Permissions:
             sys.path.insert(0, str(self.folder))
 
 
-def dangerous(path: str) -> bool:
-    """Modules that run commands or write files: a file cannot allow them, only the person at the command line can."""
+def _is_below(path: str, prefixes: Iterable[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}.") for each in prefixes)
+
+
+def why_not_own(path: str) -> str:
+    """Why a file cannot allow this; an empty string if it is a package of the user's own. Nothing is imported.
+
+    Python's own modules, and packages from an index, hold classes and functions that write files and run code. Only the person
+    at the command line can allow them.
+    """
     from jsonargparse import _common
 
-    return any(path == each or path.startswith(f"{each}.") for each in _common.default_import_path_denylist)
+    top = path.partition(".")[0]
+    if _is_below(path, ALWAYS):
+        return ""
+    if top in sys.stdlib_module_names or _is_below(path, _common.default_import_path_denylist):
+        return "is part of Python and can run commands or write files"
+    if top in LIBRARIES:
+        return "is a library that can run code or write files"
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return ""  # it is loaded, and not from a file; `refusal` and the import decide
+    places = [Path(each) for each in (*(spec.submodule_search_locations or ()), spec.origin) if each] if spec is not None else []
+    sites = {above for each in places for above in each.parents if above.name in ("site-packages", "dist-packages")}
+    return "is an installed package and not your own" if sites and not any(_is_from_a_folder(top, each) for each in sites) else ""
+
+
+def _is_from_a_folder(top: str, site: Path) -> bool:
+    """Whether a package was installed from a folder or a repository (`pip install .`), and not from an index or by conda."""
+    for origin in site.glob("*.dist-info/direct_url.json"):  # an index leaves no such file
+        found = importlib.metadata.Distribution.at(origin.parent)
+        listed = (found.read_text("top_level.txt") or "").split()
+        names = listed or [each.parts[0].removesuffix(".py") for each in found.files or ()]
+        if top in names and (found.read_text("INSTALLER") or "").strip() != "conda":
+            return bool({"dir_info", "vcs_info"} & set(json.loads(origin.read_text(encoding="utf-8"))))
+    return False

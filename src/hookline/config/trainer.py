@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hookline.config.files import Source, named
-from hookline.config.functions import check_home
 from hookline.config.parts import Part, Place, check, make, read_part, resolve
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, nearest, plain
@@ -135,7 +134,8 @@ def resolve_function(source: Source, part: Part, place: Place, permissions: Perm
         return None
     if not callable(found) or inspect.isclass(found):
         return None
-    check_home(source, part.key, part.class_path, found, permissions)
+    if refusal := permissions.refusal_of(dotted, found, function=True):
+        raise source.wrong(part.key, refusal, part.class_path)
     return found
 
 
