@@ -216,14 +216,18 @@ class Module(Actions, ModuleMethods, nn.Module):
     # ---- made again ---------------------------------------------------------------------------------------------
 
     @classmethod
-    def load_from_checkpoint(cls, path: str | os.PathLike[str], strict: bool = True, **overrides: Any) -> Self:
+    def load_from_checkpoint(
+        cls, path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
+    ) -> Self:
         """A module with the weights of a checkpoint, made with the arguments that `HParams` kept, or with these instead.
 
         path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict: everything must fit;
-        False: what fits is loaded, and the rest is reported.
+        False: what fits is loaded, and the rest is reported. weights: of a checkpoint with averaged weights: 'scored' takes those
+        that evaluations used, 'raw' the trained ones, 'averaged' the average; the log says which. If `__init__` has an argument
+        `weights` itself, it is that one.
         """
         loading = importlib.import_module("hookline.checkpoint.loading")  # by name: that layer is above this one
-        return loading.load_module(cls, path, strict, **overrides)  # type: ignore[no-any-return]
+        return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 
 class DataModule(DataMethods):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.checkpoint.averages import Chosen, check_weights, choose_weights, weights_of_hook
 from hookline.checkpoint.tensors import NAMES, write_tensors
 from hookline.checkpoint.weights import read_checkpoint
 from hookline.checkpoint.writing import flush
@@ -19,22 +21,40 @@ from hookline.errors import CheckpointError, OptionError, closest
 SUFFIXES = (".safetensors", ".pt")
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and where it came from."""
+
+    where: str
+    step: int
+    weights: dict[str, Any]
+    hook: str | None
+    """The hook whose weights they are; None: they are the trained ones."""
+
+
 def export_weights(
-    path: str | os.PathLike[str], out: Path, hook: str | None = None, force: bool = False
-) -> tuple[str, dict[str, Any]]:
-    """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file; where from, and what.
+    path: str | os.PathLike[str], out: Path, hook: str | None = None, force: bool = False, weights: str = "scored"
+) -> Exported:
+    """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
 
     hook: the weights that this hook keeps, such as an average, where it has them. force: replace a file that exists.
+    weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
     """
     if out.suffix not in SUFFIXES:
         raise OptionError(f"{out} must end with {' or '.join(SUFFIXES)}.{closest(out.suffix, SUFFIXES)}")
     if out.is_dir() or (out.exists() and not force):
         raise OptionError(f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}.")
-    where, contents = read_checkpoint(path)
-    weights = contents["module"] if hook is None else _weights_of_hook(contents, hook, where)
+    if hook is not None and weights == "raw":
+        raise OptionError(f"--hook {hook} asks for the weights of a hook, --weights raw for those of no hook: leave one out.")
+    check_weights(weights)
+    read = read_checkpoint(path)
+    if hook is None:
+        chosen = choose_weights(read.contents, weights, read.where)
+    else:
+        chosen = Chosen(weights_of_hook(read.contents, hook, read.where), hook)
     aside = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        _write(weights, aside, out.suffix)
+        _write(chosen.weights, aside, out.suffix)
         os.replace(aside, out)
         flush(out.parent)
     except OSError as error:
@@ -42,7 +62,7 @@ def export_weights(
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
-    return where, dict(weights)
+    return Exported(read.where, read.step, dict(chosen.weights), chosen.hook)
 
 
 def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
@@ -62,26 +82,3 @@ def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
     except Exception as error:
         raise CheckpointError("These weights hold state of another kind, which no reader without pickled classes takes: "
                               f"{str(error).partition('.')[0]}.") from error  # fmt: skip
-
-
-def _weights_of_hook(contents: dict[str, Any], hook: str, where: str) -> dict[str, Any]:
-    """The module's weights, with those in their place that the hook has; of tied ones it has one name only."""
-    states: dict[str, Any] = contents["hooks"]
-    if hook not in states:
-        raise OptionError(f"{where} holds no state of a hook {hook!r}.{closest(hook, states)} "
-                          f"It has: {', '.join(states) or 'none'}.")  # fmt: skip
-    weights: dict[str, Any] = dict(contents["module"])
-    for kept in (states[hook], *states[hook].values()) if isinstance(states[hook], Mapping) else ():
-        if isinstance(kept, Mapping) and any(_stands_for(value, weights.get(name)) for name, value in kept.items()):
-            break
-    else:
-        raise OptionError(f"{hook} in {where} keeps no weights: nothing in its state is called and shaped like one of the "
-                          "module's. An average that has not begun is empty.")  # fmt: skip
-    kept_by_memory = {weights[name].data_ptr(): value for name, value in kept.items() if _stands_for(value, weights.get(name))}
-    return {name: kept_by_memory[value.data_ptr()].to(value.dtype)
-            if isinstance(value, Tensor) and value.numel() and value.data_ptr() in kept_by_memory else value
-            for name, value in weights.items()}  # fmt: skip
-
-
-def _stands_for(value: Any, weight: Any) -> bool:
-    return isinstance(value, Tensor) and isinstance(weight, Tensor) and weight.numel() > 0 and value.shape == weight.shape

@@ -161,6 +161,14 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise CheckpointError(f"unknown kind of value {kind!r} in a checkpoint")
 
 
+def tensor_keys(packed: Any) -> set[str]:
+    """Return the names, in their file, of all tensors and arrays in what `pack` returned."""
+    if isinstance(packed, dict) and packed.get(TAG) in ("tensor", "array"):
+        return {packed["key"]}
+    inner = packed.values() if isinstance(packed, dict) else packed if isinstance(packed, list) else ()
+    return set().union(*map(tensor_keys, inner))
+
+
 # ---- dictionaries ------------------------------------------------------------------------------------------------
 
 

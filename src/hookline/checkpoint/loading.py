@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from hookline.checkpoint.averages import check_weights, choose_weights
 from hookline.checkpoint.weights import put_weights, read_checkpoint
 from hookline.errors import OptionError, closest
 from hookline.events import EVENTS
@@ -19,9 +20,18 @@ from hookline.state import State
 M = TypeVar("M", bound=nn.Module)
 
 
-def load_module(cls: type[M], path: str | os.PathLike[str], strict: bool = True, **overrides: Any) -> M:
-    """Make a `cls` with the arguments that `HParams` kept, or these instead, and give it the weights of a checkpoint."""
-    where, contents = read_checkpoint(path)
+def load_module(
+    cls: type[M], path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
+) -> M:
+    """Make a `cls` with the arguments that `HParams` kept, or these instead, and give it the weights of a checkpoint.
+
+    weights: as for `load_weights`, unless the class has an argument of that name itself: then it is that.
+    """
+    if "weights" in inspect.signature(cls.__init__).parameters:
+        overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"
+    check_weights(weights)
+    read = read_checkpoint(path)
+    where, contents = read.where, read.contents
     module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
     if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
@@ -31,7 +41,8 @@ def load_module(cls: type[M], path: str | os.PathLike[str], strict: bool = True,
         for listener in listeners:
             if listener.event.name == "module_load_checkpoint":
                 listener.binding.call(state)
-    put_weights(module, contents["module"], where, strict)
+    chosen = choose_weights(contents, weights, where)
+    put_weights(module, chosen.weights, where, strict, read.step, chosen.kind)
     return module  # type: ignore[no-any-return]
 
 

@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.format import Stored, unpack_contents
+from hookline.checkpoint.averages import NOTE, averaging_hooks
+from hookline.checkpoint.format import Stored, tensor_keys, unpack_contents
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.rankfiles import Find, RankFiles, numbers_wanted
-from hookline.checkpoint.tensors import map_tensors, read_tensors
+from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
 from hookline.errors import CheckpointError
 
 AT_ONCE = 4
@@ -36,13 +37,22 @@ def read_folder(path: Path) -> dict[str, Any]:
 
 
 def read_module(path: Path, as_pieces: bool = False) -> dict[str, Any]:
-    """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked to."""
+    """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked to.
+
+    Averaged weights that hooks keep, and the note that says which weights were scored, are read as well.
+    """
     verify_folder(path)
     with _telling_why(path):
         of_ranks = RankFiles(path)
+        find = of_ranks.pieces if as_pieces else of_ranks.whole
+        structure = _structure(path)
+        wanted = {"module": structure["module"]}
+        if names := averaging_hooks(structure):
+            wanted["hooks"] = {name: structure["hooks"][name] for name in names}
+            wanted |= {NOTE: structure[NOTE]} if NOTE in structure else {}
         read = map_tensors if as_pieces else read_tensors
-        tensors = Stored(read(path / "model.safetensors"), of_ranks.pieces if as_pieces else of_ranks.whole)
-        return unpack_contents({"module": _structure(path)["module"]}, tensors, {})
+        rest = read_some(path / "state.safetensors", tensor_keys(wanted["hooks"])) if names else {}
+        return unpack_contents(wanted, Stored(read(path / "model.safetensors"), find), Stored(rest, find))
 
 
 def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any], RankFiles]:

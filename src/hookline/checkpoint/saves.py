@@ -38,3 +38,5 @@ class Saved:
     reason: str
     step: int
     error: CheckpointError | None = None
+    progress: tuple[Any, ...] = ()
+    """How far the run was, as `Run.progress` says it."""

@@ -12,7 +12,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a file, in memory of its own: not tied to a file that may be removed while the run goes on."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+
+
+def read_some(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """These tensors of a file, in memory of their own."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name).clone() for name in names}
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint.averages import check_weights, choose_weights
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.finding import Read, find, first_whole
 from hookline.checkpoint.importing import Imported
@@ -22,6 +23,7 @@ from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
 from hookline.checkpoint.remote import as_url, list_urls, shown
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
+from hookline.loops.record import read_record, run_dir_of, unsaved_end
 
 log = logging.getLogger("hookline")
 SHOWN = 8
@@ -38,6 +40,10 @@ class WeightsReport:
     module: str
     wanted: int
     """How many the module has."""
+    step: int | None = None
+    """The step of the checkpoint that they are from."""
+    weights: str = "raw"
+    """'averaged' if they are the average that a hook keeps, else 'raw'."""
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     """The module has them, the source does not: they stay as they were."""
@@ -52,7 +58,9 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        head = f"{self.source} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
+        facts = [f"step {self.step}"] * (self.step is not None) + ["averaged weights"] * (self.weights == "averaged")
+        about = f" ({', '.join(facts)})" if facts else ""
+        head = f"{self.source}{about} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
         return "\n".join([head, *self.problems()])
 
     def problems(self) -> list[str]:
@@ -80,42 +88,80 @@ class WeightsReport:
         return [f"  {name}:{hint}" for name, hint in near.items() if hint]
 
 
-def load_weights(module: nn.Module, source: Any, strict: bool = True, rename: Rename | None = None) -> WeightsReport:
+def load_weights(
+    module: nn.Module, source: Any, strict: bool = True, rename: Rename | None = None, weights: str = "scored"
+) -> WeightsReport:
     """Give a module the weights of another run: a warm start, without optimizer, counters or hooks.
 
     source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest whole checkpoint), a .safetensors file, a
     mapping of names to tensors, or what `import_checkpoint` returned.
     strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits is loaded.
     rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or to None to leave it out.
+    weights: of a checkpoint with averaged weights: 'scored' takes those that evaluations used, 'raw' the trained ones, 'averaged'
+    the average. The report says which, and of which step.
     """
-    where, weights = find_weights(source, as_pieces=bool(spread_tensors(module)))
-    return put_weights(module, _renamed(weights, rename, where), where, strict)
+    found = find_weights(source, weights, as_pieces=bool(spread_tensors(module)))
+    return put_weights(module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind)
 
 
-def find_weights(source: Any, as_pieces: bool = False) -> tuple[str, Mapping[str, Any]]:
-    """The weights that a source holds, and what to call it; `as_pieces`: those of a checkpoint may be read later, in parts."""
-    if isinstance(source, Imported):
-        return str(source.path), source.weights
-    if isinstance(source, Mapping):
-        return "the mapping", source
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """The weights that a source holds."""
+
+    where: str
+    """What to call the source in messages."""
+    weights: Mapping[str, Any]
+    step: int | None = None
+    kind: str = "raw"
+    """'averaged' or 'raw'."""
+
+
+def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -> FoundWeights:
+    """Return the weights that a source holds; `as_pieces`: those of a checkpoint may be read later, in parts."""
+    check_weights(wanted)
+    if isinstance(source, Imported | Mapping) or _is_file(source):
+        if isinstance(source, Imported):
+            found = FoundWeights(str(source.path), source.weights)
+        elif isinstance(source, Mapping):
+            found = FoundWeights("the mapping", source)
+        else:
+            found = FoundWeights(str(source), _read_file(Path(source)))
+        if wanted == "averaged":
+            raise OptionError(f"{found.where} holds no averaged weights beside others, as a checkpoint does: leave weights= out.")
+        return found
     if not isinstance(source, str | os.PathLike):
         raise OptionError(f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, a "
                           ".safetensors file, or a mapping such as module.state_dict().")  # fmt: skip
-    if not as_url(_plain(source)) and Path(source).is_file():
-        return str(source), _read_file(Path(source))
-    where, contents = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
-    return where, contents["module"]
+    read = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
+    chosen = choose_weights(read.contents, wanted, read.where)
+    return FoundWeights(read.where, chosen.weights, read.step, chosen.kind)
 
 
-def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> tuple[str, dict[str, Any]]:
-    """A checkpoint by its path or URL, or the newest whole one below it; its place and its contents."""
+def _is_file(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike) and not as_url(_plain(source)) and Path(source).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCheckpoint:
+    """A checkpoint that was found and read."""
+
+    where: str
+    contents: dict[str, Any]
+    step: int
+
+
+def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCheckpoint:
+    """Read a checkpoint by its path or URL, or the newest whole one below it, which is logged with its step."""
     path = _plain(source)
     url = as_url(path)
     if url:
         return _read_below_url(url, read)
     if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
-        return str(path), read(path)
+        return ReadCheckpoint(str(path), read(path), read_manifest(path)["step"])
     found, broken = find(Path(path))
+    records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))}
+    # those of a run that was begun anew in this directory come before those of the run before it
+    found.sort(key=lambda each: records.get(each.path, {}).get("id", each.run) != each.run)
     chosen, contents, unreadable = first_whole(found, read)
     passed_over = {**broken, **unreadable}
     if chosen is None:
@@ -123,16 +169,25 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> tuple[
         raise CheckpointError(f"{path} is no checkpoint, and there is no whole one below it.{reasons}")
     for each, reason in passed_over.items():
         log.warning("passing over %s: %s", each, reason)
-    return str(chosen.path), contents
+    step = chosen.manifest["step"]
+    log.warning("%s: taking %s, of step %d.", path, chosen.path, step)
+    record = records.get(chosen.path, {})
+    if record.get("id", chosen.run) != chosen.run:
+        log.warning("%s is of an earlier run in this directory; the present one has saved nothing yet.", chosen.path)
+    elif missing := unsaved_end(record, chosen.manifest):
+        log.warning("%s was %s.", path, missing)
+    return ReadCheckpoint(str(chosen.path), contents, step)
 
 
-def put_weights(module: nn.Module, weights: Mapping[str, Any], where: str, strict: bool = True) -> WeightsReport:
+def put_weights(
+    module: nn.Module, weights: Mapping[str, Any], where: str, strict: bool = True, step: int | None = None, kind: str = "raw"
+) -> WeightsReport:
     """Load weights by name. What the module says about its names counts: it may have its own ways of reading older ones."""
     own = module.state_dict()
     if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
         raise OptionError(f"{type(module).__name__} is on the meta device, where weights have no place: "
                           "call module.to_empty(device='cpu') first.")  # fmt: skip
-    report = WeightsReport(where, type(module).__name__, len(own))
+    report = WeightsReport(where, type(module).__name__, len(own), step, kind)
     spread = spread_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
@@ -238,17 +293,20 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _read_below_url(url: str, read: Read) -> tuple[str, dict[str, Any]]:
+def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
     below = list_urls(url)
     if url.rstrip("/") in below or not below:
-        return shown(url), read(url)
+        return ReadCheckpoint(shown(url), read(url), read_manifest(url)["step"])
     problems = []
     for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
         try:
-            return shown(each), read(each)
+            taken = ReadCheckpoint(shown(each), read(each), read_manifest(each)["step"])
         except CheckpointError as error:
             problems.append(str(error))
             log.warning("passing over %s: %s", shown(each), error)
+            continue
+        log.warning("%s: taking %s, of step %d.", shown(url), taken.where, taken.step)
+        return taken
     raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {shown(url)}.", *problems]))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint import files, manifest, remote
+from hookline.checkpoint.averages import scored_hook
 from hookline.checkpoint.exporting import export_weights
 from hookline.checkpoint.finding import Found, best_first, find
 from hookline.checkpoint.format import TAG
@@ -102,15 +103,18 @@ def _export(chosen: argparse.Namespace) -> int:
     if "://" in chosen.out:
         raise OptionError(f"{remote.shown(chosen.out)}: weights are exported to a file here, not to a URL.")
     out = Path(chosen.out)
-    where, weights = export_weights(chosen.path, out, chosen.hook, chosen.force)
-    sizes = [each.numel() for each in weights.values() if hasattr(each, "numel")]
+    done = export_weights(chosen.path, out, chosen.hook, chosen.force, chosen.weights)
+    sizes = [each.numel() for each in done.weights.values() if hasattr(each, "numel")]
     written = out.stat().st_size
+    kind = "raw" if done.hook is None else "averaged" if chosen.hook is None else "hook"
     if chosen.json:
-        print(json.dumps({"path": where, "out": str(out), "hook": chosen.hook, "tensors": len(sizes), "numbers": sum(sizes),
-                          "bytes": written}))  # fmt: skip
+        print(json.dumps({"path": done.where, "out": str(out), "step": done.step, "weights": kind, "hook": done.hook,
+                          "tensors": len(sizes), "numbers": sum(sizes), "bytes": written}))  # fmt: skip
     else:
-        of_hook = f", those of {chosen.hook} where it has them" if chosen.hook else ""
-        print(f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from {where}{of_hook}")
+        of_hook = {"raw": "", "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained ones",
+                   "hook": f", those of {done.hook} where it has them"}[kind]  # fmt: skip
+        print(f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from {done.where} "
+              f"(step {done.step}){of_hook}")  # fmt: skip
     return OK
 
 
@@ -135,6 +139,7 @@ def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
     stored = {each["stored"]: each["numbers"] for each in tensors}
     data = {
         "path": listed.name, **listed.manifest, "bytes": _bytes(listed.manifest), "tensors": len(tensors),
+        "scored_hook": scored_hook(structure),
         "numbers": sum(stored.values()), "hooks": [name for name, state in structure.get("hooks", {}).items() if state],
     }  # fmt: skip
     return {**data, "tensors_by_name": tensors} if with_tensors else data
@@ -198,6 +203,7 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("run", data.get("run", "")),
         ("metrics", ", ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())),
         ("weights", f"{data['tensors']} tensors, {data['numbers']:,} numbers, buffers included{tied}"),
+        ("scored", f"the weights averaged by hook {data['scored_hook']!r}" if data["scored_hook"] else ""),
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
         ("written by", versions),

@@ -23,7 +23,8 @@ class WeightAveraging(Hook):
     """Averages the weights while they are trained: exponentially ('ema') or evenly over all updates ('swa').
 
     Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A checkpoint holds
-    the trained weights as the module's, and the average as this hook's state.
+    the trained weights as the module's, the average as this hook's state, and which of them evaluations use: `load_weights`,
+    `load_from_checkpoint` and `hookline checkpoint export` take those.
     """
 
     tier = "builtin"
@@ -64,12 +65,17 @@ class WeightAveraging(Hook):
         self._stash: dict[str, Tensor] = {}
         """The trained weights, while the average is in their place."""
         self._module: Any = lambda: None
+        """The module that the average is of."""
+        self._is_loaded = False
+        """Whether the average is from a checkpoint, and so of the module that is evaluated next."""
 
-    def setup(self, stage: str, module: Any) -> None:
+    def setup(self, stage: str, module: Any, hooks: Any) -> None:
+        others = [each for each in hooks if isinstance(each, WeightAveraging) and each is not self and each.use_for_evaluation]
+        if self.use_for_evaluation and others:
+            raise OptionError("Two WeightAveragings would both put their average into the module to evaluate it: keep one, and "
+                              "give the others use_for_evaluation=False.")  # fmt: skip
         if stage == "fit":
-            self.averages, self.updates, self._stash = {}, 0, {}
-            self._module = weakref.ref(module)
-        elif self.updates and self._module() is None:  # its state was loaded to evaluate a checkpoint
+            self.averages, self.updates, self._stash, self._is_loaded = {}, 0, {}, False
             self._module = weakref.ref(module)
 
     @torch.no_grad()
@@ -98,6 +104,8 @@ class WeightAveraging(Hook):
 
     @torch.no_grad()
     def _swap_in(self, module: Any) -> None:
+        if self._is_loaded:
+            self._module, self._is_loaded = weakref.ref(module), False
         if self.use_for_evaluation and self.updates and not self._stash and self._module() is module:
             live = self._tensors(module)
             self._stash = {key: value.detach().clone() for key, value in live.items()}
@@ -141,16 +149,24 @@ class WeightAveraging(Hook):
         if self.swap_at_end and self.updates:
             for key, value in self._tensors(module).items():
                 value.copy_(self.averages[key])
-            self._module = lambda: None  # it has the average already
+            self._module, self._is_loaded = lambda: None, False  # it has the average already
 
     def teardown(self) -> None:
         self._swap_out()
+        self._is_loaded = False
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any], hooks: Any) -> None:
+        if not self.use_for_evaluation:
+            checkpoint.setdefault("scored_weights", {"hook": None})
+        elif self.updates:
+            name = next(each.name for each in hooks.entries() if each.given is self)
+            checkpoint["scored_weights"] = {"hook": name, "state": "averages"}
 
     def state_dict(self) -> dict[str, Any]:
         return {"updates": self.updates, "averages": dict(self.averages)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates, self.averages = state["updates"], dict(state["averages"])
+        self.updates, self.averages, self._is_loaded = state["updates"], dict(state["averages"]), True
 
 
 def _wide(value: Tensor) -> torch.dtype:

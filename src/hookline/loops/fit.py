@@ -14,9 +14,11 @@ from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
+from hookline.loops.final_checkpoint import may_change_weights
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
+from hookline.loops.record import restore_ending
 from hookline.loops.run import Run, ending, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
@@ -42,6 +44,8 @@ def fit(run: Run) -> None:
         run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
         log.warning("Nothing to train: %s", why_finished(run))
+        if run.finished_before:
+            restore_ending(run)
         return
     if not run.module.training:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
@@ -61,6 +65,7 @@ def fit(run: Run) -> None:
         save_due(run)  # it may have come between two epochs
     s.status = ending(run)
     plan.on_train_end(s)
+    run.revision += may_change_weights(plan, "on_train_end")
     run.write_pending()
     run.over_ranks({}, "end")
     settle(run)
@@ -169,6 +174,7 @@ def end_epoch(run: Run, complete: bool) -> None:
     s.nested_validate = True
     plan.on_train_epoch_end(s)
     s.nested_validate = False
+    run.revision += 1
     pending, s.log.pending = s.log.pending, {}
     run.write_row({**results, **run.over_ranks(pending, "epoch")}, "epoch")
     if complete:

@@ -21,6 +21,7 @@ from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.agreement import Agreement, settle
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
+from hookline.loops.final_checkpoint import save_final_state
 from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
@@ -62,6 +63,8 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             s.request_stop(stop.reason)
         if s.status in ("training", "running"):
             s.status = ending(run)
+        if run.stage == "fit":
+            save_final_state(run)
         if run.signal == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False

@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,38 @@ def note_end(run: Run) -> None:
         if run.options.on_save_error == "raise":
             raise
         log.warning("%s", error)
+
+
+def restore_ending(run: Run) -> None:
+    """Set status and reason of a run that was over before: it ends as it had ended."""
+    known = run.directory.existing()
+    record = read_record(known) if known is not None else {}
+    if record:
+        run.state.status, run.state.stop_reason = record["status"], record["reason"]
+
+
+def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
+    """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state; else nothing.
+
+    Such as: 'completed at step 8, but its newest checkpoint is of step 5'.
+    """
+    if not record or record["status"] == "training":
+        return ""
+    step, epochs = counters.get("step"), counters.get("epochs_seen")
+    if (step, epochs) == (record["step"], record.get("epochs", epochs)):
+        return ""
+    before = " before the end of its epoch" if step == record["step"] else ""
+    return f"{record['status']} at step {record['step']}, but its newest checkpoint is of step {step}{before}"
+
+
+def run_dir_of(checkpoint: Path, folder: Path) -> Path | None:
+    """Return the directory of the run that a checkpoint belongs to, not above `folder`: the nearest one with a record."""
+    for parent in checkpoint.parents:
+        if (parent / RECORD).is_file():
+            return parent
+        if parent == folder:
+            break
+    return None
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:

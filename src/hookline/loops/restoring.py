@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.checkpoint.averages import choose_weights, scored_hook
 from hookline.checkpoint.gradients import put_gradients
 from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
 from hookline.checkpoint.saves import COUNTERS
@@ -32,6 +33,9 @@ def restore_module(run: Run) -> None:
     s.checkpoint = run.restored
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
     spread = spread_tensors(run.module)
+    if run.stage != "fit" and scored_hook(run.restored) not in {None, *(each.name for each in s.hooks.entries())}:
+        # without the hook that averaged them nothing else would put the scored weights into the module
+        run.restored["module"] = choose_weights(run.restored, "scored", str(run.resume_from)).weights
     if reads_late(run, spread):
         lay_out_gradients(run.restored.get("window", {}), spread)
         for name in [each for each in run.restored if each not in ("optimizers", "window")]:  # the former once they exist
@@ -124,6 +128,7 @@ def restore_progress(run: Run) -> None:
         contents["rng"] = rng_state()
     set_rng_state(contents["rng"])
     run.restored = {key: contents[key] for key in STILL_NEEDED}
+    run.on_disk = run.progress
 
 
 def was_refused(run: Run) -> bool:

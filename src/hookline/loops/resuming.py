@@ -15,7 +15,7 @@ from hookline.checkpoint.files import read_together
 from hookline.checkpoint.finding import ALONE, Found, best_first, find, first_whole, tidy_below
 from hookline.checkpoint.together import PATIENCE
 from hookline.errors import OptionError, closest
-from hookline.loops.record import RECORD, limits, note, read_record
+from hookline.loops.record import RECORD, limits, note, read_record, run_dir_of, unsaved_end
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
@@ -78,9 +78,10 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
     if record.get("status") not in ("completed", "stopped") or record["limits"] != limits(run):
         return ""
     why = f" ({record['reason']})" if record["reason"] else ""
-    return (f"this run was {record['status']} at step {record['step']}{why}. To go on, raise its limits (max_epochs, "
-            "max_steps, max_time) or resume from a checkpoint by its path; to train anew, give it another run_dir or resume from "
-            "nothing.")  # fmt: skip
+    missing = unsaved_end(record, run.restored.get("counters", {}))
+    ended = f"{missing}{why}: that state is loaded" if missing else f"{record['status']} at step {record['step']}{why}"
+    return (f"this run was {ended}. To go on, raise its limits (max_epochs, max_steps, max_time) or resume from a checkpoint by "
+            "its path; to train anew, give it another run_dir or resume from nothing.")  # fmt: skip
 
 
 # ---- finding a checkpoint ----------------------------------------------------------------------------------------
@@ -164,10 +165,10 @@ def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
         chosen.manifest["epoch"], chosen.manifest["step"], chosen.manifest["saved_at"],
         "best" if asked.is_best else "newest", known - len(unreadable))  # fmt: skip
     if asked.which not in WORDS and len({each.run for each in mine}) > 1:
-        runs = sorted({str(_run_dir(each, folder) or each.path.parent) for each in mine})
+        runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
         say("%s: there are several runs below it, and this is the newest of them all. To choose one, name its directory: %s.",
             asked, ", ".join(runs))  # fmt: skip
-    return Start(chosen.path, contents, _run_dir(chosen, folder) or folder)
+    return Start(chosen.path, contents, run_dir_of(chosen.path, folder) or folder)
 
 
 def _candidates(asked: Asked, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
@@ -180,17 +181,7 @@ def _candidates(asked: Asked, folder: Path) -> tuple[list[tuple[str, dict[str, A
     if asked.goes_on and asked.which in WORDS:  # nobody else's directory, nor one that is only read
         tidy_below(folder)
     found, broken = find(folder)
-    records = {each.path: read_record(run_dir) for each in found if (run_dir := _run_dir(each, folder))}
+    records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))}
     mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
     ordered = best_first(mine) if asked.is_best else mine
     return [(str(each.path), each.manifest) for each in ordered], {str(path): why for path, why in broken.items()}, len(mine)
-
-
-def _run_dir(found: Found, folder: Path) -> Path | None:
-    """The directory of the run that a checkpoint belongs to: the nearest one with a record."""
-    for parent in found.path.parents:
-        if (parent / RECORD).is_file():
-            return parent
-        if parent == folder:
-            break
-    return None

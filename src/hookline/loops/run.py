@@ -228,6 +228,10 @@ class Run:
     news: list[Saved] = field(default_factory=list)
     saved: Saved | None = None
     """The newest checkpoint that is durable."""
+    on_disk: tuple[Any, ...] | None = None
+    """`progress` as of the newest durable checkpoint, or of the one that the run was resumed from."""
+    revision: int = 0
+    """Counts the events between batches whose listeners may have changed the state."""
     sealed: bool = False
     """The checkpoint of a signal is written: nothing of what follows may replace it."""
 
@@ -251,6 +255,12 @@ class Run:
     def run_dir(self) -> Path:
         """Where the run writes; it exists from now on."""
         return self.directory.path()
+
+    @property
+    def progress(self) -> tuple[Any, ...]:
+        """How far the run is: two equal values mean that nothing was trained, measured or announced in between."""
+        s = self.state
+        return s.step, s.batches_seen, s.epochs_seen, self.position, self.validated_at, self.revision
 
     @property
     def out_of_time(self) -> bool:

@@ -57,7 +57,7 @@ def save(run: Run, request: SaveRequest) -> None:
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
     about = describe(s, request, run.run_id)
-    saved = Saved(path, request.reason, s.step)
+    saved = Saved(path, request.reason, s.step, progress=run.progress)
     in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     if not in_background or not run.strategy.ranks.alone:
         finish_saving(run)  # one that is still being written is older, and may have the same name
@@ -129,7 +129,7 @@ def announce(run: Run) -> None:
     while run.news:
         saved = run.news.pop(0)
         if saved.error is None:
-            run.saved = saved
+            run.saved, run.on_disk = saved, saved.progress
             note_training(run, saved.path)
         tell_outcome(saved, run.plan, run.state, run.options.on_save_error)
 

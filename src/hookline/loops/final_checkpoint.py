@@ -1,0 +1,91 @@
+"""The final checkpoint: a run that can be resumed ends with its last state on disk, or the log says that it is not there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.saves import SaveRequest
+from hookline.errors import CheckpointError
+from hookline.loops.record import read_record
+from hookline.loops.run import Run
+from hookline.loops.saving import finish_saving, save
+from hookline.plan import Plan
+
+log = logging.getLogger("hookline")
+NAME = "last"
+OTHER_NAME = "last-state"
+"""Used where a hook, or the user, has something else of the first name."""
+
+
+def save_final_state(run: Run) -> None:
+    """Write the state that a fit ends with, unless a checkpoint holds it already. It is durable when this returns.
+
+    The state is that after on_train_end and before on_fit_end: a run that is started again calls on_fit_end again.
+    """
+    if run.sealed or run.finished_before or run.options.fast_dev_run:
+        return
+    finish_saving(run)
+    if not _differs_from_disk(run):
+        return
+    path = final_path(run)
+    if path is not None:
+        save(run, SaveRequest(path, "last"))
+        finish_saving(run)
+    if path is None or run.on_disk != run.progress:
+        _report_unsaved(run)
+
+
+def may_change_weights(plan: Plan, event: str) -> bool:
+    """Return whether code that is not Hookline's own listens to an event: it may change the weights there."""
+    return any(each.receiver == "M" or not type(each.owner).__module__.startswith("hookline.hooks.")
+               for each in plan.listeners(event) if each.receiver in "HM")  # fmt: skip
+
+
+def _differs_from_disk(run: Run) -> bool:
+    """Return whether the state is not on disk. One rank on which it is not is enough: all ranks write together."""
+    return any(run.strategy.ranks.gather(run.on_disk != run.progress))
+
+
+def final_path(run: Run) -> Path | str | None:
+    """Return where the final checkpoint goes, as rank zero chooses it; None for a run that has no place for checkpoints.
+
+    That is `checkpoints/last` of a run that resume="auto" finds. Where hooks save to a URL only, it is beside their checkpoints.
+    """
+    chosen, is_url = run.strategy.ranks.decide(lambda: _choose_path(run))
+    return chosen if chosen is None or is_url else Path(chosen)
+
+
+def _choose_path(run: Run) -> tuple[str | None, bool]:
+    run_dir = run.directory.existing()
+    if run_dir is not None and read_record(run_dir).get("id") == run.run_id:
+        folder = run_dir / "checkpoints"
+        return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
+    newest = run.saved
+    if newest is not None and "://" in str(newest.path) and newest.reason != "manual":
+        return f"{str(newest.path).rpartition('/')[0]}/{NAME}", True
+    return None, False
+
+
+def _is_free(path: Path, run: Run) -> bool:
+    """Return whether the final checkpoint may take this name: nothing has it, an older final one, or one of another run."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        return False
+    if not path.exists():
+        return True
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        return True  # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
+    return manifest["reason"] == "last" or manifest.get("run") != run.run_id
+
+
+def _report_unsaved(run: Run) -> None:
+    s = run.state
+    newest, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, None)
+    if newest is None or s.rank:
+        return
+    of_step = "" if step is None else f", of step {step}"
+    log.warning("This run %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s%s.",
+                "has ended" if s.status not in ("completed", "stopped") else f"was {s.status}", s.step, s.step, newest, of_step)

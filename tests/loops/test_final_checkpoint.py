@@ -1,0 +1,285 @@
+"""A run that ends as meant has its last state on disk; started again, it has exactly that state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import Tensor
+
+from hookline import Hook, NonFiniteLoss, Trainer, load_weights
+from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.finding import find
+from hookline.errors import Preempted
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+from hookline.hooks.weight_averaging import WeightAveraging
+
+
+class Momentum(Net):
+    """With an optimizer that has state."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+def train(
+    run_dir: Path | str, *hooks: Any, seed: int = 1, every: int = 5, resume: Any = "auto", val: Any = None, **options: Any
+) -> Trainer:
+    torch.manual_seed(seed)
+    net = Momentum()
+    keep = [ModelCheckpoint(every_n_train_steps=every)] if every else []
+    trainer = quiet(run_dir=run_dir, hooks=[*keep, *hooks], **{"max_epochs": 1, **options})
+    trainer.fit(net, batches(8), val, resume=resume)
+    return trainer
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """Everything that a user can see of where a run is, copied."""
+    s = trainer.state
+    assert trainer.module is not None
+    return {
+        "module": {name: each.clone() for name, each in trainer.module.state_dict().items()},
+        "optimizers": [_copy(each.state_dict()) for each in s.optimizers],
+        "counters": [s.step, s.epoch, s.epochs_seen, s.batches_seen, s.samples_seen],
+        "metrics": dict(trainer.metrics.items()), "status": trainer.status,
+    }  # fmt: skip
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
+    return [_copy(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(each.name for each in (run_dir / "checkpoints").iterdir())
+
+
+class StopsAt(Hook):
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step == self.at:
+            trainer.stop("enough")
+
+
+ENDINGS: dict[str, dict[str, Any]] = {
+    "completed": {}, "max_steps": {"max_steps": 7, "max_epochs": -1}, "stopped": {"hooks": (StopsAt(7),)},
+    "async": {"save": "async"}, "max_time": {"max_epochs": -1, "max_time": 0.3},
+    "validated": {"val": batches(2), "hooks": (StopsAt(7),)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_run_that_is_over_is_started_again_with_exactly_its_last_state(tmp_path: Path, ending: str) -> None:
+    options = dict(ENDINGS[ending])
+    hooks = options.pop("hooks", ())
+    first = train(tmp_path, *hooks, **options)
+    left = state_of(first)
+    again = train(tmp_path, *hooks, seed=2, **options)
+    assert same(state_of(again), left), (state_of(again), left)
+    torch.manual_seed(3)
+    other = Momentum()
+    load_weights(other, tmp_path)
+    assert same(dict(other.state_dict()), left["module"])
+    tests = batches(2)
+    assert first.test(loaders=tests) == again.test(loaders=tests)
+
+
+def test_the_last_state_is_called_last_and_says_why_it_is_there(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listens(Hook):
+        def on_checkpoint_save(self, path: Any, reason: str, step: int, status: str) -> None:
+            heard.append((Path(path).name, reason, step, status))
+
+    train(tmp_path, Listens())
+    assert names(tmp_path) == ["epoch=0-step=5", "last"]
+    assert heard == [("epoch=0-step=5", "interval", 5, "training"), ("last", "last", 8, "completed")]
+    manifest = read_manifest(tmp_path / "checkpoints" / "last")
+    assert (manifest["step"], manifest["epochs_seen"], manifest["status"], manifest["reason"]) == (8, 1, "completed", "last")
+
+
+@pytest.mark.parametrize("hook", [
+    lambda: ModelCheckpoint(), lambda: ModelCheckpoint(every_n_train_steps=5, save_last=True), lambda: ModelCheckpoint("train/loss"),
+], ids=["at the epoch's end", "save_last", "monitor"])  # fmt: skip
+def test_a_state_that_is_on_disk_already_is_not_written_twice(tmp_path: Path, hook: Callable[[], Any]) -> None:
+    trainer = train(tmp_path, hook(), every=0)
+    found, _ = find(tmp_path)
+    assert [each.manifest["step"] for each in found if each.manifest["step"] == 8] == [8]
+    left = state_of(trainer)
+    assert same(state_of(train(tmp_path, hook(), every=0, seed=2)), left)
+
+
+def test_a_run_without_checkpoints_writes_none(tmp_path: Path) -> None:
+    train(tmp_path, every=0)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_trial_run_writes_none(tmp_path: Path) -> None:
+    class Asks(Hook):
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint()
+
+    train(tmp_path, Asks(), every=0, fast_dev_run=2)
+    assert names(tmp_path) == ["step-1", "step-2"]
+
+
+def test_what_a_hook_does_to_the_weights_at_the_end_is_saved_and_not_done_twice(tmp_path: Path) -> None:
+    class Doubles(Hook):
+        def on_train_end(self, module: Any) -> None:
+            for each in module.parameters():
+                each.data.mul_(2)
+
+    first = train(tmp_path, Doubles(), ModelCheckpoint(dirpath="epochs"), every=0)
+    left = state_of(first)
+    assert same(state_of(train(tmp_path, Doubles(), ModelCheckpoint(dirpath="epochs"), every=0, seed=2)), left)
+
+
+def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_goes_on_from_the_trained_weights(tmp_path: Path) -> None:
+    first = train(tmp_path, WeightAveraging(decay=0.5, swap_at_end=True))
+    left = state_of(first)
+    raw = {name: each.clone() for name, each in left["module"].items()}
+    load_weights(net := Momentum(), tmp_path, weights="raw")
+    raw = {name: each.clone() for name, each in net.state_dict().items()}
+    assert not same(raw, left["module"])
+    assert same(state_of(train(tmp_path, WeightAveraging(decay=0.5, swap_at_end=True), seed=2)), left)
+
+    class Looks(Hook):
+        def on_train_start(self, module: Any) -> None:
+            self.weights = {name: each.clone() for name, each in module.state_dict().items()}
+
+    looks = Looks()
+    train(tmp_path, WeightAveraging(decay=0.5, swap_at_end=True), looks, seed=2, max_epochs=2)
+    assert same(looks.weights, raw)
+
+
+def test_raising_the_limits_goes_on_from_the_last_state_as_if_it_had_never_ended(tmp_path: Path) -> None:
+    train(tmp_path / "cut")
+    longer = train(tmp_path / "cut", seed=2, max_epochs=2)
+    whole = train(tmp_path / "whole", max_epochs=2)
+    longer_state, whole_state = state_of(longer), state_of(whole)
+    assert same(longer_state["module"], whole_state["module"]) and same(longer_state["optimizers"], whole_state["optimizers"])
+    assert read_manifest(tmp_path / "cut" / "checkpoints" / "last")["step"] == 16
+
+
+def test_a_resumed_run_that_saves_nothing_itself_has_its_last_state_on_disk_too(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=5, max_epochs=-1)
+    trainer = train(tmp_path, every=0, seed=2, max_steps=8, max_epochs=-1)
+    assert trainer.global_step == 8
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_the_state_that_the_run_goes_on_from_alone(tmp_path: Path, number: int) -> None:
+    class Kills(Hook):
+        def on_step_end(self, step: int) -> None:
+            if step == 6:
+                os.kill(os.getpid(), number)
+
+    with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
+        train(tmp_path / "cut", Kills())
+    assert names(tmp_path / "cut") == ["epoch=0-step=5", "step-6"]
+    whole = train(tmp_path / "whole")
+    assert same(state_of(train(tmp_path / "cut", seed=2)), state_of(whole))
+
+
+def test_a_name_that_a_hook_keeps_its_own_checkpoint_under_is_left_to_it(tmp_path: Path) -> None:
+    trainer = train(tmp_path, ModelCheckpoint(filename="last", every_n_train_steps=5), every=0)
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 5
+    found, _ = find(tmp_path)
+    assert found[0].manifest["step"] == 8 and found[0].path.name == "last-state"
+    left = state_of(trainer)
+    assert same(state_of(train(tmp_path, ModelCheckpoint(filename="last", every_n_train_steps=5), every=0, seed=2)), left)
+
+
+def test_a_link_of_that_name_is_not_followed(tmp_path: Path) -> None:
+    class Links(Hook):
+        def on_train_end(self, trainer: Any) -> None:
+            os.symlink("epoch=0-step=5", trainer.run_dir / "checkpoints" / "last")
+
+    train(tmp_path, Links())
+    assert read_manifest(tmp_path / "checkpoints" / "epoch=0-step=5")["step"] == 5
+    assert read_manifest(tmp_path / "checkpoints" / "last-state")["step"] == 8
+
+
+def test_where_checkpoints_go_to_a_url_the_last_state_goes_there(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/far"
+    trainer = train(tmp_path / "run", ModelCheckpoint(every_n_train_steps=5, dirpath=url), every=0)
+    assert sorted(each.name for each in (tmp_path / "far").iterdir()) == ["epoch=0-step=5", "last"]
+    torch.manual_seed(3)
+    report = load_weights(net := Momentum(), url)
+    assert report.step == 8 and same(dict(net.state_dict()), state_of(trainer)["module"])
+
+
+def test_a_checkpoint_elsewhere_makes_no_directory_and_the_log_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Asks(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 5:
+                trainer.save_checkpoint(tmp_path / "elsewhere" / "mine")
+
+    train(tmp_path / "run", Asks(), every=0, resume=None)
+    assert not (tmp_path / "run").exists() and os.listdir(tmp_path / "elsewhere") == ["mine"]
+    assert "its last state, of step 8, is not saved" in caplog.text and "of step 5" in caplog.text
+
+
+def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(tmp_path: Path) -> None:
+    class Breaks(Hook):
+        def on_train_end(self, module: Any) -> None:
+            next(module.parameters()).data.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteLoss) as caught:
+        train(tmp_path, Breaks())
+    assert names(tmp_path) == ["epoch=0-step=5"]
+    notes = "\n".join(caught.value.__notes__)
+    assert "epoch=0-step=5, at step 5." in notes
+
+
+def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Blocks(Hook):
+        def on_train_end(self, trainer: Any) -> None:
+            for name in ("last", "last-state"):
+                (trainer.run_dir / "checkpoints" / name).write_text("a file of the user's own")
+
+    trainer = train(tmp_path, Blocks(), on_save_error="warn")
+    assert trainer.status == "completed"
+    assert "its last state, of step 8, is not saved" in caplog.text and "epoch=0-step=5" in caplog.text
+
+
+def test_an_older_run_whose_last_state_was_never_saved_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints" / "last")
+    with caplog.at_level(logging.WARNING):
+        again = train(tmp_path, seed=2)
+    assert again.global_step == 5
+    assert "completed at step 8, but its newest checkpoint is of step 5" in caplog.text
+    caplog.clear()
+    report = load_weights(Momentum(), tmp_path)
+    assert report.step == 5 and "step 5" in str(report)
+    assert "completed at step 8, but its newest checkpoint is of step 5" in caplog.text
+
+
+def test_a_stopped_run_that_is_started_again_is_still_a_stopped_one(tmp_path: Path) -> None:
+    train(tmp_path, StopsAt(7), logger=True)
+    assert train(tmp_path, seed=2, logger=True).status == "stopped"
