@@ -14,7 +14,7 @@ from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
-from hookline.loops.final_checkpoint import may_change_weights
+from hookline.loops.final_checkpoint import noticing_changes, save_final_state
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
@@ -64,8 +64,9 @@ def fit(run: Run) -> None:
     if run.signal:
         save_due(run)  # it may have come between two epochs
     s.status = ending(run)
-    plan.on_train_end(s)
-    run.revision += may_change_weights(plan, "on_train_end")
+    save_final_state(run)
+    with noticing_changes(run):
+        plan.on_train_end(s)
     run.write_pending()
     run.over_ranks({}, "end")
     settle(run)

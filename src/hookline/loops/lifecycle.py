@@ -64,7 +64,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         if s.status in ("training", "running"):
             s.status = ending(run)
         if run.stage == "fit":
-            save_final_state(run)
+            save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
         if run.signal == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False
