@@ -19,7 +19,7 @@ from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
 from hookline.loops.record import restore_ending
-from hookline.loops.run import Run, ending, told_to_stop
+from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
@@ -173,7 +173,8 @@ def end_epoch(run: Run, complete: bool) -> None:
         note_idle_epoch(run)
         s.epochs_seen += 1
     s.nested_validate = True
-    plan.on_train_epoch_end(s)
+    with rescued_row(s, results, "epoch"):
+        plan.on_train_epoch_end(s)
     s.nested_validate = False
     run.revision += 1
     pending, s.log.pending = s.log.pending, {}
