@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import itertools
 import pdb
@@ -20,6 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from test_budgets import per_step
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -1035,29 +1035,6 @@ def test_an_adapted_hook_costs_at_most_one_call_more_than_a_native_one() -> None
     }
     assert cost[Whole] == cost[OwnNames] == cost[Native]
     assert cost[Short] == cost[Native] + 1
-
-
-def per_step(train: Any) -> float:
-    """Python calls per batch: the difference between a longer and a shorter run leaves set-up and teardown out."""
-    train(batches(2))  # whatever is done only the first time
-    counts = []
-    for data in (batches(10), batches(30)):
-        count = 0
-
-        def profile(frame: Any, event: str, arg: object) -> None:
-            nonlocal count
-            count += event == "call"
-
-        gc.collect()
-        gc.disable()  # what a collection calls depends on what ran before
-        sys.setprofile(profile)
-        try:
-            train(data)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        counts.append(count)
-    return (counts[1] - counts[0]) / 20
 
 
 # ---- the manager -----------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_a_name_that_a_hook_keeps_its_own_checkpoint_under_is_left_to_it(tmp_pat
 
 def test_a_link_of_that_name_is_not_followed(tmp_path: Path) -> None:
     class Links(Hook):
-        def on_train_end(self, trainer: Any) -> None:
+        def on_train_epoch_end(self, trainer: Any) -> None:
             os.symlink("epoch=0-step=5", trainer.run_dir / "checkpoints" / "last")
 
     train(tmp_path, Links())
@@ -244,21 +244,61 @@ def test_a_checkpoint_elsewhere_makes_no_directory_and_the_log_says_what_is_miss
     assert "its last state, of step 8, is not saved" in caplog.text and "of step 5" in caplog.text
 
 
-def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(tmp_path: Path) -> None:
-    class Breaks(Hook):
-        def on_train_end(self, module: Any) -> None:
-            next(module.parameters()).data.fill_(float("nan"))
+@pytest.mark.parametrize("event", ["on_train_epoch_end", "on_train_end"])
+def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(tmp_path: Path, event: str) -> None:
+    def breaks(module: Any) -> None:
+        next(module.parameters()).data.fill_(float("nan"))
 
+    hook = Hook()
+    hook.__dict__[event] = breaks
     with pytest.raises(NonFiniteLoss) as caught:
-        train(tmp_path, Breaks())
-    assert names(tmp_path) == ["epoch=0-step=5"]
-    notes = "\n".join(caught.value.__notes__)
-    assert "epoch=0-step=5, at step 5." in notes
+        train(tmp_path, hook)
+    newest, step = ("last", 8) if event == "on_train_end" else ("epoch=0-step=5", 5)
+    assert names(tmp_path)[-1] == newest
+    assert f"{newest}, at step {step}." in "\n".join(caught.value.__notes__)
+    load_weights(net := Momentum(), tmp_path)
+    assert all(each.isfinite().all() for each in net.parameters())
+
+
+@pytest.mark.parametrize("save", ["sync", "async"])
+def test_everything_is_announced_before_the_end_of_training_is(tmp_path: Path, save: str) -> None:
+    heard: list[str] = []
+
+    class Closes(Hook):
+        """As one that writes into a file which it closes at the end."""
+
+        def on_checkpoint_save(self, path: Any) -> None:
+            heard.append(Path(path).name)
+
+        def on_train_end(self) -> None:
+            heard.append("end")
+
+    train(tmp_path, Closes(), ModelCheckpoint(every_n_train_steps=3, save_last=True, filename="s{step}"), every=0, save=save)
+    assert heard[-2:] == ["last", "end"] and "end" not in heard[:-1]
+
+
+def test_weights_of_every_kind_are_looked_at_for_changes(tmp_path: Path) -> None:
+    class Odd(Momentum):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("flags", torch.tensor([True, False]))
+            self.register_buffer("halves", torch.ones(3, dtype=torch.bfloat16))
+            self.register_buffer("waves", torch.ones(3, dtype=torch.complex64))
+            self.register_buffer("nothing", torch.ones(0))
+
+    for name in ("flags", "halves", "waves"):
+        class Changes(Hook):
+            def on_train_end(self, module: Any, name: str = name) -> None:
+                getattr(module, name)[0] = 0
+
+        trainer = quiet(run_dir=tmp_path / name, hooks=[ModelCheckpoint(), Changes()])
+        trainer.fit(Odd(), batches(2))
+        assert names(tmp_path / name) == ["epoch=0-step=2", "last"], name
 
 
 def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Blocks(Hook):
-        def on_train_end(self, trainer: Any) -> None:
+        def on_train_epoch_end(self, trainer: Any) -> None:
             for name in ("last", "last-state"):
                 (trainer.run_dir / "checkpoints" / name).write_text("a file of the user's own")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, NonFiniteLoss
+from hookline import Hook, Line, NonFiniteLoss
 from hookline.checkpoint.files import read
 from hookline.hooks import ModelCheckpoint
-from hookline.loops.finite import FiniteWatch, all_finite
+from hookline.loops.finite import FiniteWatch, all_finite, find_nonfinite
 
 
 def poisoned(at: int, n: int = 4, value: float = math.nan) -> list[Any]:
@@ -272,3 +273,95 @@ def test_a_parameter_that_is_not_trained_may_hold_what_it_likes() -> None:
     trainer = quiet(run_dir="run", hooks=[ModelCheckpoint()])
     trainer.fit(net, batches(2))
     assert trainer.status == "completed"
+
+
+# ---- the optimizer's state ---------------------------------------------------------------------------------------
+
+
+class Breaks(Hook):
+    """Puts a number into the optimizer's state, the weights being what they are."""
+
+    def __init__(self, at: int, value: float = math.nan, key: str = "exp_avg_sq") -> None:
+        self.at, self.value, self.key = at, value, key
+
+    def on_step_end(self, step: int, optimizers: Any) -> None:
+        if step == self.at:
+            next(iter(optimizers[0].state.values()))[self.key].view(-1)[0] = self.value
+
+
+class WithMoments(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("save", ["sync", "async"])
+def test_an_optimizer_state_that_is_not_finite_is_never_saved(tmp_path: Path, value: float, save: str) -> None:
+    keep = ModelCheckpoint(every_n_train_steps=1, filename="newest")
+    trainer = quiet(run_dir=tmp_path, save=save, hooks=[Breaks(3, value), keep])
+    with pytest.raises(NonFiniteLoss, match=r"The optimizer's state is not finite, though the weights are: AdamW \(exp_avg_sq\)"):
+        trainer.fit(net := WithMoments(), batches(4))
+    assert all(each.isfinite().all() for each in net.parameters())
+    saved = read(tmp_path / "checkpoints" / "newest")
+    assert saved["counters"]["step"] == 2
+    assert all(each.isfinite().all() for state in saved["optimizers"][0]["state"].values() for each in state.values())
+    with pytest.raises(NonFiniteLoss):
+        trainer.save_checkpoint(tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+
+
+def test_counts_and_numbers_of_another_kind_are_not_looked_at(tmp_path: Path) -> None:
+    class Counts(Hook):
+        def on_step_end(self, optimizers: Any) -> None:
+            state = next(iter(optimizers[0].state.values()))
+            state.update(step=torch.tensor(math.inf), seen=torch.tensor(3), best=math.inf, name="x")
+
+    quiet(run_dir=tmp_path, hooks=[Counts(), ModelCheckpoint(every_n_train_steps=1)]).fit(WithMoments(), batches(2))
+    assert (tmp_path / "checkpoints").is_dir()
+
+
+def test_state_in_lists_is_looked_at_too(tmp_path: Path) -> None:
+    class Searches(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.1)
+
+    class BreaksDirections(Hook):
+        def on_step_end(self, step: int, optimizers: Any) -> None:
+            if step == 3:
+                next(iter(optimizers[0].state.values()))["old_dirs"][0][0] = math.nan
+
+    with pytest.raises(NonFiniteLoss, match="The optimizer's state is not finite"):
+        quiet(run_dir=tmp_path, hooks=[BreaksDirections(), ModelCheckpoint(every_n_train_steps=1)]).fit(Searches(), batches(4))
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["epoch=0-step=2"]
+
+
+def test_a_run_that_saves_nothing_is_not_ended_by_it() -> None:
+    trainer = quiet(hooks=[Breaks(4)])
+    trainer.fit(WithMoments(), batches(4))
+    assert trainer.status == "completed"
+
+
+def test_the_whole_state_is_looked_at_with_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = WithMoments()
+    trainer = quiet()
+    trainer.fit(net, batches(2))
+    reads = []
+    item = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append(1) or item(self))
+    assert find_nonfinite(trainer.state.optimizers) == "" and len(reads) == 1
+
+
+def test_a_loop_written_by_hand_does_not_save_it_either(tmp_path: Path) -> None:
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for breaks in (False, True):
+        with pytest.raises(NonFiniteLoss, match="optimizer's state is not finite") if breaks else contextlib.nullcontext():
+            with Line(net, optimizer, run_dir=tmp_path) as line:
+                for batch in line.epoch(batches(2)):
+                    optimizer.zero_grad()
+                    line.backward(torch.nn.functional.mse_loss(net(batch[0]), batch[1]))
+                    optimizer.step()
+                if breaks:
+                    optimizer.state[net.weight]["exp_avg"].fill_(math.nan)
+                line.save_checkpoint(tmp_path / "good")
+    assert read(tmp_path / "good")["optimizers"][0]["state"][0]["exp_avg"].isfinite().all()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, Logger, Metrics
+from hookline import Hook, Line, Logger, Metrics
 
 
 class Rows(Logger):
@@ -281,3 +281,104 @@ def test_hooks_may_leave_notes_for_each_other_in_the_state_but_not_overwrite_fac
     consumer = Consumer()
     quiet(hooks=[Producer(), consumer]).fit(Net(), batches(2))
     assert consumer.heard
+
+
+# ---- rows of runs that fail --------------------------------------------------------------------------------------
+
+
+class Fails(Hook):
+    """Logs something and fails, both at one event."""
+
+    def __init__(self, event: str, at: int = 1) -> None:
+        self.at, self.calls = at, 0
+        self.__dict__[event] = self._fail
+
+    def _fail(self, trainer: Any) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            trainer.log("logged/before", 5.0)
+            raise RuntimeError("a hook fails")
+
+
+class Counting(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("acc", torch.tensor(float(batch_idx)))
+        return loss
+
+
+@pytest.mark.parametrize("event", ["on_validation_epoch_end", "on_validation_end"])
+def test_a_validation_whose_end_fails_is_in_the_log(event: str) -> None:
+    rows = Rows()
+    with pytest.raises(RuntimeError, match="a hook fails") as caught:
+        quiet(logger=rows, hooks=[Fails(event)]).fit(Net(), batches(2), batches(2))
+    assert len(rows.column("val/loss")) == 1 and rows.column("logged/before") == [5.0]
+    assert not [each for each in caught.value.__notes__ if "could not be logged" in each]
+
+
+def test_a_sanity_check_that_fails_is_not_in_the_log() -> None:
+    rows = Rows()
+    with pytest.raises(RuntimeError, match="a hook fails"):
+        quiet(logger=rows, num_sanity_val_steps=1, hooks=[Fails("on_validation_end")]).fit(Net(), batches(2), batches(2))
+    assert rows.rows == []
+
+
+@pytest.mark.parametrize("event", ["on_test_epoch_end", "on_test_end"])
+def test_a_test_whose_end_fails_is_in_the_log(event: str) -> None:
+    rows = Rows()
+    with pytest.raises(RuntimeError, match="a hook fails"):
+        quiet(logger=rows, hooks=[Fails(event)]).test(Net(), batches(2))
+    assert len(rows.column("test/loss")) == 1
+
+
+def test_an_epoch_whose_end_fails_is_in_the_log() -> None:
+    rows = Rows()
+    with pytest.raises(RuntimeError, match="a hook fails"):
+        quiet(logger=rows, hooks=[Fails("on_train_epoch_end")]).fit(Net(), batches(2), batches(2))
+    assert len(rows.column("train/loss")) == 1 and rows.column("logged/before") == [5.0]
+
+
+def test_a_row_is_in_the_log_as_it_was_measured_if_editing_it_fails() -> None:
+    class Spoils(Hook):
+        def on_train_metrics(self, metrics: Any) -> None:
+            metrics["acc"] = 100.0
+            raise RuntimeError("a hook fails")
+
+    class SpoilsSilently(Hook):
+        def on_train_metrics(self, metrics: Any) -> None:
+            metrics["acc"] = torch.ones(2)
+
+    for hook in (Spoils(), SpoilsSilently()):
+        rows = Rows()
+        with pytest.raises((RuntimeError, ValueError)):
+            quiet(logger=rows, log_every_n_steps=2, hooks=[hook]).fit(Counting(), batches(4))
+        assert rows.column("acc") == [1.0] and len(rows.column("train/loss")) == 1
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_train_batch_end"])
+def test_what_was_logged_since_the_last_row_is_in_the_log_of_a_run_that_fails(event: str) -> None:
+    rows = Rows()
+    with pytest.raises(RuntimeError, match="a hook fails"):
+        quiet(logger=rows, log_every_n_steps=2, hooks=[Fails(event, at=3)]).fit(Counting(), batches(4))
+    assert rows.column("acc") == [1.0, 2.0] and rows.column("logged/before") == [5.0]
+    assert rows.rows[-1][0] == 3
+
+
+def test_a_logger_that_fails_as_well_does_not_hide_the_first_error() -> None:
+    class Broken(Logger):
+        def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+            raise OSError("the disk is full")
+
+    with pytest.raises((RuntimeError, OSError)) as caught:
+        quiet(logger=Broken(), hooks=[Fails("on_validation_end")]).fit(Net(), batches(2), batches(2))
+    assert "a hook fails" in str(caught.value)
+
+
+def test_a_validation_of_a_loop_written_by_hand_is_in_the_log_too(tmp_path: Path) -> None:
+    rows = Rows()
+    net = torch.nn.Linear(4, 2)
+    with pytest.raises(RuntimeError, match="a hook fails"), Line(net, hooks=[Fails("on_validation_end")], logger=rows) as line:
+        for batch in line.epoch(batches(1)):
+            for _ in line.validation(batches(2)):
+                line.log("val/loss", torch.nn.functional.mse_loss(net(batch[0]), batch[1]))
+    assert len(rows.column("val/loss")) == 1

@@ -256,7 +256,10 @@ class ModelCheckpoint(Hook):
         if str(path) == self.last_model_path:
             self.last_model_path = ""
 
-    def on_checkpoint_save(self, state: Any, path: Any) -> None:
+    def on_checkpoint_save(self, state: Any, path: Any, step: int) -> None:
+        if self.save_last and step == state.step and str(path) == str(self._place(state, "last")):
+            # the trainer writes a run's last state to the same place, so it need not be asked for once more
+            self.last_model_path, self._looked_at = str(path), (state.step, state.epochs_seen)
         if str(path) not in self._asked:
             return
         score = self._asked.pop(str(path))

@@ -27,6 +27,7 @@ from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import VALIDATION, Names
 from hookline.loops.guests import LateGuests, note_later, see_off, tear_down
 from hookline.loops.reducing import Rows
+from hookline.loops.run import rescued_row
 from hookline.metrics import MetricLog
 from hookline.options import make_options
 from hookline.plan import Plan, nobody
@@ -331,7 +332,8 @@ class Course(Recording):
         self.take_new(metrics or {})
         if self.epoch_is_whole or not s.should_stop or self._next_batch == self.num_training_batches:
             s.epochs_seen += 1  # else it was cut short
-        self.plan.on_train_epoch_end(s)
+        with rescued_row(s, results, "epoch"):
+            self.plan.on_train_epoch_end(s)
         pending, s.log.pending = s.log.pending, {}
         if self.holds_rows:
             results.pop("train/loss", None)

@@ -8,8 +8,9 @@ from typing import Any
 
 from hookline.checkpoint import files
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, NonFiniteLoss
 from hookline.hosts.view import HostView
+from hookline.loops.finite import describe_nonfinite, find_nonfinite
 from hookline.loops.restoring import load_optimizer, restore_hook
 from hookline.loops.saving import counts_of, describe, states_of, tell_outcome
 from hookline.ranks import Ranks
@@ -44,6 +45,8 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
 def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
     """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
     s, plan = view.state, view.plan
+    if bad := find_nonfinite(s.optimizers):
+        raise NonFiniteLoss(f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved.")
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
     s.checkpoint, s.path, s.reason = contents_of(view), path, request.reason
     plan.on_save_checkpoint(s)

@@ -7,6 +7,7 @@ from typing import Any
 
 from hookline.data.batch import batch_size
 from hookline.loops.evaluate import VALIDATION, Interlude, Names, OwnMetrics
+from hookline.loops.run import rescued_row
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.state import State
@@ -66,14 +67,16 @@ class Pass:
         self.told = metrics or {}
         self.results = {**self.finish("eval", self.own.sums), **self.told}
         s.log.newest.raw().update(self.results)
-        self.names.epoch_end(self.plan)(s)
+        with rescued_row(s, self.results, "evaluation"):
+            self.names.epoch_end(self.plan)(s)
 
     def end(self) -> Metrics:
         """Everyone hears that it is over; the training finds its facts as it left them. The results, with what hooks added."""
         s = self.state
         if not self._has_results:
             self.end_data()
-        self.names.end(self.plan)(s)
+        with rescued_row(s, self.results, "evaluation"):
+            self.names.end(self.plan)(s)
         self.results.update(s.log.pending)
         self.leave()
         return Metrics(self.results)

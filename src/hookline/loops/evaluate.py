@@ -18,7 +18,7 @@ from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
 from hookline.loops.ghosts import run_along
 from hookline.loops.guests import see_off
-from hookline.loops.run import Run
+from hookline.loops.run import Run, rescued_row
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.ranks import Answer
@@ -101,9 +101,10 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         if own.several:
             results |= aggregated(results, names.kind, [each.name for each in loaders], run.options.val_aggregation)
         log.newest.raw().update(results)
-        names.epoch_end(plan)(s)
-        names.end(plan)(s)
-        names.model_train(plan)(s)
+        with rescued_row(s, results, "evaluation"):
+            names.epoch_end(plan)(s)
+            names.end(plan)(s)
+            names.model_train(plan)(s)
         results.update(run.over_ranks(log.pending, "evaluation"))
     if not s.sanity_checking:
         run.write_row(results, "evaluation")

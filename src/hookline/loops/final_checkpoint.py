@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import CheckpointError
+from hookline.loops.finite import state_tensors
 from hookline.loops.record import read_record
 from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
-from hookline.plan import Plan
+from hookline.strategies.sharded import held
 
 log = logging.getLogger("hookline")
 NAME = "last"
@@ -22,7 +27,7 @@ OTHER_NAME = "last-state"
 def save_final_state(run: Run) -> None:
     """Write the state that a fit ends with, unless a checkpoint holds it already. It is durable when this returns.
 
-    The state is that after on_train_end and before on_fit_end: a run that is started again calls on_fit_end again.
+    Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is started again calls it.
     """
     if run.sealed or run.finished_before or run.options.fast_dev_run:
         return
@@ -37,10 +42,37 @@ def save_final_state(run: Run) -> None:
         _report_unsaved(run)
 
 
-def may_change_weights(plan: Plan, event: str) -> bool:
-    """Return whether code that is not Hookline's own listens to an event: it may change the weights there."""
-    return any(each.receiver == "M" or not type(each.owner).__module__.startswith("hookline.hooks.")
-               for each in plan.listeners(event) if each.receiver in "HM")  # fmt: skip
+@contextlib.contextmanager
+def noticing_changes(run: Run) -> Iterator[None]:
+    """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often swapped in at the end."""
+    own_code = [each for each in run.plan.listeners("on_train_end")
+                if not type(each.owner).__module__.startswith(("hookline.hooks.", "hookline.strategies."))]  # fmt: skip
+    before = fingerprint(run) if own_code else []
+    yield
+    if own_code and (before is None or fingerprint(run) != before):
+        run.revision += 1
+
+
+def fingerprint(run: Run) -> list[int] | None:
+    """Return a sum over the bits of each tensor that is trained with: another value of one number gives another sum.
+
+    None if there are tensors of another kind, whose bits cannot be had.
+    """
+    tensors = [held(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
+    tensors += [held(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
+    sums = []
+    try:
+        for each in tensors:
+            plain = torch.view_as_real(each) if each.is_complex() else each
+            if plain.numel() and plain.device.type != "meta":
+                sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse, quantized, or of a class of its own
+        return None
+    return [int(each) for device in {each.device for each in sums}
+            for each in torch.stack([one for one in sums if one.device == device]).tolist()]  # fmt: skip
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _differs_from_disk(run: Run) -> bool:
@@ -84,8 +116,8 @@ def _is_free(path: Path, run: Run) -> bool:
 def _report_unsaved(run: Run) -> None:
     s = run.state
     newest, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, None)
-    if newest is None or s.rank:
+    if newest is None or s.rank or step == s.step:  # of the same step: the weights are the same
         return
     of_step = "" if step is None else f", of step {step}"
-    log.warning("This run %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s%s.",
-                "has ended" if s.status not in ("completed", "stopped") else f"was {s.status}", s.step, s.step, newest, of_step)
+    log.warning("This run was %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s%s.",
+                s.status, s.step, s.step, newest, of_step)  # fmt: skip

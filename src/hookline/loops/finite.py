@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.errors import NonFiniteLoss
+from hookline.optimizers import bare
 from hookline.ranks import Ranks
 from hookline.strategies.sharded import held
 
@@ -30,6 +32,54 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
     if len({each.device for each in found}) > 1:
         found = [each.to(found[0].device) for each in found]
     return not found or bool(torch.stack(found).isfinite().all().item())
+
+
+def state_tensors(optimizer: Any) -> list[Tensor]:
+    """Return the tensors of an optimizer's state that hold real numbers, such as moments; counts of steps are left out."""
+    found: list[Tensor] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Tensor):
+            if value.is_floating_point() or value.is_complex():
+                found.append(value.detach())
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                if name != "step":
+                    collect(each)
+        elif isinstance(value, list | tuple | deque):
+            for each in value:
+                collect(each)
+
+    for state in optimizer.state.values():
+        collect(state)
+    return found
+
+
+LOSS, PARAMETERS, STATE = "loss", "parameters", "state"
+SAID = {LOSS: "The loss was", PARAMETERS: "The weights are", STATE: "The optimizer's state is"}
+"""What can be not finite, the cause before its consequences, and the beginning of a sentence about it."""
+
+
+def find_nonfinite(optimizers: Sequence[Any], with_state: bool = True) -> str:
+    """Return `PARAMETERS` or `STATE` if what these optimizers train, or keep about it, is not finite; nothing if all is."""
+    weights = [each.detach() for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
+               if each.requires_grad and (each.is_floating_point() or each.is_complex())]  # a frozen mask may hold what it likes
+    state = [each for optimizer in optimizers for each in state_tensors(optimizer)] if with_state else []
+    if all_finite([], [*weights, *state]):
+        return ""
+    return STATE if state and all_finite([], weights) else PARAMETERS
+
+
+def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
+    """Return a sentence about what `find_nonfinite` has found."""
+    if kind == PARAMETERS:
+        return "The weights are not finite, though the loss was: a gradient, or a hook, made them so."
+    names = {name for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)
+             for name, value in state.items() if isinstance(value, Tensor) and not all_finite([], [value.detach()])}  # fmt: skip
+    kinds = ", ".join(dict.fromkeys(type(bare(each)).__name__ for each in optimizers))
+    which = f" ({', '.join(sorted(names))})" if names else ""
+    return (f"The optimizer's state is not finite, though the weights are: {kinds}{which}. A gradient that overflowed made it so, "
+            "or a hook.")  # fmt: skip
 
 
 class FiniteWatch:
@@ -67,37 +117,32 @@ class FiniteWatch:
     def _remember(self, loss: Tensor) -> None:
         self.previous = loss
 
-    def settle(self) -> None:
-        """Look now, before something is built on these weights: a save, or the end of the run."""
-        is_bad_loss = self.broken or not self._is_finite()
-        is_bad = is_bad_loss or not self._can_go_on()
+    def settle(self, with_state: bool = False) -> None:
+        """Look now, before something is built on these weights: a save, or the end of the run.
+
+        with_state: look at the optimizers' state as well, with the same one read of the device: it is what a save keeps.
+        """
+        bad = LOSS if self.broken or not self._is_finite() else find_nonfinite(self.optimizers, with_state)
         if self.ranks is not None:
             # by now one rank's loss may be in all ranks' weights: then the loss is what is to be named
-            told = [is_bad_loss, is_bad_loss * self.ranks.rank, is_bad, is_bad * self.ranks.rank]
-            bad_losses, of_loss, bad, guilty = self.ranks.total(told).read()
-            if bad:
-                self.broken = True
-                what = "The loss was" if bad_losses else "The weights are"
-                bad, guilty = (bad_losses, of_loss) if bad_losses else (bad, guilty)
-                where = f"rank {guilty}" if bad == 1 else f"{bad} ranks"
-                raise NonFiniteLoss(f"{what} not finite on {where}. The run stops, and nothing made from it is saved.")
+            told = [number for each in SAID for number in (bad == each, (bad == each) * self.ranks.rank)]
+            answers = iter(self.ranks.total(told).read())
+            for each, (count, guilty) in zip(SAID, zip(answers, answers, strict=True), strict=True):
+                if count:
+                    self.broken = True
+                    where = f"rank {guilty}" if count == 1 else f"{count} ranks"
+                    raise NonFiniteLoss(f"{SAID[each]} not finite on {where}. The run stops, and nothing made from it is saved.")
         elif self.broken:
             raise NonFiniteLoss("The loss, or the weights, were not finite, so nothing made from this run is saved any more.")
-        elif is_bad_loss:
+        elif bad == LOSS:
             self._complain(float(self.previous))
-        elif is_bad:
+        elif bad:
             self.broken = True
-            raise NonFiniteLoss("The weights are not finite, though the loss was: a gradient, or a hook, made them so. The run "
-                                "stops, and nothing made from it is saved.")  # fmt: skip
+            raise NonFiniteLoss(f"{describe_nonfinite(bad, self.optimizers)} The run stops, and nothing made from it is saved.")
 
     def _is_finite(self) -> bool:
         on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
         return self.previous is None or on_meta or math.isfinite(self.previous)
-
-    def _can_go_on(self) -> bool:
-        weights = [each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"]
-                   if each.requires_grad]  # one that is not trained may hold what it likes, such as a mask
-        return all_finite([], [each.detach() for each in weights if each.is_floating_point() or each.is_complex()])
 
     def _complain(self, value: float) -> None:
         self.broken = True

@@ -14,12 +14,12 @@ from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
-from hookline.loops.final_checkpoint import may_change_weights
+from hookline.loops.final_checkpoint import noticing_changes, save_final_state
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
 from hookline.loops.record import restore_ending
-from hookline.loops.run import Run, ending, told_to_stop
+from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
@@ -64,8 +64,9 @@ def fit(run: Run) -> None:
     if run.signal:
         save_due(run)  # it may have come between two epochs
     s.status = ending(run)
-    plan.on_train_end(s)
-    run.revision += may_change_weights(plan, "on_train_end")
+    save_final_state(run)
+    with noticing_changes(run):
+        plan.on_train_end(s)
     run.write_pending()
     run.over_ranks({}, "end")
     settle(run)
@@ -172,7 +173,8 @@ def end_epoch(run: Run, complete: bool) -> None:
         note_idle_epoch(run)
         s.epochs_seen += 1
     s.nested_validate = True
-    plan.on_train_epoch_end(s)
+    with rescued_row(s, results, "epoch"):
+        plan.on_train_epoch_end(s)
     s.nested_validate = False
     run.revision += 1
     pending, s.log.pending = s.log.pending, {}

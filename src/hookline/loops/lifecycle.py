@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -33,6 +34,7 @@ from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.step import settle_failed_batch
 from hookline.loops.together import Together
+from hookline.metrics import Metrics
 from hookline.optimizers import follow_parameters, parse
 from hookline.seeding import seed_rank
 
@@ -64,7 +66,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         if s.status in ("training", "running"):
             s.status = ending(run)
         if run.stage == "fit":
-            save_final_state(run)
+            save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
         if run.signal == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False
@@ -73,6 +75,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             end_fit(run)
     except BaseException as caught:
         error = caught
+        write_unsent(run)
         note_failure(run, caught)
         failures += plan.on_exception(s) or ()
         failures += save_after_failure(run)
@@ -112,6 +115,15 @@ def note_failure(run: Run, error: BaseException) -> None:
     if run.peers is not None and not is_agreed:
         run.peers.tell(error)
     run.save_requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+
+
+def write_unsent(run: Run) -> None:
+    """Write the metrics that a failed run has logged since its last row. With several ranks a device may wait for a dead one."""
+    s = run.state
+    pending, s.log.pending = s.log.pending, {}
+    if pending and s.logger and run.stage == "fit" and run.peers is None:
+        with contextlib.suppress(Exception):  # a broken device cannot be read; the run's own error is the one to be raised
+            s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
 def let_go(run: Run) -> None:

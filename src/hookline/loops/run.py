@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,47 @@ def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int
     if not values or not (s.logger or heard):
         return
     s.row = Metrics(values)
-    if train:
-        plan.on_train_metrics(s)
+    if heard:
+        measured = dict(values)
+        with rescued_row(s, measured, over, step, epoch, with_pending=False):
+            plan.on_train_metrics(s)
+            row = _read_edited(plan, s, measured) if s.logger else {}
+    else:
+        row = s.row.read()
     if s.logger:
-        try:
-            row = s.row.read()
-        except NotANumber as error:
-            if train and (error.name not in values or values[error.name] is not s.row.raw()[error.name]):
-                _blame_editors(error, plan, s)
-            raise
         s.logger.log_row(row, s.step if step is None else step, s.epoch if epoch is None else epoch, over)
     s.row = None
+
+
+def _read_edited(plan: Plan, s: State, measured: dict[str, Any]) -> Mapping[str, float]:
+    """Return a row that hooks have edited, read; a value that is not a number is an error of theirs."""
+    try:
+        return s.row.read()  # type: ignore[no-any-return]
+    except NotANumber as error:
+        if error.name not in measured or measured[error.name] is not s.row.raw()[error.name]:
+            _blame_editors(error, plan, s)
+        raise
+
+
+@contextlib.contextmanager
+def rescued_row(
+    s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None, with_pending: bool = True
+) -> Iterator[None]:
+    """For events that come before a row is written: if a listener fails, write the row as it was measured, then let it fail.
+
+    with_pending: and what listeners have logged at these events.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if s.logger and not s.sanity_checking:
+            try:
+                pending, s.log.pending = (s.log.pending, {}) if with_pending else ({}, s.log.pending)
+                row = Metrics({**values, **pending}).read()
+                s.logger.log_row(row, s.step if step is None else step, s.epoch if epoch is None else epoch, over)
+            except Exception as problem:  # the first error is the one to be raised
+                error.add_note(f"its metrics could not be logged: {type(problem).__name__}: {problem}")
+        raise
 
 
 def _blame_editors(error: NotANumber, plan: Plan, s: State) -> None:

@@ -50,7 +50,7 @@ def save(run: Run, request: SaveRequest) -> None:
         log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
                     "not have failed. The newest checkpoint before it is whole.", request.path)  # fmt: skip
         return
-    run.watch.settle()  # what is not finite never replaces a good checkpoint
+    run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
     s.checkpoint, s.path, s.reason = collect(run), path, request.reason

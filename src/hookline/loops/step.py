@@ -298,7 +298,11 @@ def end_of_step(run: Run, plan: Plan, s: State) -> None:
     if plan.on_step_end is not nobody:
         waiting, log.pending = log.pending, {}
         s.nested_validate = True
-        plan.on_step_end(s)
+        try:
+            plan.on_step_end(s)
+        except BaseException:
+            log.pending = {**waiting, **log.pending}  # written when the run ends
+            raise
         s.nested_validate = False
         run.write_pending()  # what a hook logged here belongs to this very step
         log.pending = waiting
