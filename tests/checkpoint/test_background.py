@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hookline import CheckpointError
+from hookline.checkpoint import writing
 from hookline.checkpoint.background import BackgroundSaver, Buffer
 from hookline.checkpoint.files import read, read_manifest, write
 
@@ -110,3 +111,32 @@ def test_the_memory_of_the_last_copy_is_used_again(tmp_path: Path) -> None:
     again = buffer.snapshot({"module": {"w": torch.zeros(1000)}}).model["w"]
     assert again.data_ptr() == first.data_ptr()
     assert float(again.sum()) == 0.0
+
+
+def test_a_disk_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(writing, "FLUSHING", 0.2)
+    saver, told = BackgroundSaver(), list[Any]()
+    saver.start({"a": 1}, tmp_path / "first", {}, told.append)
+    assert not saver.wait()
+    assert "first could not be written: it was still not on the disk after 0 s" in str(told[0])
+    saver.start({"a": 2}, tmp_path / "second", {}, told.append)  # not waited for once more
+    assert "second was not written" in str(told[1]) and "first is still being written" in str(told[1])
+    gate.open.set()  # the disk is back
+    assert saver.wait(30) and told[2:] == [None]
+    assert "first, which was given up, is written after all" in caplog.text
+    saver.start({"a": 3}, tmp_path / "third", {}, told.append)
+    saver.close()
+    assert told[3:] == [None] and read(tmp_path / "first") == {"a": 1} and read(tmp_path / "third") == {"a": 3}
+
+
+def test_files_that_are_written_side_by_side_are_waited_for_so_long_and_no_longer(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FLUSHING", 0.2)
+    held, mine = os.fsync, threading.get_ident()
+    monkeypatch.setattr(os, "fsync", lambda handle: None if threading.get_ident() == mine else held(handle))
+    with pytest.raises(CheckpointError, match="c could not be written: model.safetensors: still not on the disk after 0 s"):
+        write({"module": {"w": torch.ones(3)}, "optimizers": [{"m": torch.ones(3)}]}, tmp_path / "c")
+    gate.open.set()
+    assert not (tmp_path / "c").exists()

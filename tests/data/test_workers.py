@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -115,3 +116,47 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
         assert child.wait(timeout=60) == 0
         with pytest.raises(ProcessLookupError):
             os.killpg(child.pid, 0)  # nobody of the group is left
+
+
+def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(f"""
+        import ctypes, logging, pathlib, sys, time
+        sys.path.insert(0, {str(TESTS)!r})
+        here = pathlib.Path({str(tmp_path)!r})
+        import torch.utils.data._utils
+        from data.resumed import Samples
+        from torch.utils.data import DataLoader
+        from hookline.data.loaders import make_loaders
+
+        class Stuck(Samples):
+            def __getitem__(self, index):
+                while index == 2:
+                    if (here / "hold").exists():
+                        (here / "held").touch()
+                        ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
+                    time.sleep(0.01)
+                return super().__getitem__(index)
+
+        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds that torch waits for a worker
+        logging.basicConfig(stream=sys.stdout)
+        (only,) = make_loaders(DataLoader(Stuck(60), 1, num_workers=1), 1.0, "train")
+        batches = only.open(0, 0, 5)
+        print(len([next(batches), next(batches)]), flush=True)
+        (here / "hold").touch()
+        while not (here / "held").exists():
+            time.sleep(0.01)
+        only.close()
+        print("closed", flush=True)
+    """))
+    with (tmp_path / "output").open("w") as output:
+        child = subprocess.Popen([sys.executable, script], stdout=output, stderr=output, start_new_session=True)
+        try:
+            assert child.wait(timeout=60) == 0
+            with pytest.raises(ProcessLookupError):
+                os.killpg(child.pid, 0)  # nobody of the group is left
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    assert "did not end and is killed" in (tmp_path / "output").read_text()

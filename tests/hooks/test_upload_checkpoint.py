@@ -157,9 +157,10 @@ def test_what_cannot_be_uploaded_is_reported_and_the_run_goes_on(odd: type[Odd],
 def test_an_upload_that_hangs_does_not_hold_the_run_for_ever(odd: type[Odd], caplog: pytest.LogCaptureFixture) -> None:
     odd.gate.clear()
     with caplog.at_level(logging.WARNING, "hookline"):
-        trainer = upload(UploadCheckpoint("odd://bucket", timeout=0.1))
+        trainer = upload(hook := UploadCheckpoint("odd://bucket", timeout=0.1))
     assert trainer.status == "completed"
-    assert "still hangs" in caplog.text
+    assert "the upload of s2 still hangs and is given up, with s4 behind it" in caplog.text
+    assert "not uploaded in this run: s2, s4" in caplog.text and hook.failed == ["s2", "s4"]
 
 
 def test_only_the_newest_are_kept_there_also_after_a_resume() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -36,6 +38,24 @@ def test_a_rank_that_closes_without_a_word_is_lost() -> None:
     assert zero.lost(0.01) is False  # told once
     for ring in (zero, one):
         ring.leave()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_rank_that_dies_is_lost_although_a_worker_of_its_lives_on() -> None:
+    zero, one = two()
+    worker = os.fork()
+    if worker == 0:  # holds a copy of every descriptor that its parent had
+        time.sleep(600)
+        os._exit(0)
+    try:
+        for each in one._callers:
+            each.close()
+        assert zero.lost(5) is True
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        for ring in (zero, one):
+            ring.leave()
 
 
 def test_a_rank_that_says_goodbye_is_not_lost() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook
-from hookline.checkpoint import background
+from hookline.checkpoint import background, writing
 from hookline.checkpoint.files import read
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
@@ -116,3 +118,25 @@ def test_checkpoints_at_a_url(tmp_path: Path) -> None:
     again = quiet(run_dir=tmp_path / "run", max_epochs=4)
     again.fit(Net(), batches(4), batches(1), resume=keep.last_model_path)
     assert again.global_step == 16
+
+
+@pytest.mark.parametrize("on_save_error", ["raise", "warn"])
+def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_save_error: str
+) -> None:
+    monkeypatch.setattr(writing, "FLUSHING", 0.2)
+    answers, flush = threading.Event(), os.fsync
+
+    def hang(handle: int) -> None:
+        assert answers.wait(60)
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    trainer = quiet(run_dir=tmp_path, hooks=[ModelCheckpoint(every_n_train_steps=4)], save="async", on_save_error=on_save_error)
+    try:
+        with pytest.raises(CheckpointError) if on_save_error == "raise" else contextlib.nullcontext() as raised:
+            trainer.fit(Net(), batches(4))
+    finally:
+        answers.set()
+    said = caplog.text if raised is None else str(raised.value)
+    assert "epoch=0-step=4 could not be written: it was still not on the disk after 0 s" in said

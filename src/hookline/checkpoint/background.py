@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,10 +15,14 @@ from torch import Tensor
 from hookline.checkpoint.files import write
 from hookline.checkpoint.finding import ALONE
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
+from hookline.checkpoint.remote import as_url, shown
 from hookline.checkpoint.together import write_together
+from hookline.checkpoint.writing import longest_wait
 from hookline.errors import CheckpointError
+from hookline.processes import ends
 from hookline.ranks import Ranks
 
+log = logging.getLogger("hookline")
 ALIGNED = 64
 """Bytes: where each copy begins. Wide enough for every type and for the processor's fastest copies."""
 
@@ -65,6 +70,10 @@ class BackgroundSaver:
         self._ranks = ranks.beside()
         self._buffer = Buffer()
         self._thread: threading.Thread | None = None
+        self._longest = 0.0
+        """Seconds that the present one is waited for at most; none at all once it was given up."""
+        self._path: Path | str = ""
+        self._report: Callable[[CheckpointError | None], None] = _nothing
 
     def start(
         self,
@@ -78,7 +87,9 @@ class BackgroundSaver:
 
         on_done: told by the thread what went wrong, or None once it is durable. Contents that cannot be stored are told at once.
         """
-        self.wait()
+        if not self.wait():  # its copies of the tensors are still in the buffer
+            on_done(CheckpointError(f"The checkpoint {_name(path)} was not written: {_name(self._path)} is still being written."))
+            return
         try:
             snapshot = self._buffer.snapshot(contents)
         except CheckpointError as error:
@@ -86,26 +97,42 @@ class BackgroundSaver:
             return
 
         def work() -> None:
-            on_done(_written(snapshot, path, about, staging, self._ranks))
+            error = _written(snapshot, path, about, staging, self._ranks)
+            if not self._longest and error is None:
+                log.warning("The checkpoint %s, which was given up, is written after all.", _name(path))
+            on_done(error)
 
+        self._path, self._report, self._longest = path, on_done, longest_wait(snapshot)
         # a daemon: a disk that hangs must not keep the process from ending, and whoever ends a run waits for it
         self._thread = threading.Thread(target=work, name="hookline save", daemon=True)
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written, but at most so many seconds; whether it is so."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-            if thread.is_alive():
-                return False
-        self._thread = None
-        return True
+        """Wait until nothing is being written; return whether it is so.
+
+        timeout: seconds. None: as long as a slow disk may take; then the checkpoint is given up, and `on_done` gets the error.
+        """
+        if self._thread is None or ends(self._thread, self._longest if timeout is None else timeout):
+            self._thread = None
+            return True
+        if timeout is None and self._longest:
+            waited, self._longest = self._longest, 0.0
+            self._report(CheckpointError(f"The checkpoint {_name(self._path)} could not be written: it was still not on the disk "
+                                         f"after {waited:.0f} s. Does the disk answer?"))  # fmt: skip
+        return False
 
     def close(self) -> None:
         """Wait for what is being written, and give the memory back."""
-        self.wait()
-        self._buffer = Buffer()
+        if self.wait():
+            self._buffer = Buffer()
+
+
+def _name(path: Path | str) -> str:
+    return str(path) if (url := as_url(path)) is None else shown(url)
+
+
+def _nothing(error: CheckpointError | None) -> None:
+    """Before the first checkpoint there is nothing to report."""
 
 
 def _written(
@@ -119,7 +146,7 @@ def _written(
     except CheckpointError as error:
         return error
     except BaseException as error:  # nobody else would hear of it
-        made = CheckpointError(f"The checkpoint {path} could not be written: {type(error).__name__}: {error}")
+        made = CheckpointError(f"The checkpoint {_name(path)} could not be written: {type(error).__name__}: {error}")
         made.__cause__ = error
         return made
     return None

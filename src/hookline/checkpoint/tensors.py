@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hookline.errors import CheckpointError
+from hookline.processes import TURN, join
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -29,6 +30,10 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 CHUNK = 16 * 2**20
+HASHING = 120
+"""Turns in which a chunk is hashed, however busy the machine is."""
+ENDING = 5.0
+"""Seconds in which a thread that has nothing left to hash ends."""
 LONGEST_HEADER = 100_000_000
 """Bytes; the library refuses to read a longer one."""
 
@@ -87,6 +92,7 @@ class Digest:
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._hashed = threading.Semaphore(0)
         self._behind = 0
+        self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="hookline sha256", daemon=True)
         self._thread.start()
 
@@ -98,18 +104,25 @@ class Digest:
     def catch_up(self) -> None:
         """Wait until everything added so far is hashed."""
         while self._behind:
-            self._hashed.acquire()
+            if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASHING)):
+                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASHING * TURN:g} s.")
             self._behind -= 1
 
     def finish(self) -> str:
         """The sum of it all, as hexadecimal digits."""
         self._waiting.put(None)
-        self._thread.join()
+        self.catch_up()
+        join(self._thread, ENDING)
+        if self._failed is not None:
+            raise self._failed
         return self._hash.hexdigest()
 
     def _work(self) -> None:
         while (chunk := self._waiting.get()) is not None:
-            self._hash.update(chunk)  # lets other threads run meanwhile
+            try:
+                self._hash.update(chunk)  # lets other threads run meanwhile
+            except BaseException as error:  # raised again by `finish`; what waits for the rest must not wait in vain
+                self._failed = error
             del chunk
             self._hashed.release()
 

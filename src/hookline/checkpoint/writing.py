@@ -21,7 +21,12 @@ from hookline.checkpoint.format import Packed, pack_contents
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.tensors import naming, write_tensors
 from hookline.errors import CheckpointError
+from hookline.processes import ends
 
+SLOWEST = 1e6
+"""Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
+FLUSHING = 600.0
+"""Seconds besides: a disk may have to write what others have left in the system's memory."""
 writing: set[str] = set()
 """The directories that this process writes just now, so that nobody tidies them away."""
 
@@ -118,6 +123,7 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
         except BaseException as error:  # raised again where somebody can catch it
             failed.append(error)
 
+    seconds = FLUSHING + sum(each.nbytes for store in tensors.values() for each in store.values()) / SLOWEST
     threads = [threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors]
     for each in threads[:-1]:
         each.start()
@@ -125,11 +131,21 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
         for each in threads[-1:]:
             each.run()
     finally:
-        for each in threads[:-1]:
-            each.join()
+        late = [name for name, each in zip(tensors, threads[:-1], strict=False) if not ends(each, seconds)]
+    if late:
+        raise OSError(errno.ETIMEDOUT, f"still not on the disk after {seconds:.0f} s", str(folder / late[0]))
     if failed:
         raise failed[0]
     return files
+
+
+def longest_wait(packed: Packed) -> float:
+    """Seconds after which a checkpoint that is being written counts as lost: its disk does not answer any more."""
+    return FLUSHING + _bytes(packed) / SLOWEST
+
+
+def _bytes(packed: Packed) -> int:
+    return sum(each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values())
 
 
 def commit(aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]) -> Manifest:
@@ -194,8 +210,7 @@ def _cause(error: OSError, packed: Packed, path: Path) -> str:
     name = file.name if file.parent.suffix == ".new" else str(file)  # what lies aside is named as it would be in its place
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needed = sum(each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values())
-        text += f"; its tensors need {needed / 1e6:.1f} MB"
+        text += f"; its tensors need {_bytes(packed) / 1e6:.1f} MB"
         with contextlib.suppress(OSError):
             text += f", {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
     return text

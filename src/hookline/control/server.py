@@ -19,12 +19,17 @@ from hookline.control.commands import carry_out, check, status
 from hookline.errors import HookError
 from hookline.loops.errands import carries_out
 from hookline.loops.run import Run
+from hookline.processes import close_in_children, join
 
 log = logging.getLogger("hookline")
 LONGEST_REQUEST = 100_000
 IDLE = 30.0
 """Seconds after which somebody who says nothing is hung up on."""
 LONGEST_PATIENCE = 3600.0
+ENDING = 5.0
+"""Seconds in which the thread that listens ends when the run does."""
+ANSWERING = 1.0
+"""Seconds in which an answer that is being sent goes out when the run ends."""
 TOO_LATE = {"error": "The run ended before it came to that."}
 
 _answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
@@ -68,6 +73,7 @@ class Control:
             log.debug("This run cannot be controlled from outside: %s", error)
             return
         self._wake, self._woken = socket.socketpair()
+        close_in_children(self._listener, self._wake, self._woken)
         self._thread = threading.Thread(target=self._listen, name="hookline control", daemon=True)
         self._thread.start()
 
@@ -75,16 +81,18 @@ class Control:
         if self._listener is None or os.getpid() != self._pid:
             return
         self._remove(self._folder / SOCKET)
-        self._wake.close()
-        self._thread.join()
-        self._listener.close()
-        self._woken.close()
+        # closing it would wake nothing as long as another process has a copy of it
+        with contextlib.suppress(OSError):
+            self._wake.shutdown(socket.SHUT_RDWR)
+        if join(self._thread, ENDING):
+            for each in (self._listener, self._wake, self._woken):
+                each.close()
         for number in list(self._waiting):
             if (answer := _answers.get(number)) is not None:
                 answer.put(TOO_LATE)
         for thread, connection in list(self._open.items()):
             _hang_up(connection)
-            thread.join(1.0)  # it has an answer to send
+            join(thread, ANSWERING, "whoever asked gets no answer")
 
     def _remove(self, path: Path) -> None:
         """The socket, unless another one has taken its place."""
@@ -102,6 +110,7 @@ class Control:
                 connection, _ = self._listener.accept()
             except OSError:
                 continue  # whoever called has gone
+            close_in_children(connection)
             thread = threading.Thread(target=self._serve, args=(connection,), name="hookline control answer", daemon=True)
             self._open[thread] = connection
             thread.start()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from hookline.processes import join
+
 PATIENCE = 1.0
 """Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left to itself."""
 _END: Any = object()
@@ -68,4 +70,4 @@ class _Fetching:
         """Nothing more is fetched."""
         self.is_over = True
         self.free.release()
-        self.thread.join(PATIENCE)
+        join(self.thread, PATIENCE, "it still waits for the next batch of its loader")

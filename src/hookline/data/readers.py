@@ -17,7 +17,7 @@ from hookline.data.dealing import END, Deal
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
 from hookline.data.sources import has_state, is_indexed
-from hookline.data.workers import KeyedDataset, WorkerStart, signals_held
+from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
 from hookline.seeding import OwnStream
 
 log = logging.getLogger("hookline")
@@ -259,10 +259,10 @@ class PrivateCopy:
     def begin(self, key: int) -> Iterator[Any]:
         """Iterate over a new copy, so that changes of the user's loader count; over the same one if its workers stay."""
         self.begun = True
-        self.batches = None  # workers of a pass that was left early end before new ones begin
         if self.made is not None and self.loader.persistent_workers:
             self.batches = iter(self.made)
             return self.batches
+        self.close()  # workers of a pass that was left early end before new ones begin
         self.made = self._make(key)
         with signals_held() if self.loader.num_workers else contextlib.nullcontext():
             self.batches = iter(self.made)
@@ -285,10 +285,9 @@ class PrivateCopy:
 
     def close(self) -> None:
         """End the workers now. Left to the garbage collector each would be waited for in vain, five seconds long."""
-        shut_down = getattr(self.batches, "_shutdown_workers", None)
-        self.made = self.batches = None
-        if shut_down is not None:
-            shut_down()
+        batches, self.made, self.batches = self.batches, None, None
+        if batches is not None:
+            end_workers(batches)
 
 
 def reader_for(source: Any, deal: Deal, trains: bool) -> Reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import random
 import signal
@@ -15,6 +16,10 @@ import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
 from hookline.seeding import seed_torch
+
+log = logging.getLogger("hookline")
+KILLING = 5.0
+"""Seconds in which the system ends a process that was killed."""
 
 
 class Keyed:
@@ -134,6 +139,23 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_workers(batches: Any) -> None:
+    """End the workers behind a DataLoader's iterator; return when they are gone.
+
+    Torch sends SIGTERM to those that do not come to their end by themselves. That is blocked in ours, and read by a thread,
+    which code that holds the interpreter's lock keeps from its turn. Such a worker would keep the program from ending.
+    """
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if shut_down is None:
+        return
+    shut_down()
+    for each in getattr(batches, "_workers", ()):
+        if each.is_alive():
+            log.warning("The worker process %s (%s) did not end and is killed.", each.pid, each.name)
+            each.kill()
+            each.join(KILLING)
 
 
 def _do_nothing(number: int, frame: Any) -> None:

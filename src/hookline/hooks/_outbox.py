@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -85,9 +86,11 @@ class Outbox:
         except queue.Full:
             pass
         if thread.is_alive():
-            log.warning("%s: gave up on messages that could not be sent in %g s", self._who, self._timeout)
-            while not waiting.empty():  # the thread ends after the request it hangs in
-                waiting.get_nowait()
+            left = 1  # the one that it hangs in; the thread ends after it
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    left += waiting.get_nowait() is not None
+            log.warning("%s: gave up on messages that could not be sent in %g s: %d are not sent", self._who, self._timeout, left)
             waiting.put(None)
 
     def _work(self, waiting: queue.Queue[tuple[str, bytes | None] | None]) -> None:

@@ -74,6 +74,7 @@ class UploadCheckpoint(Hook):
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._waiting: collections.deque[tuple[Path, str]] = collections.deque()
+        self._uploading = ""
         self._closing = False
         self._snapshots: Path | None = None
         self.uploaded: list[str] = []
@@ -149,9 +150,9 @@ class UploadCheckpoint(Hook):
             with self._changed:
                 left = [name for _, name in self._waiting]
                 self._waiting.clear()
-            log.warning("UploadCheckpoint: after %g s the upload still hangs and is given up%s.", self.timeout,
-                        f", with {', '.join(left)} behind it" if left else "")  # fmt: skip
-            self.failed += left
+            log.warning("UploadCheckpoint: after %g s the upload of %s still hangs and is given up%s.", self.timeout,
+                        self._uploading, f", with {', '.join(left)} behind it" if left else "")  # fmt: skip
+            self.failed += [self._uploading, *left]
         self._thread = None
         if self._snapshots is not None:
             with contextlib.suppress(OSError):
@@ -169,6 +170,7 @@ class UploadCheckpoint(Hook):
                 if not self._waiting:
                     return
                 snapshot, name = self._waiting.popleft()
+                self._uploading = name
             try:
                 self._try(snapshot, name)
             except Exception as error:

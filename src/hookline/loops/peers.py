@@ -27,6 +27,7 @@ from hookline.loops.nested import Nested
 from hookline.loops.ring import Ring
 from hookline.loops.run import Run
 from hookline.loops.signals import Signals
+from hookline.processes import join
 from hookline.ranks import LONGEST, assemble
 
 POLL = 0.5
@@ -207,9 +208,9 @@ class Peers:
                   self.failure)  # fmt: skip
         if self._error is not None:
             traceback.print_exception(self._error)
-        closing = threading.Thread(target=self.run.state.logger.close, daemon=True)
+        closing = threading.Thread(target=self.run.state.logger.close, name="hookline peers: closing loggers", daemon=True)
         closing.start()
-        closing.join(CLOSING)
+        join(closing, CLOSING, "what the loggers hold is not written")
         for each in (sys.stdout, sys.stderr):
             each.flush()
         os._exit(EXIT_FAILED)
@@ -220,7 +221,7 @@ def wait_at_exit(thread: threading.Thread) -> None:
 
     One that comes back from a call to the store while the interpreter ends would abort the process, whatever it has achieved.
     """
-    atexit.register(thread.join, LEAVING)
+    atexit.register(join, thread, LEAVING)
 
 
 def _is_ours(handler: Any) -> bool:

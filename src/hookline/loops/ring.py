@@ -13,6 +13,8 @@ import select
 import socket
 from typing import Any
 
+from hookline.processes import close_in_children
+
 GOODBYE = b"."
 """What a rank sends when it leaves in good order."""
 MEETING = 30.0
@@ -28,15 +30,18 @@ class Ring:
         self.next = (rank + 1) % world_size
         self._callers: list[socket.socket] = []
         self._bell, self._rope = socket.socketpair()
+        close_in_children(self._bell, self._rope)
         self._line: socket.socket | None = None
         self._door: socket.socket | None = None
         try:
             host = own_address()
             self._door = socket.create_server((host, 0), family=_family(host))
+            close_in_children(self._door)  # while a worker holds a copy, nothing tells that this process is gone
             self._door.setblocking(False)
             board.set(f"door/{rank}", f"{self._door.getsockname()[1]} {host}")
             port, _, other = board.get(f"door/{self.next}").decode().partition(" ")
             self._line = socket.create_connection((other, int(port)), timeout=MEETING)
+            close_in_children(self._line)
             keep_alive(self._line)
         except (OSError, RuntimeError) as error:
             log.warning("Rank %d cannot be watched from here (%s): should it be killed, it is noticed later.", self.next, error)
@@ -47,7 +52,7 @@ class Ring:
         ready, _, _ = select.select(heard, [], [], seconds)
         if self._door in ready and self._door is not None:
             with contextlib.suppress(OSError):
-                self._callers.append(self._door.accept()[0])
+                self._let_in(self._door)
         if self._line is None or self._line not in ready:
             return False
         try:
@@ -58,6 +63,11 @@ class Ring:
         self._line = None
         return said != GOODBYE
 
+    def _let_in(self, door: socket.socket) -> None:
+        caller, _ = door.accept()
+        close_in_children(caller)
+        self._callers.append(caller)
+
     def wake(self) -> None:
         """End the waiting."""
         self._rope.send(GOODBYE)
@@ -66,7 +76,7 @@ class Ring:
         """Say goodbye and close everything."""
         if self._door is not None:
             with contextlib.suppress(OSError):
-                self._callers.append(self._door.accept()[0])  # one that called while nobody was looking
+                self._let_in(self._door)  # one that called while nobody was looking
         for each in self._callers:
             with contextlib.suppress(OSError):
                 each.sendall(GOODBYE)

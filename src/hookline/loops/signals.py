@@ -13,6 +13,7 @@ from typing import Any
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import Preempted
 from hookline.loops.run import Run
+from hookline.processes import join
 from hookline.ranks import Ranks
 
 HEARD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
@@ -20,6 +21,8 @@ ECHOES = 5.0
 """Seconds in which the same signal, to one of several ranks, is the same wish: torchrun passes on what it gets to all of them."""
 LAST_SECONDS = 10.0
 """How long a run that was told to stop at once may take before the process is ended under it."""
+ENDING = 5.0
+"""Seconds in which the thread of the grace period ends: it may be writing to a terminal that takes nothing."""
 
 
 class Signals:
@@ -57,7 +60,7 @@ class Signals:
             signal.signal(number, handler)
         self._news.put(None)
         if self._clock is not None and os.getpid() == self._pid:
-            self._clock.join()
+            join(self._clock, ENDING)
         # what has ended the run ends the process as well, unless that is caught
         number = self.run.signal or self.run.heard
         if number and kind is None and not self._outer:

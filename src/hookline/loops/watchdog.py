@@ -34,6 +34,7 @@ from hookline.loops.fit import train_epoch
 from hookline.loops.predict import predict
 from hookline.loops.run import Run
 from hookline.loops.saving import save
+from hookline.processes import join
 
 EXIT_HUNG = 124
 """The exit code of a process that was told to abort a hang and could not get its thread back; `timeout` has the same one."""
@@ -240,7 +241,7 @@ class Watchdog:
         if watcher is None or os.getpid() != self._process:  # a forked child has no such thread
             return
         self._over.set()
-        watcher.join(2 * PATIENCE)
+        join(watcher, 2 * PATIENCE)
         if self._abort and self._run.peers is not None:
             faulthandler.cancel_dump_traceback_later()
         watching = _on_duty[self._thread]

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from hookline.control.client import ask
 from hookline.errors import HooklineError, OptionError
+from hookline.processes import join
 from hookline.watch.feed import Feed
 
 HOME = "127.0.0.1"
@@ -80,7 +81,7 @@ class Watch:
         finally:
             self.feed.end()
             self._server.server_close()
-            fresh.join(5.0)
+            join(fresh, 5.0)
 
     def close(self) -> None:
         """End `serve`."""
