@@ -17,6 +17,8 @@ from hookline.checkpoint.format import Packed, TensorStore, pack_contents
 from hookline.checkpoint.together import write_together
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
+from hookline.text import holds_secret, redact
+from hookline.urls import is_url, shown
 
 ALIGNED = 64
 """Bytes: where each copy begins. Wide enough for every type and for the processor's fastest copies."""
@@ -119,7 +121,9 @@ def _written(
     except CheckpointError as error:
         return error
     except BaseException as error:  # nobody else would hear of it
-        made = CheckpointError(f"The checkpoint {path} could not be written: {type(error).__name__}: {error}")
-        made.__cause__ = error
+        url = str(path) if is_url(path) else ""
+        why = redact(f"{type(error).__name__}: {error}", url)
+        made = CheckpointError(f"The checkpoint {shown(path)} could not be written: {why}")
+        made.__cause__ = None if holds_secret(error, url) else error
         return made
     return None

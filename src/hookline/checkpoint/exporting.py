@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint.tensors import NAMES, write_tensors
-from hookline.checkpoint.weights import read_checkpoint
+from hookline.checkpoint.weights import read_checkpoint, weights_in
 from hookline.checkpoint.writing import flush
 from hookline.errors import CheckpointError, OptionError, closest
 
@@ -31,7 +31,7 @@ def export_weights(
     if out.is_dir() or (out.exists() and not force):
         raise OptionError(f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}.")
     where, contents = read_checkpoint(path)
-    weights = contents["module"] if hook is None else _weights_of_hook(contents, hook, where)
+    weights = weights_in(contents, where) if hook is None else _weights_of_hook(contents, hook, where)
     aside = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
         _write(weights, aside, out.suffix)
@@ -66,11 +66,11 @@ def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
 
 def _weights_of_hook(contents: dict[str, Any], hook: str, where: str) -> dict[str, Any]:
     """The module's weights, with those in their place that the hook has; of tied ones it has one name only."""
-    states: dict[str, Any] = contents["hooks"]
+    states: dict[str, Any] = contents["hooks"] if isinstance(contents.get("hooks"), dict) else {}
     if hook not in states:
         raise OptionError(f"{where} holds no state of a hook {hook!r}.{closest(hook, states)} "
                           f"It has: {', '.join(states) or 'none'}.")  # fmt: skip
-    weights: dict[str, Any] = dict(contents["module"])
+    weights: dict[str, Any] = dict(weights_in(contents, where))
     for kept in (states[hook], *states[hook].values()) if isinstance(states[hook], Mapping) else ():
         if isinstance(kept, Mapping) and any(_stands_for(value, weights.get(name)) for name, value in kept.items()):
             break

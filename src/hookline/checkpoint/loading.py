@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from hookline.checkpoint.weights import put_weights, read_checkpoint
+from hookline.checkpoint.weights import put_weights, read_checkpoint, weights_in
 from hookline.errors import OptionError, closest
 from hookline.events import EVENTS
 from hookline.foreign import adopt_steps
 from hookline.listener import find_listeners
 from hookline.state import State
+from hookline.urls import is_url
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -25,13 +26,13 @@ def load_module(cls: type[M], path: str | os.PathLike[str], strict: bool = True,
     module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
     if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
-        state = State(module=module, checkpoint=contents, path=Path(where) if "://" not in where else where)
+        state = State(module=module, checkpoint=contents, path=where if is_url(where) else Path(where))
         foreign = adopt_steps(module)  # one of another package has its own hooks
         listeners = foreign.listeners(cls.__name__, EVENTS) if foreign else find_listeners(module, "M", cls.__name__, EVENTS)
         for listener in listeners:
             if listener.event.name == "module_load_checkpoint":
                 listener.binding.call(state)
-    put_weights(module, contents["module"], where, strict)
+    put_weights(module, weights_in(contents, where), where, strict)
     return module  # type: ignore[no-any-return]
 
 

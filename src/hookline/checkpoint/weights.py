@@ -19,9 +19,11 @@ from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.finding import Read, find, first_whole
 from hookline.checkpoint.importing import Imported
 from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
-from hookline.checkpoint.remote import as_url, list_urls, shown
+from hookline.checkpoint.remote import as_url, list_urls
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
+from hookline.text import redact
+from hookline.urls import is_url
 
 log = logging.getLogger("hookline")
 SHOWN = 8
@@ -104,7 +106,15 @@ def find_weights(source: Any, as_pieces: bool = False) -> tuple[str, Mapping[str
     if not as_url(_plain(source)) and Path(source).is_file():
         return str(source), _read_file(Path(source))
     where, contents = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
-    return where, contents["module"]
+    return where, weights_in(contents, where)
+
+
+def weights_in(contents: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The module's weights in the contents of a checkpoint."""
+    weights = contents.get("module")
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise CheckpointError(f"{where} holds no weights by name.")
+    return weights
 
 
 def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> tuple[str, dict[str, Any]]:
@@ -241,15 +251,15 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 def _read_below_url(url: str, read: Read) -> tuple[str, dict[str, Any]]:
     below = list_urls(url)
     if url.rstrip("/") in below or not below:
-        return shown(url), read(url)
+        return redact(url), read(url)
     problems = []
     for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
         try:
-            return shown(each), read(each)
+            return redact(each), read(each)
         except CheckpointError as error:
             problems.append(str(error))
-            log.warning("passing over %s: %s", shown(each), error)
-    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {shown(url)}.", *problems]))
+            log.warning("passing over %s: %s", redact(each), error)
+    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {redact(url)}.", *problems]))
 
 
 def _saved_at(url: str) -> str:
@@ -261,7 +271,7 @@ def _saved_at(url: str) -> str:
 
 def _plain(source: str | os.PathLike[str]) -> Path | str:
     """Text if it is a URL, else a path."""
-    return source if isinstance(source, str) and "://" in source else Path(source)
+    return source if isinstance(source, str) and is_url(source) else Path(source)
 
 
 def _some(names: list[str]) -> str:
