@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,3 +13,13 @@ import torch
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def memory_urls(memory_urls: None) -> Iterator[None]:
+    """memory:// may be used, and is empty."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,8 @@ def net() -> Net:
 
 
 @pytest.fixture
-def bucket() -> Iterator[str]:
-    yield "memory://shown"
-    fs = fsspec.filesystem("memory")
-    if fs.exists("/shown"):
-        fs.rm("/shown", recursive=True)
+def bucket(memory_urls: None) -> str:
+    return "memory://shown"
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
@@ -160,7 +156,7 @@ def test_verify_fetches_what_lies_at_a_url(bucket: str, capsys: pytest.CaptureFi
     trainer = quiet()
     trainer.fit(Net(), batches(1))
     trainer.save_checkpoint(f"{bucket}/made")
-    assert told(capsys, "verify", bucket) == [{"path": f"{bucket}/made", "whole": True, "problem": None}]
+    assert told(capsys, "verify", bucket) == [{"path": f"{bucket}/made", "whole": True, "problem": None, "extra": []}]
     fsspec.filesystem("memory").pipe_file("/shown/made/state.json", b"{}")
     (row,) = told(capsys, "verify", bucket, code=1)
     assert "memory://shown/made is damaged: state.json has 2 bytes" in row["problem"]

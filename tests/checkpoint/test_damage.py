@@ -125,11 +125,12 @@ def test_a_checkpoint_of_the_first_format_is_refused_by_its_number(whole: tuple[
         read(whole[0])
 
 
-def test_a_file_that_does_not_belong_is_named_but_hidden_ones_are_the_systems(whole: tuple[Path, Path]) -> None:
+def test_one_more_file_of_ours_is_named_and_files_of_others_are_left_alone(whole: tuple[Path, Path]) -> None:
     (whole[0] / ".nfs0001").write_text("")
+    (whole[0] / "notes.txt").write_text("")
     verify(whole[0])
-    (whole[0] / "payload.pkl").write_text("")
-    refused(whole[0], "payload.pkl")
+    (whole[0] / "rank-1.safetensors").write_text("")
+    refused(whole[0], "rank-1.safetensors")
 
 
 @pytest.mark.parametrize("name", NAMES[:3])

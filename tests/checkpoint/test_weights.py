@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,8 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.fixture
-def bucket() -> Iterator[str]:
-    yield "memory://weights"
-    fs = fsspec.filesystem("memory")
-    if fs.exists("/weights"):
-        fs.rm("/weights", recursive=True)
+def bucket(memory_urls: None) -> str:
+    return "memory://weights"
 
 
 # ---- where from --------------------------------------------------------------------------------------------------

@@ -358,3 +358,80 @@ def test_a_hook_whose_state_cannot_be_taken_or_given_is_named(tmp_path: Path, me
         train(tmp_path, Counts(method), max_epochs=2)
     assert any(f"raised by hook 'counts' in {method} (Counts) at epoch" in note for note in failed.value.__notes__)
     assert f"in hook 'counts', {method}, epoch" in failed.value.__notes__[-1]
+
+
+# ---- checkpoints that are there, and none that can be used -------------------------------------------------------
+
+
+def damage(run_dir: Path, file: str = "model.safetensors") -> list[Path]:
+    found = sorted((run_dir / "checkpoints").iterdir())
+    for each in found:
+        (each / file).write_bytes(b"x" + (each / file).read_bytes()[1:])
+    return found
+
+
+@pytest.mark.parametrize(("file", "resume"), [
+    ("model.safetensors", "auto"), ("model.safetensors", "path"), ("manifest.json", "auto"), ("manifest.json", "best"),
+    ("manifest.json", "path"),
+])  # fmt: skip
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_by_itself(tmp_path: Path, file: str, resume: str) -> None:
+    fail_at(tmp_path, 5)
+    before = {path: (path / file).read_bytes() for path in damage(tmp_path, file)}
+    with pytest.raises(CheckpointError) as refused:
+        train(tmp_path, resume=tmp_path if resume == "path" else resume)
+    said = str(refused.value)
+    assert "2 checkpoints" in said and "none of them can be used" in said
+    assert all(path.name in said for path in before) and said.count(file) == 2
+    assert "resume=None" in said and "--fresh" in said
+    assert {path: (path / file).read_bytes() for path in before} == before
+    trainer, _ = train(tmp_path, resume=None)  # whoever says so begins anew
+    assert trainer.global_step == 12
+
+
+def test_best_is_refused_if_no_checkpoint_was_kept_for_a_score(tmp_path: Path) -> None:
+    fail_at(tmp_path, 5)
+    with pytest.raises(CheckpointError, match=r"(?s)none of them can be used.*no monitor has kept it.*resume='auto'"):
+        train(tmp_path, resume="best")
+
+
+def test_weights_are_not_taken_from_damaged_checkpoints_and_each_is_named(tmp_path: Path) -> None:
+    fail_at(tmp_path, 5)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=r"(?s)none of them can be used.*step=2.*step=4|step=4.*step=2") as refused:
+        quiet(run_dir=tmp_path).validate(Net(), batches(1), checkpoint="auto")
+    assert "fresh" not in str(refused.value)
+
+
+@pytest.mark.parametrize("resume", ["auto", "best"])
+def test_a_kill_in_the_very_first_save_leaves_nothing_that_keeps_a_run_from_beginning(tmp_path: Path, resume: str) -> None:
+    train(tmp_path / "other")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    half = tmp_path / "run" / "checkpoints" / ".epoch=0-step=2.0badcafe-1.new"
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "epoch=0-step=2", half)
+    (half / "manifest.json").unlink()
+    trainer, _ = train(tmp_path / "run", resume=resume)
+    assert trainer.global_step == 12
+
+
+def test_weights_that_a_hook_exports_into_the_run_directory_are_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "run" / "hf").mkdir(parents=True)
+    (tmp_path / "run" / "hf" / "model.safetensors").write_text("of another tool")
+    trainer, _ = train(tmp_path / "run")
+    assert trainer.global_step == 12
+
+
+def test_checkpoints_of_an_earlier_run_are_named_when_a_run_begins_beside_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path)
+    fail_at(tmp_path, 1, resume=None)  # a new run, that ended before its first checkpoint
+    caplog.clear()
+    trainer, _ = train(tmp_path, max_epochs=1)
+    assert trainer.global_step == 4
+    assert "6 checkpoints below" in caplog.text and "belong to an earlier run" in caplog.text
+
+
+def test_a_checkpoint_that_another_machine_has_just_moved_aside_is_waited_for(tmp_path: Path) -> None:
+    fail_at(tmp_path, 3)
+    (only,) = (tmp_path / "checkpoints").iterdir()
+    only.rename(only.with_name(f".{only.name}.0badcafe-1.old"))
+    with pytest.raises(CheckpointError, match=r"(?s)none of them can be used.*is being replaced by another process"):
+        train(tmp_path)

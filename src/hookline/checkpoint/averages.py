@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from hookline.checkpoint.pieces import Pieces
-from hookline.errors import OptionError, closest
+from hookline.errors import CheckpointError, OptionError, closest
 
 log = logging.getLogger("hookline")
 NOTE = "scored_weights"
@@ -49,9 +49,9 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
     wanted: one of `WEIGHTS`. where: the checkpoint's name, for messages.
     """
     check_weights(wanted)
-    note, averaging = contents.get(NOTE), averaging_hooks(contents)
+    note, averaging = _note(contents), averaging_hooks(contents)
     if wanted == "raw":
-        return Chosen(contents["module"])
+        return Chosen(weights_in(contents, where))
     if wanted == "averaged":
         if not averaging:
             raise OptionError(f"{where} holds no averaged weights: no hook has averaged any. An average that has not begun is "
@@ -59,11 +59,11 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
         hook = _only(averaging, where)
         return Chosen(weights_of_hook(contents, hook, where), hook)
     if not averaging or (note is not None and note.get("hook") not in averaging):
-        return Chosen(contents["module"])
+        return Chosen(weights_in(contents, where))
     if note is None and len(averaging) > 1:
         log.warning("%s does not say which weights were scored, and several hooks keep averaged ones: %s. Taking the trained "
                     "weights.", where, ", ".join(averaging))  # fmt: skip
-        return Chosen(contents["module"])
+        return Chosen(weights_in(contents, where))
     hook = averaging[0] if note is None else note["hook"]
     if note is None:
         log.warning("%s does not say which weights were scored. Taking the averaged weights of hook %r, because evaluations use "
@@ -74,26 +74,40 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
     return Chosen(weights_of_hook(contents, hook, where), hook)
 
 
+def weights_in(contents: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return the module's weights in the contents of a checkpoint."""
+    weights = contents.get("module")
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise CheckpointError(f"{where} holds no weights by name.")
+    return weights
+
+
 def averaging_hooks(contents: Mapping[str, Any]) -> list[str]:
     """Return the names of the hooks that keep an average, of contents or of what state.json says about them."""
-    states = contents.get("hooks") or {}
+    states = contents.get("hooks")
+    states = states if isinstance(states, Mapping) else {}
     return [name for name, state in states.items()
             if isinstance(state, Mapping) and isinstance(state.get("averages"), Mapping) and state["averages"]]  # fmt: skip
 
 
 def scored_hook(contents: Mapping[str, Any]) -> str | None:
     """Return the hook whose average evaluations have scored, as far as the checkpoint says it; None: the trained weights."""
-    hook = (contents.get(NOTE) or {}).get("hook")
+    hook = (_note(contents) or {}).get("hook")
     return hook if hook in averaging_hooks(contents) else None
+
+
+def _note(contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    note = contents.get(NOTE)
+    return note if isinstance(note, Mapping) else None
 
 
 def weights_of_hook(contents: Mapping[str, Any], hook: str, where: str) -> dict[str, Any]:
     """Return the module's weights, with those in their place that a hook keeps; of tied ones it has one name only."""
-    states: Mapping[str, Any] = contents["hooks"]
+    states: Mapping[str, Any] = contents["hooks"] if isinstance(contents.get("hooks"), Mapping) else {}
     if hook not in states:
         raise OptionError(f"{where} holds no state of a hook {hook!r}.{closest(hook, states)} "
                           f"It has: {', '.join(states) or 'none'}.")  # fmt: skip
-    weights: Any = OrderedDict(contents["module"])
+    weights: Any = OrderedDict(weights_in(contents, where))
     weights._metadata = getattr(contents["module"], "_metadata", OrderedDict())  # the versions of the layers
     kept = next((each for each in _mappings(states[hook])
                  if any(_stands_for(value, weights.get(name)) for name, value in each.items())), None)  # fmt: skip

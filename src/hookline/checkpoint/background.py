@@ -15,12 +15,13 @@ from torch import Tensor
 from hookline.checkpoint.files import write
 from hookline.checkpoint.finding import ALONE
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
-from hookline.checkpoint.remote import as_url, shown
 from hookline.checkpoint.together import write_together
 from hookline.checkpoint.writing import longest_wait
 from hookline.errors import CheckpointError
 from hookline.processes import ends
 from hookline.ranks import Ranks
+from hookline.text import holds_secret, redact
+from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 ALIGNED = 64
@@ -88,7 +89,7 @@ class BackgroundSaver:
         on_done: told by the thread what went wrong, or None once it is durable. Contents that cannot be stored are told at once.
         """
         if not self.wait():  # its copies of the tensors are still in the buffer
-            on_done(CheckpointError(f"The checkpoint {_name(path)} was not written: {_name(self._path)} is still being written."))
+            on_done(CheckpointError(f"The checkpoint {shown(path)} was not written: {shown(self._path)} is still being written."))
             return
         try:
             snapshot = self._buffer.snapshot(contents)
@@ -99,7 +100,7 @@ class BackgroundSaver:
         def work() -> None:
             error = _written(snapshot, path, about, staging, self._ranks)
             if not self._longest and error is None:
-                log.warning("The checkpoint %s, which was given up, is written after all.", _name(path))
+                log.warning("The checkpoint %s, which was given up, is written after all.", shown(path))
             on_done(error)
 
         self._path, self._report, self._longest = path, on_done, longest_wait(snapshot)
@@ -117,7 +118,7 @@ class BackgroundSaver:
             return True
         if timeout is None and self._longest:
             waited, self._longest = self._longest, 0.0
-            self._report(CheckpointError(f"The checkpoint {_name(self._path)} could not be written: it was still not on the disk "
+            self._report(CheckpointError(f"The checkpoint {shown(self._path)} could not be written: it was still not on the disk "
                                          f"after {waited:.0f} s. Does the disk answer?"))  # fmt: skip
         return False
 
@@ -125,10 +126,6 @@ class BackgroundSaver:
         """Wait for what is being written, and give the memory back."""
         if self.wait():
             self._buffer = Buffer()
-
-
-def _name(path: Path | str) -> str:
-    return str(path) if (url := as_url(path)) is None else shown(url)
 
 
 def _nothing(error: CheckpointError | None) -> None:
@@ -146,7 +143,9 @@ def _written(
     except CheckpointError as error:
         return error
     except BaseException as error:  # nobody else would hear of it
-        made = CheckpointError(f"The checkpoint {_name(path)} could not be written: {type(error).__name__}: {error}")
-        made.__cause__ = error
+        url = str(path) if is_url(path) else ""
+        why = redact(f"{type(error).__name__}: {error}", url)
+        made = CheckpointError(f"The checkpoint {shown(path)} could not be written: {why}")
+        made.__cause__ = None if holds_secret(error, url) else error
         return made
     return None

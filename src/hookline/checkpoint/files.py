@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint import remote
+from hookline.checkpoint import reading, remote
+from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.reading import check_pieces, read_folder, read_for_rank, read_module, verify_folder
@@ -15,8 +16,9 @@ from hookline.checkpoint.tidying import remove_folder, tidy
 from hookline.checkpoint.writing import write_folder
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
+from hookline.urls import shown
 
-__all__ = ["read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
+__all__ = ["extra_names", "read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
 
 
 T = TypeVar("T")
@@ -44,12 +46,23 @@ def read(path: Path | str) -> dict[str, Any]:
 
 
 def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
-    """What one of several ranks needs of a checkpoint that all of them read; what is wrong for one is an error for all.
+    """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is an error for all.
 
     Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank needs of them.
     """
-    if ranks.alone:
-        return read(path)
+    contents = read(path) if ranks.alone else _read_share(path, ranks)
+
+    def check() -> None:
+        try:
+            check_contents(contents)
+        except CheckpointError as error:
+            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: {error}") from None
+
+    _agreed(ranks, check)
+    return contents
+
+
+def _read_share(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     url, folder = remote.as_url(path), Path(path)
     rank, world_size = ranks.rank, ranks.world_size
     if url:
@@ -95,6 +108,12 @@ def verify(path: Path | str) -> None:
         remote.verify_url(url)
     else:
         verify_folder(Path(path))
+
+
+def extra_names(path: Path | str) -> list[str]:
+    """The files and folders that others have put beside the checkpoint's own; they are left alone."""
+    url = remote.as_url(path)
+    return remote.extra_names_at(url) if url else reading.extra_names(Path(path))
 
 
 def remove(path: Path | str) -> None:

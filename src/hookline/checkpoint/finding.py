@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read, read_manifest, tidy
+from hookline.checkpoint.tidying import LEFT_OVER
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
-from hookline.urls import MANIFEST
+from hookline.urls import MANIFEST, is_ours
 
 ALONE = Ranks()
 Read = Callable[[Path | str], dict[str, Any]]
@@ -57,10 +58,17 @@ def _folders(folder: Path) -> list[Path]:
     made = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        if {MANIFEST, "model.safetensors", "state.json"} & set(files):
+        ours = {name for name in files if is_ours(name)}
+        if MANIFEST in ours or len(ours) > 1:  # model.safetensors alone is the name of weights that other tools write
             made.append(Path(parent))
-            names.clear()
+            names.clear()  # what others have put into a checkpoint is not searched
     return made
+
+
+def being_replaced(folder: Path) -> list[Path]:
+    """Checkpoints below a folder that a process had moved aside to replace them, and has not replaced so far."""
+    aside = [path for path in folder.rglob(".*.old") if LEFT_OVER.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    return [path for path in aside if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
 
 
 def best_first(found: list[Found]) -> list[Found]:

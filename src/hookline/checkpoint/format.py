@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline.checkpoint.sharding import is_dtensor, own_piece
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, described
 
 TAG = "$"
 DEEPEST = 100
@@ -261,9 +261,17 @@ def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
 def _unpack_tensor(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
     tensor = tensors[value["key"]]
     if "dtype" in value:
-        dtype = getattr(torch, value["dtype"])
+        dtype = dtype_of(value["dtype"])
         tensor = torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype).reshape(value["shape"])
     return tensor.contiguous(memory_format=torch.channels_last) if "memory_format" in value else tensor
+
+
+def dtype_of(name: Any) -> torch.dtype:
+    """A type of numbers by its name."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"{described(name)} is not a type of numbers.")
+    return found
 
 
 def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from hookline.errors import CheckpointError, closest
+from hookline.text import redact
+from hookline.urls import is_url
 
 WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 """Where tools keep the weights; the first one that is there is taken."""
@@ -61,8 +63,9 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
 
 
 def _read(file: Path) -> Any:
-    if "://" in str(file) or re.match(r"\w+:/\w", file.as_posix()):
-        raise CheckpointError(f"{file} is a URL: copy the file here first.")
+    if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
+        # a Path has made one slash of two
+        raise CheckpointError(f"{redact(file.as_posix().replace(':/', '://', 1))} is a URL: copy the file here first.")
     if file.is_dir():
         raise CheckpointError(f"{file} is a directory. A checkpoint of Hookline needs no import: fit(resume={str(file)!r}) "
                               f"goes on from it, load_weights(module, {str(file)!r}) takes its weights.")  # fmt: skip

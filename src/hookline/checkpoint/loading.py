@@ -16,6 +16,7 @@ from hookline.events import EVENTS
 from hookline.foreign import adopt_steps
 from hookline.listener import find_listeners
 from hookline.state import State
+from hookline.urls import is_url
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -35,7 +36,7 @@ def load_module(
     module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
     if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
-        state = State(module=module, checkpoint=contents, path=Path(where) if "://" not in where else where)
+        state = State(module=module, checkpoint=contents, path=where if is_url(where) else Path(where))
         foreign = adopt_steps(module)  # one of another package has its own hooks
         listeners = foreign.listeners(cls.__name__, EVENTS) if foreign else find_listeners(module, "M", cls.__name__, EVENTS)
         for listener in listeners:

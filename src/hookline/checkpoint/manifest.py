@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,15 +16,13 @@ import safetensors
 import torch
 
 from hookline._version import __version__
-from hookline.errors import CheckpointError
-from hookline.urls import MANIFEST
+from hookline.checkpoint.limits import MANIFEST_BYTES, MANIFEST_LEVELS, TooLarge, parse_json, read_within
+from hookline.errors import CheckpointError, described
+from hookline.urls import FILES, MANIFEST, is_ours
 
 NAME = MANIFEST
 FORMAT = 2
 KIND = "hookline checkpoint"
-FILES = ("model.safetensors", "state.safetensors", "state.json")
-OF_RANK = re.compile(r"rank-\d+\.(?:json|safetensors)")
-"""What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
 COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
 OWN = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
 """What only the writer can know."""
@@ -32,9 +30,13 @@ OWN = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
 Manifest: TypeAlias = dict[str, Any]
 
 
+SAVED_AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)?", re.ASCII)
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
 def is_file(name: str) -> bool:
     """Whether a checkpoint may have a file of this name, beside its manifest."""
-    return name in FILES or OF_RANK.fullmatch(name) is not None
+    return name != NAME and is_ours(name)
 
 
 def make(about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]) -> Manifest:
@@ -51,12 +53,17 @@ def make(about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str
                      "python": platform.python_version()},
         "shared": shared, "files": files,
     }  # fmt: skip
+    if wrong := _wrong(manifest):
+        raise CheckpointError(f"A manifest cannot hold {wrong}.")
     return {**manifest, "sha256": signature(manifest)}
 
 
 def render(manifest: Manifest) -> str:
     """As it stands in the file."""
-    return json.dumps(manifest, indent=1) + "\n"
+    text = json.dumps(manifest, indent=1) + "\n"
+    if len(text) > MANIFEST_BYTES:
+        raise CheckpointError(f"The manifest would have {len(text)} bytes, and at most {MANIFEST_BYTES} are read again.")
+    return text
 
 
 def signature(manifest: Mapping[str, Any]) -> str:
@@ -74,7 +81,9 @@ def load(path: Path) -> Manifest:
     if not file.is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no {NAME}.{_beside(path)}")
     try:
-        return parse(file.read_bytes(), str(path))
+        return parse(read_within(file, MANIFEST_BYTES), str(path))
+    except TooLarge as error:
+        raise CheckpointError(f"The checkpoint {path} is damaged: {NAME}: {error}.") from None
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {NAME}: {error.strerror or error}") from error
 
@@ -82,19 +91,82 @@ def load(path: Path) -> Manifest:
 def parse(data: bytes, path: str) -> Manifest:
     """A manifest from its bytes. `path` is for errors."""
     damaged = f"The checkpoint {path} is damaged: {NAME}"
+    if len(data) > MANIFEST_BYTES:
+        raise CheckpointError(f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, which no such file is.")
     try:
-        manifest = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        manifest = parse_json(data, MANIFEST_LEVELS)
+    except ValueError as error:
         raise CheckpointError(f"{damaged} is no JSON ({error})." if data else f"{damaged} is empty.") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+    if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise CheckpointError(f"{damaged} does not say which format it has.")
     if manifest["format"] != FORMAT:
         raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT} and no other.")
     if manifest.get("sha256") != signature(manifest) or render(manifest).encode() != data:
         raise CheckpointError(f"{damaged} is not as it was written: its sha256 does not fit its text.")
-    if manifest.get("kind") != KIND or set(FILES) - set(manifest["files"]) or not all(map(is_file, manifest["files"])):
-        raise CheckpointError(f"{path} is no checkpoint of a run: it is a {manifest.get('kind')!r}.")
+    if manifest.get("kind") != KIND:
+        raise CheckpointError(f"{path} is no checkpoint of a run: it is a {described(manifest.get('kind'))}.")
+    if wrong := _wrong(manifest):  # somebody has made it so and signed it: we never write such a one
+        raise CheckpointError(f"{damaged} has {wrong}.")
     return manifest
+
+
+# ---- what may be in it -------------------------------------------------------------------------------------------
+
+
+def _wrong(manifest: Mapping[str, Any]) -> str:
+    """What has another type than whoever reads a manifest relies on; empty if all is as it should be."""
+    for name, (fits, wanted) in TYPES.items():
+        if not fits(manifest.get(name)):
+            return f"{name}={described(manifest.get(name))}, which is not {wanted}"
+    missing = [name for name in FILES if name not in manifest["files"]]
+    return f"files without {missing[0]}" if missing else ""
+
+
+def _is_whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_table_of_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_number(value: Any) -> bool:
+    """What is not finite is text in JSON."""
+    return type(value) is float or _is_whole(value, -(2**63)) or value in ("nan", "inf", "-inf")
+
+
+def _is_monitor(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and _is_text(value.get("name")) and value.get("mode") in ("min", "max")
+                             and _is_number(value.get("score")))  # fmt: skip
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        is_file(name) and isinstance(facts, dict) and _is_whole(facts.get("bytes")) and _is_text(facts.get("sha256"))
+        and SHA256.fullmatch(facts["sha256"]) is not None for name, facts in value.items()
+    )  # fmt: skip
+
+
+TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(COUNTERS, (_is_whole, "a whole number from 0 on")),
+    "reason": (_is_text, "text"), "status": (_is_text, "text"),
+    "run": (lambda value: value is None or _is_text(value), "text"),
+    "saved_at": (lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None, "a time such as 2026-01-31T12:00:00"),
+    "world_size": (lambda value: _is_whole(value, 1), "a whole number from 1 on"),
+    "metrics": (_is_table, "a table"), "versions": (_is_table_of_text, "a table of text"),
+    "shared": (_is_table_of_text, "a table of text"),
+    "monitor": (_is_monitor, "a table of a name, a mode ('min' or 'max') and a score"),
+    "files": (_are_files, "a table of files of a checkpoint, with the size and sha256 of each"),
+}  # fmt: skip
+"""Every entry that somebody reads, and what it must be; others may be there and are not looked at."""
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.checkpoint.format import TAG, Stored, unpack
+from hookline.checkpoint.format import TAG, Stored, dtype_of, unpack
+from hookline.checkpoint.limits import STRUCTURE_BYTES, parse_json, read_within
 from hookline.checkpoint.parts import BUFFERS, HOOK
 from hookline.checkpoint.pieces import Opened, Pieces, Place
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, described
+from hookline.urls import OF_RANK
 
 Find = Callable[[dict[str, Any]], Any]
+MOST_RANKS = 2**20
 
 
 class RankFiles:
@@ -25,7 +27,7 @@ class RankFiles:
     def __init__(self, path: Path, rank: int = 0) -> None:
         """`rank`: whose own is looked at first; with as many ranks as before it needs nobody else's."""
         self.path = path
-        found = sorted(int(each.stem.removeprefix("rank-")) for each in path.glob("rank-*.json"))
+        found = sorted(int(name[1]) for each in path.glob("rank-*.json") if (name := OF_RANK.fullmatch(each.name)))
         self.ranks = sorted(found, key=lambda each: each != rank)
         self.files = {rank: Opened(path / f"rank-{rank}.safetensors") for rank in found}
         self._structures: dict[int, dict[str, Any]] = {}
@@ -35,13 +37,13 @@ class RankFiles:
     def structure(self, rank: int) -> dict[str, Any]:
         """What a rank says of its files: what is its own, and where its pieces belong."""
         if rank not in self._structures:
-            self._structures[rank] = json.loads((self.path / f"rank-{rank}.json").read_bytes())
+            self._structures[rank] = read_structure(self.path / f"rank-{rank}.json")
         return self._structures[rank]
 
     def pieces(self, entry: dict[str, Any]) -> Pieces:
         """A tensor that was spread over ranks, not read yet."""
         name: str = entry["key"]
-        return Pieces(name, torch.Size(entry["shape"]), getattr(torch, entry["dtype"]), lambda: self._places(name))
+        return Pieces(name, torch.Size(entry["shape"]), dtype_of(entry["dtype"]), lambda: self._places(name))
 
     def whole(self, entry: dict[str, Any]) -> Tensor:
         """All of such a tensor; tied ones are one tensor again."""
@@ -72,6 +74,8 @@ class RankFiles:
     def adapt(self, contents: dict[str, Any], rank: int, world_size: int, find: Find) -> None:
         """Rank zero's contents become those of this rank: its own if there are as many ranks as before, else fair shares."""
         before = contents.get("world_size", 1)
+        if type(before) is not int or not 1 <= before <= MOST_RANKS:
+            raise CheckpointError(f"world_size={described(before)} is not a number of ranks.")
         if before == world_size:
             for name, value in self.own(rank, find).items():
                 _put(contents, name, value)
@@ -96,6 +100,17 @@ class RankFiles:
             return {}
         tensors = Stored(self.files[rank].others(self.structure(rank)["shards"]), find)  # pieces are read if they are needed
         return {name: unpack(structure, tensors) for name, structure in structures.items()}
+
+
+def read_structure(path: Path) -> dict[str, Any]:
+    """What `state.json`, or a rank's own, says of the contents of a checkpoint."""
+    try:
+        structure = parse_json(read_within(path, STRUCTURE_BYTES))
+    except ValueError as error:
+        raise CheckpointError(f"{path.name}: {error}.") from None
+    if not isinstance(structure, dict):
+        raise CheckpointError(f"{path.name} is not a table.")
+    return structure
 
 
 def numbers_wanted(structure: Any) -> int:

@@ -13,22 +13,25 @@ from typing import Any
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed
+from hookline.checkpoint.limits import MANIFEST_BYTES
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import read_folder, read_for_rank, read_module, verify_folder
+from hookline.checkpoint.reading import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
 from hookline.checkpoint.tidying import tidy
 from hookline.checkpoint.writing import left_alone, owner, write_folder
-from hookline.errors import CheckpointError
-from hookline.urls import open_url, put_folder, remove_folder, without_secret
+from hookline.errors import CheckpointError, HooklineError
+from hookline.text import holds_secret, redact
+from hookline.urls import below, check_url, is_ours, open_url, put_folder, remove_folder, split_query
 
 BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def as_url(path: Path | str) -> str | None:
-    """The URL, if it is one rather than a path."""
+    """The URL, if it is one rather than a path; one that is not allowed is an error."""
     if isinstance(path, str):
-        return path if "://" in path else None
+        return check_url(path) if "://" in path else None
     if BROKEN_URL.match(path.as_posix()):
-        raise CheckpointError(f"{path.as_posix()} was a URL before it was made a Path: pass it as text.")
+        shown = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
+        raise CheckpointError(f"{shown} was a URL before it was made a Path: pass it as text.")
     return None
 
 
@@ -86,13 +89,27 @@ def read_url_module(url: str) -> dict[str, Any]:
 def verify_url(url: str) -> None:
     """Fetch a checkpoint and verify it."""
     with _fetched(url) as folder:
-        verify_folder(folder)
+        refuse_unlisted(_names_at(url), verify_folder(folder), redact(url))
+
+
+def extra_names_at(url: str) -> list[str]:
+    """The files and folders of others that lie beside a checkpoint's own."""
+    return sorted(name for name in _names_at(url) if not is_ours(name) and not name.startswith("."))
+
+
+def _names_at(url: str) -> list[str]:
+    """What lies there, if the file system can list it: not every http server does."""
+    fs, root = open_url(url)
+    try:
+        return [each.rstrip("/").rpartition("/")[2] for each in fs.ls(root, detail=False)]
+    except Exception:  # every file system has errors of its own
+        return []
 
 
 def read_url_manifest(url: str) -> Manifest:
     """Fetch a manifest only."""
     with _reaching(url, "cannot be read") as (fs, root):
-        return manifests.parse(_manifest(fs, root, url), shown(url))
+        return manifests.parse(_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
@@ -102,25 +119,29 @@ def remove_url(url: str) -> None:
 
 
 def list_urls(url: str) -> list[str]:
-    """The URLs of all checkpoints below one: everything that has a manifest."""
+    """The URLs of all checkpoints at one or below it: everything that has a manifest, but nothing inside of a checkpoint."""
     with _reaching(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
-        found = [each.removesuffix(f"/{manifests.NAME}") for each in fs.find(root) if each.endswith(f"/{manifests.NAME}")]
-        return sorted(url.rstrip("/") + each[len(root.rstrip("/")) :] for each in found)
-
-
-def shown(url: str) -> str:
-    """A URL without the name and password that it may hold."""
-    protocol, _, rest = url.partition("://")
-    return f"{protocol}://{rest.rpartition('@')[2]}"
+        if fs.exists(below(root, manifests.NAME)):
+            return [url.rstrip("/")]
+        there, at = split_query(root)[0].rstrip("/"), f"/{manifests.NAME}"
+        found = sorted(each.removesuffix(at) for each in fs.find(root) if each.endswith(at))
+        outermost = [each for each in found if not any(each.startswith(f"{other}/") for other in found)]
+        base, mark, query = split_query(url)
+        return [f"{base.rstrip('/')}{each[len(there) :]}{mark}{query}" for each in outermost]
 
 
 def _manifest(fs: Any, root: str, url: str) -> bytes:
     fs.invalidate_cache()
+    place = below(root, manifests.NAME)
     try:
-        return fs.cat_file(f"{root}/{manifests.NAME}")  # type: ignore[no-any-return]
+        if fs.size(place) is None:  # the server does not say
+            return fs.cat_file(place, 0, MANIFEST_BYTES + 1)  # type: ignore[no-any-return]
+        if fs.size(place) > MANIFEST_BYTES:
+            raise CheckpointError(f"The checkpoint {redact(url)} is damaged: {manifests.NAME} is larger than any that we write.")
+        return fs.cat_file(place)  # type: ignore[no-any-return]
     except FileNotFoundError:
-        raise CheckpointError(f"{shown(url)} is no checkpoint: it has no {manifests.NAME}.") from None
+        raise CheckpointError(f"{redact(url)} is no checkpoint: it has no {manifests.NAME}.") from None
 
 
 @contextlib.contextmanager
@@ -128,23 +149,29 @@ def _fetched(url: str) -> Iterator[Path]:
     with _reaching(url, "cannot be read") as (fs, root), tempfile.TemporaryDirectory() as name, _speaking_of(url, name):
         folder = Path(name)
         data = _manifest(fs, root, url)
-        for file in manifests.parse(data, shown(url))["files"]:
+        for file, expected in manifests.parse(data, redact(url))["files"].items():
             with contextlib.suppress(FileNotFoundError):  # the reader says which one is missing
-                fs.get_file(f"{root}/{file}", str(folder / file))
+                size = fs.size(below(root, file))
+                if size is not None and size != expected["bytes"]:  # not fetched: it may be larger than the disk
+                    raise CheckpointError(f"The checkpoint {redact(url)} is damaged: {file} has {size} bytes instead of "
+                                          f"{expected['bytes']}.")  # fmt: skip
+                fs.get_file(below(root, file), str(folder / file))
         (folder / manifests.NAME).write_bytes(data)
         yield folder
 
 
 @contextlib.contextmanager
 def _reaching(url: str, what: str) -> Iterator[tuple[Any, str]]:
-    """The file system and the path; whatever fails names the URL."""
+    """The file system and the path; whatever fails names the URL, without its secrets."""
     try:
         fs, root = open_url(url)
         yield fs, root.rstrip("/")
-    except CheckpointError:
+    except HooklineError:
         raise
     except Exception as error:  # every file system has errors of its own
-        raise CheckpointError(f"The checkpoint {shown(url)} {what}: {without_secret(error, url)}") from error
+        why = redact(f"{type(error).__name__}: {error}", url)
+        cause = None if holds_secret(error, url) else error
+        raise CheckpointError(f"The checkpoint {redact(url)} {what}: {why}") from cause
 
 
 @contextlib.contextmanager
@@ -153,5 +180,5 @@ def _speaking_of(url: str, folder: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        text = str(error).replace(f"{Path(folder) / 'checkpoint'}", shown(url)).replace(folder, shown(url))
+        text = str(error).replace(f"{Path(folder) / 'checkpoint'}", redact(url)).replace(folder, redact(url))
         raise CheckpointError(text) from error.__cause__

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import CheckpointError, OptionError, closest
+from hookline.urls import check_url, is_url
 
 REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 COUNTERS = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tokens_seen")
@@ -27,7 +28,11 @@ def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | No
     """The request for a checkpoint, as somebody has made it; a reason that nobody knows is an error."""
     if reason not in REASONS:
         raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
-    return SaveRequest(path if path is None or "://" in str(path) else Path(path), reason, monitor)
+    if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
+        raise OptionError(f"monitor={monitor!r} must be a table with 'name', 'mode' ('min' or 'max') and 'score'.")
+    if path is not None and is_url(path):
+        check_url(str(path), "path")
+    return SaveRequest(path if path is None or is_url(path) else Path(path), reason, monitor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,8 +10,9 @@ import time
 from pathlib import Path
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.writing import flush, machine, writing
+from hookline.checkpoint.writing import delete, flush, machine, writing
 from hookline.errors import CheckpointError
+from hookline.urls import is_ours
 
 LONG_AGO = 60.0
 """Seconds. A replacement is between its two renames for an instant: who seems to be so for longer is another process by now."""
@@ -23,9 +25,11 @@ def remove_folder(path: Path) -> None:
     """Remove a checkpoint. It loses its name first, so that a removal that is interrupted leaves no half of one."""
     gone = path.with_name(f".{path.name}.gone")
     try:
+        if not any(is_ours(each.name) for each in path.iterdir()):  # a whole disk could be named by mistake
+            raise CheckpointError(f"{path} is not removed: nothing in it is a file of a checkpoint.")
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
-        shutil.rmtree(gone)
+        delete(gone)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} could not be removed: {error}") from error
 
@@ -50,18 +54,21 @@ def tidy(folder: Path) -> list[Path]:
                 flush(folder)
                 back.append(path)
             elif _is_ours(each):
-                shutil.rmtree(each)
+                delete(each)
         except OSError:  # another process may be tidying as well, or may not be allowed to: no reason to fail
             continue
     return back
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a folder in which there is nothing but files of checkpoints: a name alone proves nothing."""
+    """Whether it was a checkpoint: it has a manifest that we wrote, or nothing but files of ours. A name alone proves nothing."""
     if not path.is_dir() or path.is_symlink():
         return False
+    with contextlib.suppress(CheckpointError):
+        manifests.load(path)
+        return True
     names = {name for _, _, files in os.walk(path) for name in files}
-    return all(name == manifests.NAME or manifests.is_file(name) for name in names)
+    return all(map(is_ours, names))
 
 
 def _in_use(path: Path, host: str, pid: int) -> bool:

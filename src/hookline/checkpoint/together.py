@@ -13,6 +13,7 @@ from hookline.checkpoint.format import Packed
 from hookline.checkpoint.writing import commit, flush, opened_aside, telling_why, write_parts
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
+from hookline.text import redact
 
 PATIENCE = 10.0
 """Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it late."""
@@ -31,9 +32,9 @@ def write_together(
         return
     with contextlib.ExitStack() as until_done:
         # rank zero's name for the folder counts; it removes it too
-        folder = Path(_tell(ranks, path, lambda: str(until_done.enter_context(remote.staged(staging)))))
-        _write_folder(packed, folder / "checkpoint", about, ranks, remote.shown(url))
-        _tell(ranks, path, lambda: remote.copy_to_url(folder / "checkpoint", url))
+        folder = Path(_tell(ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging)))))
+        _write_folder(packed, folder / "checkpoint", about, ranks, redact(url))
+        _tell(ranks, redact(url), lambda: remote.copy_to_url(folder / "checkpoint", url))
 
 
 def _write_folder(packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = "") -> None:

@@ -20,10 +20,12 @@ from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.finding import Read, find, first_whole
 from hookline.checkpoint.importing import Imported
 from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
-from hookline.checkpoint.remote import as_url, list_urls, shown
+from hookline.checkpoint.remote import as_url, list_urls
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
 from hookline.loops.record import read_record, run_dir_of, unsaved_end
+from hookline.text import redact
+from hookline.urls import is_url
 
 log = logging.getLogger("hookline")
 SHOWN = 8
@@ -296,18 +298,18 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
     below = list_urls(url)
     if url.rstrip("/") in below or not below:
-        return ReadCheckpoint(shown(url), read(url), read_manifest(url)["step"])
+        return ReadCheckpoint(redact(url), read(url), read_manifest(url)["step"])
     problems = []
     for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
         try:
-            taken = ReadCheckpoint(shown(each), read(each), read_manifest(each)["step"])
+            taken = ReadCheckpoint(redact(each), read(each), read_manifest(each)["step"])
         except CheckpointError as error:
             problems.append(str(error))
-            log.warning("passing over %s: %s", shown(each), error)
+            log.warning("passing over %s: %s", redact(each), error)
             continue
-        log.warning("%s: taking %s, of step %d.", shown(url), taken.where, taken.step)
+        log.warning("%s: taking %s, of step %d.", redact(url), taken.where, taken.step)
         return taken
-    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {shown(url)}.", *problems]))
+    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {redact(url)}.", *problems]))
 
 
 def _saved_at(url: str) -> str:
@@ -319,7 +321,7 @@ def _saved_at(url: str) -> str:
 
 def _plain(source: str | os.PathLike[str]) -> Path | str:
     """Text if it is a URL, else a path."""
-    return source if isinstance(source, str) and "://" in source else Path(source)
+    return source if isinstance(source, str) and is_url(source) else Path(source)
 
 
 def _some(names: list[str]) -> str:

@@ -18,10 +18,12 @@ from typing import Any
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed, pack_contents
+from hookline.checkpoint.limits import STRUCTURE_BYTES
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.tensors import naming, write_tensors
 from hookline.errors import CheckpointError
 from hookline.processes import ends
+from hookline.urls import FILES, is_ours
 
 SLOWEST = 1e6
 """Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
@@ -90,7 +92,8 @@ def _place(path: Path) -> Path:
     place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     if place.is_dir():
         if not (place / manifests.NAME).exists() and any(not manifests.is_file(each.name) for each in place.iterdir()):
-            raise FileExistsError(errno.EEXIST, "a directory of that name exists, and what is in it is no checkpoint")
+            raise FileExistsError(errno.EEXIST, "a directory of that name exists, and what is in it is no checkpoint. Files that "
+                                  "belong to a checkpoint are added in on_checkpoint_save, when it is complete")  # fmt: skip
     elif place.exists():
         raise FileExistsError(errno.EEXIST, "a file of that name exists")
     return place
@@ -108,8 +111,18 @@ def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
         texts[f"rank-{rank}.json"] = packed.part.structure
     files = _write_at_once(folder, tensors)
     for name, structure in texts.items():
-        files[name] = _write_text(json.dumps(structure, allow_nan=False), folder / name)
+        files[name] = _write_text(_as_json(structure, name), folder / name)
     return files
+
+
+def _as_json(structure: dict[str, Any], name: str) -> str:
+    """In a line. What would be too long to be read again is refused while the run can still do something about it."""
+    text = json.dumps(structure, allow_nan=False)
+    if len(text) > STRUCTURE_BYTES:
+        largest = max(structure, key=lambda key: len(json.dumps(structure[key])))
+        raise CheckpointError(f"{name} would have {len(text) / 1e6:.0f} MB, most of them of {largest!r}, and at most "
+                              f"{STRUCTURE_BYTES / 1e6:.0f} are read again. Keep large data in tensors or arrays.")  # fmt: skip
+    return text
 
 
 def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -150,7 +163,7 @@ def _bytes(packed: Packed) -> int:
 
 def commit(aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]) -> Manifest:
     """All files are durable: the manifest comes last, then the name."""
-    ordered = {name: files[name] for name in (*manifests.FILES, *sorted(set(files) - set(manifests.FILES)))}
+    ordered = {name: files[name] for name in (*FILES, *sorted(set(files) - set(FILES)))}
     manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
     _write_text(manifests.render(manifest), aside / manifests.NAME)
     flush(aside)
@@ -191,7 +204,19 @@ def _put_in_place(aside: Path, path: Path) -> None:
                 os.rename(old, path)
             raise
         flush(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            delete(old)
+
+
+def delete(folder: Path) -> None:
+    """Remove the directory of a checkpoint, files of others first: as long as they are there its manifest says what it is."""
+    for each in folder.iterdir():
+        if not is_ours(each.name):
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

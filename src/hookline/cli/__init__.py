@@ -157,6 +157,8 @@ def make_parser() -> argparse.ArgumentParser:
         else:
             added.add_argument("--trace", action="store_true", help="write trace.json, a timeline, into the run's directory")
             added.add_argument("--traceback", action="store_true", help="show where an error of Hookline was raised")
+        if name == "fit":
+            added.add_argument("--fresh", action="store_true", help="begin a new run, even if run_dir has checkpoints")
     added = command("hooks", "list the hooks there are, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
     added = command("events", "list the events of a run, or describe one")
@@ -218,6 +220,7 @@ def _report(error: Exception, given: list[str]) -> int:
     """Say what went wrong: errors about a configuration in words, others as Python does."""
     from hookline.config.problems import ConfigError
     from hookline.errors import HooklineError, OptionError
+    from hookline.text import printable_lines
 
     notes: list[str] = getattr(error, "__notes__", [])
     trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
@@ -227,7 +230,7 @@ def _report(error: Exception, given: list[str]) -> int:
         print(json.dumps({"error": {"type": type(error).__name__, **about}}))
     if isinstance(error, HooklineError) and "--traceback" not in given:
         said = [] if settled else [line for note in notes for line in note.splitlines()]
-        print("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)]), file=sys.stderr)
+        print(printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)])), file=sys.stderr)
     else:
         traceback.print_exception(error)
     return USAGE if settled else FAILED

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from hookline.checkpoint.averages import scored_hook
 from hookline.checkpoint.exporting import export_weights
 from hookline.checkpoint.finding import Found, best_first, find
 from hookline.checkpoint.format import TAG
-from hookline.checkpoint.tensors import NAMES
+from hookline.checkpoint.limits import STRUCTURE_BYTES, parse_json
+from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
 from hookline.errors import CheckpointError, OptionError, closest
 from hookline.loops.record import read_record
-from hookline.urls import open_url, without_secret
+from hookline.text import holds_secret, printable, redact
+from hookline.urls import below, is_url, open_url
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -34,28 +36,31 @@ class Listed:
     place: Path | str
     manifest: dict[str, Any] | None = None
     problem: str = ""
+    extra: list[str] = field(default_factory=list)
+    """Files and folders of others that lie in it, once it was looked at."""
 
     @property
     def name(self) -> str:
-        """What to call it; passwords are left out."""
-        return remote.shown(self.place) if isinstance(self.place, str) else str(self.place)
+        """What to call it; secrets are left out."""
+        return redact(self.place) if isinstance(self.place, str) else str(self.place)
 
     def verify(self) -> None:
         """Look at all of its files."""
         if not self.problem:
             try:
                 files.verify(self.place)
+                self.extra = files.extra_names(self.place)
             except CheckpointError as error:
                 self.problem = str(error)
 
 
 def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
     """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
-    if "://" in path:
+    if is_url(path):
         found = [_at_url(each) for each in remote.list_urls(path)]
         found.sort(key=lambda each: each.manifest["saved_at"] if each.manifest else "", reverse=True)
         if not found:
-            raise CheckpointError(f"There is no checkpoint at {remote.shown(path)} or below it: nothing there has a "
+            raise CheckpointError(f"There is no checkpoint at {redact(path)} or below it: nothing there has a "
                                   f"{manifest.NAME}.")  # fmt: skip
         return found, [each.place for each in found] == [path.rstrip("/")]
     folder = Path(path)
@@ -87,21 +92,23 @@ def _verify(chosen: argparse.Namespace) -> int:
         try:
             found, _ = find_checkpoints(path)
         except CheckpointError as error:
-            found = [Listed(path if "://" in path else Path(path), None, str(error))]
+            found = [Listed(path if is_url(path) else Path(path), None, str(error))]
         for each in found:
             each.verify()
         looked_at += found
     if chosen.json:
-        print(json.dumps([{"path": each.name, "whole": not each.problem, "problem": each.problem or None} for each in looked_at]))
+        print(json.dumps([{"path": each.name, "whole": not each.problem, "problem": each.problem or None, "extra": each.extra}
+                          for each in looked_at]))  # fmt: skip
     else:
         for each in looked_at:
-            print(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}")
+            others = f" (not ours, left alone: {', '.join(each.extra)})" if each.extra else ""
+            print(printable(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}{others}"))
     return FAILED if any(each.problem for each in looked_at) else OK
 
 
 def _export(chosen: argparse.Namespace) -> int:
-    if "://" in chosen.out:
-        raise OptionError(f"{remote.shown(chosen.out)}: weights are exported to a file here, not to a URL.")
+    if is_url(chosen.out):
+        raise OptionError(f"{redact(chosen.out)}: weights are exported to a file here, not to a URL.")
     out = Path(chosen.out)
     done = export_weights(chosen.path, out, chosen.hook, chosen.force, chosen.weights)
     sizes = [each.numel() for each in done.weights.values() if hasattr(each, "numel")]
@@ -125,11 +132,20 @@ def _show(chosen: argparse.Namespace) -> int:
     found, single = find_checkpoints(chosen.path)
     if single:
         data = _describe(found[0], chosen.tensors)
-        print(json.dumps(data) if chosen.json else _describe_text(data))
+        print(json.dumps(data) if chosen.json else _describe_text(_printable(data)))
     else:
         many = _table_data(found, chosen.path)
-        print(json.dumps(many) if chosen.json else _table_text(many))
+        print(json.dumps(many) if chosen.json else _table_text(_printable(many)))
     return OK
+
+
+def _printable(value: Any) -> Any:
+    """Every text in it without control characters: whoever wrote a manifest may have put some into it."""
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
@@ -140,24 +156,32 @@ def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
     data = {
         "path": listed.name, **listed.manifest, "bytes": _bytes(listed.manifest), "tensors": len(tensors),
         "scored_hook": scored_hook(structure),
-        "numbers": sum(stored.values()), "hooks": [name for name, state in structure.get("hooks", {}).items() if state],
+        "numbers": sum(stored.values()), "hooks": _hooks_in(structure), "extra": files.extra_names(listed.place),
     }  # fmt: skip
     return {**data, "tensors_by_name": tensors} if with_tensors else data
+
+
+def _hooks_in(structure: dict[str, Any]) -> list[str]:
+    hooks = structure.get("hooks")
+    return [name for name, state in hooks.items() if state] if isinstance(hooks, dict) else []
 
 
 def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """How its contents are laid out, and its weights by name: read from the small files and the head of the large one."""
     assert listed.manifest is not None
-    text = _piece(listed, "state.json")
+    text = _piece(listed, "state.json", STRUCTURE_BYTES + 1)
+    damaged = f"The checkpoint {listed.name} is damaged"
     if hashlib.sha256(text).hexdigest() != listed.manifest["files"]["state.json"]["sha256"]:
-        raise CheckpointError(f"The checkpoint {listed.name} is damaged: state.json is not what its manifest says.")
-    structure = json.loads(text)
+        raise CheckpointError(f"{damaged}: state.json is not what its manifest says.")
     length = int.from_bytes(_piece(listed, "model.safetensors", 8), "little")
+    file = "state.json"
     try:
-        if length > listed.manifest["files"]["model.safetensors"]["bytes"]:
-            raise ValueError("its head is longer than the file")
-        head = json.loads(_piece(listed, "model.safetensors", 8 + length)[8:])
+        structure = parse_json(text)
         module = structure["module"]
+        file = "model.safetensors"
+        if length > min(LONGEST_HEADER, listed.manifest["files"][file]["bytes"]):
+            raise ValueError("its head is longer than the file, or than any that can be read")
+        head = parse_json(_piece(listed, file, 8 + length)[8:])
         types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
@@ -169,26 +193,28 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             else:
                 stored = packed["key"]
                 entry = {**head[stored], "dtype": types[head[stored]["dtype"]], **packed}
-            tensors.append({"name": name, "shape": entry["shape"], "dtype": entry["dtype"],
-                            "numbers": math.prod(entry["shape"]), "stored": stored})  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"The checkpoint {listed.name} is damaged: model.safetensors: {error}") from error
+            tensors.append({"name": name, "shape": list(entry["shape"]), "dtype": str(entry["dtype"]),
+                            "numbers": math.prod(map(int, entry["shape"])), "stored": str(stored)})  # fmt: skip
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise CheckpointError(f"{damaged}: {file}: {type(error).__name__}: {error}") from error
     return structure, tensors
 
 
-def _piece(listed: Listed, name: str, size: int | None = None) -> bytes:
-    """The first bytes of a file, or all of them."""
+def _piece(listed: Listed, name: str, size: int) -> bytes:
+    """The first bytes of a file."""
+    url = listed.place if isinstance(listed.place, str) else ""
     try:
         if isinstance(listed.place, str):
             fs, root = open_url(listed.place)
-            return bytes(fs.cat_file(f"{root.rstrip('/')}/{name}", 0, size))
+            return bytes(fs.cat_file(below(root, name), 0, size))
         with (listed.place / name).open("rb") as file:
-            return file.read(-1 if size is None else size)
+            return file.read(size)
     except FileNotFoundError:
         raise CheckpointError(f"The checkpoint {listed.name} is damaged: {name} is missing.") from None
     except Exception as error:  # every file system has errors of its own
-        why = without_secret(error, str(listed.place))
-        raise CheckpointError(f"The checkpoint {listed.name} cannot be read: {name}: {why}") from error
+        why = redact(f"{type(error).__name__}: {error}", url)
+        cause = None if holds_secret(error, url) else error
+        raise CheckpointError(f"The checkpoint {listed.name} cannot be read: {name}: {why}") from cause
 
 
 def _describe_text(data: dict[str, Any]) -> str:
@@ -208,6 +234,7 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("world size", str(data["world_size"])),
         ("written by", versions),
         ("files", f"{sizes}; {_size(data['bytes'])} in all"),
+        ("not ours", ", ".join(data["extra"])),
     ]
     lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
     named = data.get("tensors_by_name", [])
@@ -218,9 +245,9 @@ def _describe_text(data: dict[str, Any]) -> str:
 
 def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
     """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked at."""
-    is_url = "://" in path
-    record = {} if is_url else read_record(Path(path))
-    if not is_url:
+    is_remote = is_url(path)
+    record = {} if is_remote else read_record(Path(path))
+    if not is_remote:
         for each in found:
             each.verify()
     usable = [Found(each.place, each.manifest) for each in found
@@ -232,10 +259,11 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
         facts = each.manifest or {}
         rows.append({
             "path": each.name, **{key: facts.get(key) for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")},
-            "bytes": _bytes(facts) if facts else None, "whole": False if each.problem else None if is_url else True,
-            "problem": each.problem or None, "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
+            "bytes": _bytes(facts) if facts else None, "whole": False if each.problem else None if is_remote else True,
+            "problem": each.problem or None, "extra": each.extra,
+            "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
         })  # fmt: skip
-    return {"path": remote.shown(path) if is_url else path, "run": record or None, "checkpoints": rows}
+    return {"path": redact(path) if is_remote else path, "run": record or None, "checkpoints": rows}
 
 
 def _table_text(data: dict[str, Any]) -> str:
@@ -246,6 +274,7 @@ def _table_text(data: dict[str, Any]) -> str:
             state = each["problem"].removeprefix(f"The checkpoint {each['path']} is ").removeprefix(f"{each['path']} is ")
         else:
             state = "whole" if each["whole"] else "not verified"
+            state += f", with {', '.join(each['extra'])}" if each["extra"] else ""
         resume = "".join(f', resume="{word}"' for word in each["resume"])
         name = each["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
         if each["saved_at"] is None:

@@ -14,14 +14,21 @@ from typing import Any
 
 from hookline.cli.codes import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
+from hookline.config.problems import ConfigError
 from hookline.errors import Preempted
 from hookline.hook import Hook
+from hookline.text import redact
+from hookline.urls import shown
 
 _NOTHING = object()
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     """Carry out one verb."""
+    if chosen.command == "fit" and chosen.fresh:
+        if any(each.startswith("--checkpoint=") for each in overrides):
+            raise ConfigError("--fresh begins a new run and --checkpoint continues one: leave one out.", where="command line")
+        overrides = [*overrides, "--checkpoint=false"]
     config = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook)
     parts = config.build()
     from hookline.trainer import Trainer
@@ -96,7 +103,7 @@ def _say(
     told: dict[str, Any] = {
         "command": chosen.command, "status": trainer.status, "step": trainer.global_step,
         "epochs": state.epochs_seen, "metrics": {name: float(value) for name, value in trainer.metrics.items()},
-        "checkpoint": str(saved.path) if saved.path is not None else None,
+        "checkpoint": shown(saved.path) if saved.path is not None else None,
     }  # fmt: skip
     if predictions is not None:
         told["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
@@ -130,7 +137,8 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
     # a run that has a name finds its newest checkpoint by itself
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
-    return shlex.join([*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where])
+    words = [*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where]
+    return shlex.join(map(redact, words))
 
 
 def _launcher(world_size: int) -> list[str]:

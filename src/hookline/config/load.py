@@ -18,6 +18,7 @@ from hookline.config.permissions import PATH, Permissions, why_not_own
 from hookline.config.problems import ConfigError, Override, nearest, plain
 from hookline.errors import HooklineError, OptionError
 from hookline.registry import offered_hooks
+from hookline.urls import check_url, is_url
 
 SECTIONS: dict[str, str] = {
     "module": "the model and its training: a hookline.Module, or any torch.nn.Module with `loss` and `optimizer`",
@@ -183,8 +184,13 @@ class Config:
             return ""
         if not isinstance(given, str) or not given:
             raise self.source.wrong("checkpoint", "must be 'auto', 'best', false or the path of a checkpoint.", given)
-        if given in ("auto", "best") or "://" in given:
+        if given in ("auto", "best"):
             return str(given)
+        if is_url(given):
+            try:
+                return check_url(str(given))
+            except OptionError as error:
+                raise self.source.wrong("checkpoint", str(error), given) from None
         path = Path(given)
         if not isinstance(given, Override) and self.source.folder is not None:
             path = self.source.folder / path  # a path in a file is meant from where the file is

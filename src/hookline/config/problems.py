@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import OptionError, closest
+from hookline.text import redact
 
 _PLAIN: dict[Any, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing (null)",
@@ -29,14 +30,17 @@ class ConfigError(OptionError):
 
     def __init__(self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False) -> None:
         value = "(not shown)" if SECRET.search(key) else value
+        value = redact(value) if isinstance(value, str) and not isinstance(value, Override) else value
         place = [part for part in (where, f"{key} = {shown(value)}" if key and has_value else key) if part]
-        super().__init__(": ".join([*place, problem]))
+        super().__init__(redact(": ".join([*place, problem])))
         self.problem, self.where, self.key = problem, where, key
         self.value = value if has_value else None
 
     def data(self) -> dict[str, Any]:
         """For programs."""
-        return {"where": self.where, "key": self.key, "value": plain(_masked(self.value)), "problem": self.problem}
+        value = plain(_masked(self.value))
+        return {"where": self.where, "key": self.key, "value": redact(value) if isinstance(value, str) else value,
+                "problem": redact(self.problem)}  # fmt: skip
 
 
 class Override(str):
@@ -85,7 +89,7 @@ def shown(value: Any) -> str:
     """As it would be written in a file, shortened."""
     if isinstance(value, Override) and value.startswith(("[", "{")):  # a table or a list may hold a secret
         value = value.guess
-    text = json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
+    text = redact(json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

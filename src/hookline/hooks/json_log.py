@@ -11,6 +11,7 @@ from hookline.hook import Hook
 from hookline.hooks.console_log import perplexity_of
 from hookline.loggers.jsonl import JSONLines
 from hookline.options import check_file, check_whole
+from hookline.text import redact
 
 
 class JSONLog(Hook):
@@ -69,7 +70,7 @@ class JSONLog(Hook):
                     seconds=round(time.monotonic() - self._began, 3), metrics=dict(state.metrics.read()))  # fmt: skip
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._write("exception", state, status=state.status, exception=type(exception).__name__, message=str(exception))
+        self._write("exception", state, status=state.status, exception=type(exception).__name__, message=redact(exception))
 
     def teardown(self) -> None:
         if self._file is not None:

@@ -14,6 +14,7 @@ from hookline.filters import When
 from hookline.hook import Hook
 from hookline.hooks.monitored import Monitored, no_validation_in
 from hookline.options import check_bool, check_whole, parse_time
+from hookline.urls import below, check_url, is_url, shown, split_query
 
 WHO = "ModelCheckpoint"
 
@@ -70,7 +71,7 @@ class ModelCheckpoint(Hook):
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
-        self.url = str(dirpath).rstrip("/") if "://" in str(dirpath) else ""
+        self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self._begin()
@@ -235,7 +236,7 @@ class ModelCheckpoint(Hook):
         state.trainer.save_checkpoint(self._asked_last, "last")
 
     def _place(self, state: Any, name: str) -> Path | str:
-        return f"{self.url}/{name}" if self.url else self._folder(state) / name
+        return below(self.url, name) if self.url else self._folder(state) / name
 
     def _folder(self, state: Any) -> Path:
         run_dir = Path(state.trainer.run_dir)
@@ -267,7 +268,7 @@ class ModelCheckpoint(Hook):
         self.best_k_models[str(path)] = score
         for old in self._beyond(self.best_k_models):
             del self.best_k_models[old]
-            here = self._place(state, old.rpartition("/")[2])
+            here = self._place(state, _name_of(old))
             # of an earlier run's folder nothing is removed; the process may have gone to another directory since it was kept
             if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
                 state.trainer.remove_checkpoint(here)
@@ -303,18 +304,18 @@ class ModelCheckpoint(Hook):
         kept = self._with_asked()
         best = next(iter(self._ranked(kept)), self.best_model_path)
         return {
-            "best_k_models": kept, "best_model_path": best, "current_score": self.current_score,
+            "best_k_models": _without_secrets(kept), "best_model_path": shown(best), "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
-            "last_model_path": self._asked_last or self.last_model_path, "waiting": self._waiting,
-            "validated": self._validated, "owed": {path: score for path, score in self._asked.items() if path in kept},
+            "last_model_path": shown(self._asked_last or self.last_model_path), "waiting": self._waiting,
+            "validated": self._validated,
+            "owed": _without_secrets({path: score for path, score in self._asked.items() if path in kept}),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_k_models = dict(state["best_k_models"])
+        self.best_k_models, self._owed = (_scores(state.get(key, {})) for key in ("best_k_models", "owed"))
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._waiting, self._validated = state["waiting"], state["validated"]
-        self._owed = dict(state.get("owed", {}))
 
     def _find_again(self, state: Any) -> None:
         """The run's directory may have been moved or copied since its paths were kept, or be spelled in another way."""
@@ -330,10 +331,22 @@ class ModelCheckpoint(Hook):
         owed = {now(path): score for path, score in self._owed.items()}
         self._owed = {str(folder / Path(path).name): score for path, score in owed.items() if path not in self.best_k_models}
 
+    def _complete_urls(self) -> None:
+        """A checkpoint holds no secrets: those of the URL are this hook's own."""
+
+        def now(path: str) -> str:
+            here = below(self.url, _name_of(path))
+            return here if shown(here) == path else path
+
+        self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}
+        self._owed = {now(path): score for path, score in self._owed.items()}
+        self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
+
     def on_checkpoint_load(self, state: Any) -> None:
         if not self.url:
             self._find_again(state)
         else:
+            self._complete_urls()
             self._owed = {path: score for path, score in self._owed.items() if path not in self.best_k_models}
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
@@ -391,6 +404,23 @@ class FileName:
 def _raw(metrics: Any) -> Any:
     """The values as they are kept, unread: the very objects tell whether one was logged anew."""
     return metrics.raw() if hasattr(metrics, "raw") else metrics
+
+
+def _name_of(path: str) -> str:
+    """The last part of a path or URL, without a query."""
+    return split_query(path)[0].rpartition("/")[2]
+
+
+def _without_secrets(kept: dict[str, float]) -> dict[str, float]:
+    return {shown(path): score for path, score in kept.items()}
+
+
+def _scores(kept: Any) -> dict[str, float]:
+    """What a checkpoint says was kept: paths and numbers, or it is not ours."""
+    for path, score in kept.items():
+        if not isinstance(path, str) or isinstance(score, bool) or not isinstance(score, int | float):
+            raise OptionError(f"{WHO}: {path!r}: {score!r} in its saved state is not a path and a score.")
+    return dict(kept)
 
 
 def _inside(path: Path) -> Path:

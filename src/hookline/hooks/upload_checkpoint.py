@@ -16,7 +16,8 @@ from typing import Any
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
 from hookline.options import check_number, check_whole
-from hookline.urls import MANIFEST, open_url, put_folder, remove_folder, without_secret
+from hookline.text import printable, redact
+from hookline.urls import MANIFEST, below, check_url, is_ours, is_url, open_url, put_folder, remove_folder
 
 log = logging.getLogger("hookline")
 
@@ -28,7 +29,7 @@ class UploadCheckpoint(Hook):
 
     Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the training: what
     fails is tried again, then reported. All of them are finished, or given up, before the run ends. A checkpoint that is saved
-    to a URL stays there and is not uploaded.
+    to a URL stays there and is not uploaded. Files that others have put beside the checkpoint's own are uploaded with it.
     """
 
     tier = "builtin"
@@ -54,8 +55,9 @@ class UploadCheckpoint(Hook):
         storage_options: what the file system needs to know, passed on to fsspec.
         """
         super().__init__(name)
-        if not isinstance(url, str) or "://" not in url:
+        if not isinstance(url, str) or not is_url(url):
             raise OptionError(f"UploadCheckpoint: url={url!r} must be a URL, such as 's3://bucket/folder' or 'file:///backup'.")
+        check_url(url, "UploadCheckpoint: url")
         if keep is not None:
             check_whole("UploadCheckpoint: keep", keep, 1)
         check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
@@ -91,15 +93,17 @@ class UploadCheckpoint(Hook):
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
             raise HookError(f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)}") from None
-        except ValueError as error:
-            raise OptionError(f"UploadCheckpoint: the URL is not understood: {self._clean(error)}") from None
+        except OptionError:
+            raise
+        except (ValueError, TypeError) as error:  # fsspec passes storage_options on as they are
+            raise OptionError(f"UploadCheckpoint: url or storage_options are not understood: {self._clean(error)}") from None
 
     def on_checkpoint_load(self, path: Path | str) -> None:
         """The checkpoint that a run goes on from was written before its own upload."""
         if isinstance(path, str):  # it came from a URL, not from an upload of this hook
             return
         try:
-            if path.name not in self.uploaded and self._fs.exists(f"{self._root}/{path.name}/{MANIFEST}"):
+            if path.name not in self.uploaded and self._fs.exists(below(self._root, f"{path.name}/{MANIFEST}")):
                 self.uploaded.append(path.name)
         except Exception as error:
             log.warning("UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error))
@@ -116,10 +120,13 @@ class UploadCheckpoint(Hook):
         self._snapshots = Path(trainer.run_dir) / ".uploads"
         snapshot = self._snapshots / f"{self._serial}-{os.getpid()}-{path.name}"
         try:
-            _link(path, snapshot)
+            left_out = _take_snapshot(path, snapshot)
         except OSError as error:
             self._give_up(path.name, error)
             return
+        if left_out:
+            log.warning("UploadCheckpoint: %s is uploaded without %s: only plain files and folders of others can be copied.",
+                        path.name, ", ".join(map(printable, left_out)))  # fmt: skip
         with self._changed:
             self._waiting.append((snapshot, path.name))
             dropped = self._waiting.popleft() if len(self._waiting) > self.max_waiting else None
@@ -181,7 +188,7 @@ class UploadCheckpoint(Hook):
     def _try(self, snapshot: Path, name: str) -> None:
         for attempt in range(1, self.attempts + 1):
             try:
-                put_folder(self._fs, snapshot, f"{self._root}/{name}")
+                put_folder(self._fs, snapshot, below(self._root, name))
                 break
             except Exception as error:
                 if attempt == self.attempts:
@@ -190,7 +197,7 @@ class UploadCheckpoint(Hook):
                 time.sleep(self.pause * 2 ** (attempt - 1))
         self.uploaded = [*(each for each in self.uploaded if each != name), name]
         while self.keep is not None and len(self.uploaded) > self.keep:
-            remove_folder(self._fs, f"{self._root}/{self.uploaded[0]}")
+            remove_folder(self._fs, below(self._root, self.uploaded[0]))
             self.uploaded = self.uploaded[1:]
 
     # ---- words --------------------------------------------------------------------------------------------------
@@ -204,23 +211,47 @@ class UploadCheckpoint(Hook):
         return self._url.partition("://")[0]
 
     def _clean(self, why: Any) -> str:
-        """An error's text without the URL, which may hold a password."""
-        return without_secret(why, self._url)
+        """An error's text without the secrets that the URL may hold."""
+        return redact(f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else why, self._url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"uploaded": list(self.uploaded)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.uploaded = list(state["uploaded"])
+        # the oldest of them is removed some day: nothing but a plain name may lead there
+        self.uploaded = [name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name]
 
 
-def _link(source: Path, target: Path) -> None:
-    """The same files under a second name: whoever removes or replaces the checkpoint does not disturb the upload."""
+def _take_snapshot(source: Path, target: Path) -> list[str]:
+    """Keep the files under a second name: removing or replacing the checkpoint does not disturb the upload.
+
+    Our files never change, so a link is enough; others are copied. Returns what cannot be, by its path in the checkpoint.
+    """
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target, copy_function=_link_or_copy)
+    left_out = []
+    for parent, folders, files in os.walk(source):
+        inside = Path(parent).relative_to(source)
+        (target / inside).mkdir(parents=True)
+        left_out += [str(inside / name) for name in folders if (source / inside / name).is_symlink()]
+        for name in files:
+            file, is_own = source / inside / name, inside == Path() and is_ours(name)
+            if is_own:
+                _link_or_copy(file, target / name)
+            elif file.is_symlink() or not file.is_file() or not _is_copied(file, target / inside / name):
+                left_out.append(str(inside / name))
+    return sorted(left_out)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _is_copied(source: Path, target: Path) -> bool:
+    try:
+        shutil.copy2(source, target)
+    except OSError:
+        target.unlink(missing_ok=True)  # half of it
+        return False
+    return True
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:

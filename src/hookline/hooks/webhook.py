@@ -13,6 +13,8 @@ from hookline.errors import OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
 from hookline.hooks.monitored import Monitored
+from hookline.text import redact
+from hookline.urls import shown
 
 TEMPLATES = {
     "training_start": "{module} on {host}: training started",
@@ -82,13 +84,13 @@ class Webhook(Hook):
             self._judge(state)
 
     def on_checkpoint_save(self, state: Any, path: Any, reason: str) -> None:
-        self._tell("checkpoint", state, path=str(path), reason=reason)
+        self._tell("checkpoint", state, path=shown(path), reason=reason)
 
     def on_train_end(self, state: Any) -> None:
         self._tell("training_end", state, reason=state.stop_reason)
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._tell("exception", state, exception=f"{type(exception).__name__}: {exception}"[:500])
+        self._tell("exception", state, exception=redact(f"{type(exception).__name__}: {exception}")[:500])
 
     def teardown(self) -> None:
         self._outbox.close()

@@ -8,6 +8,7 @@ ever or misunderstand each other. In the store everything has a name.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from hookline.loops.run import Run
 from hookline.loops.same import differing
 from hookline.ranks import STARTS, Ranks, who_has_ended
 from hookline.strategies.meeting import wait_until
+from hookline.urls import shown
 
 
 def begin_together(run: Run, **given: Any) -> None:
@@ -30,7 +32,7 @@ def begin_together(run: Run, **given: Any) -> None:
     number = board.add(f"done/{ranks.rank}", 0) + 1
     board.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on
     mine = {
-        "about": {"the verb": run.stage, **{f"{name}=": str(value) for name, value in given.items()}},
+        "about": {"the verb": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
         "exchanges": ranks.exchanges, "logs": bool(run.state.logger),
     }  # fmt: skip
     board.set(f"{number}/{ranks.rank}", json.dumps(mine))
@@ -46,6 +48,12 @@ def begin_together(run: Run, **given: Any) -> None:
         raise HooklineError(out_of_step)
     if differs:
         raise OptionError(differs)
+
+
+def _as_text(value: Any) -> str:
+    """What ranks compare, and an error shows: a URL without its secrets, and with a sum that tells two of them apart."""
+    text, said = str(value), shown(value)
+    return said if said == text else f"{said} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def wait_for(ranks: Ranks, board: Any, stage: str, keys: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from hookline.loops.saving import finish_saving, save_due, what_validation_may_c
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 
@@ -51,7 +52,8 @@ def fit(run: Run) -> None:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
                     "should, before fit.", type(run.module).__name__)  # fmt: skip
     if run.resume_from is not None:
-        s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, run.resume_from)
+        where = shown(run.resume_from) if is_url(run.resume_from) else run.resume_from  # loggers write it down
+        s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
     plan.on_train_start(s)

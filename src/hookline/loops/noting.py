@@ -16,6 +16,8 @@ from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
 from hookline.plan import blamed
+from hookline.text import redact
+from hookline.urls import is_url, shown
 
 FIRST_SKIPS = 100
 """Skips that are all written to the log; after them every hundredth."""
@@ -160,8 +162,8 @@ class LastWords:
         if (other := _other_rank(run)) is not None:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
-        exists = path is not None and ("://" in str(path) or Path(path).exists())
-        return cls(failed, str(path) if exists else "", step, s.step > 0, run.saved is None and was_refused(run))
+        exists = path is not None and (is_url(path) or Path(path).exists())
+        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saved is None and was_refused(run))
 
     def note(self, command: str = "") -> str:
         """In lines; `command`: what to type, instead of what to write in a program."""
@@ -189,4 +191,5 @@ def _short(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception as broken:  # the error of the run must not be lost for that
         return f"(its text cannot be told: {type(broken).__name__})"
+    text = redact(text)
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.checkpoint.contents import is_whole
+from hookline.checkpoint.limits import RECORD_BYTES, parse_json, read_within
 from hookline.errors import CheckpointError
 from hookline.loops.run import Run
+from hookline.urls import is_url
 
 log = logging.getLogger("hookline")
 RECORD = "run.json"
+WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
 
 
 def limits(run: Run) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def note(run: Run, run_dir: Path, status: str, reason: str = "") -> None:
 
 def note_training(run: Run, saved: Path | str) -> None:
     """The first checkpoint of a run makes its directory a place to resume from."""
-    if run.is_noted or run.stage != "fit" or "://" in str(saved) or run.state.rank:
+    if run.is_noted or run.stage != "fit" or is_url(saved) or run.state.rank:
         return
     run_dir = run.directory.existing()
     if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
@@ -97,8 +101,8 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
     try:
         path = run_dir / RECORD
-        record = json.loads(path.read_text()) if path.is_file() else {}  # reading a pipe would wait for ever
-    except (OSError, ValueError, RecursionError):
+        record = parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}  # reading a pipe would wait for ever
+    except (OSError, ValueError):
         return {}
-    whole = {"id", "status", "step", "reason", "limits"}
-    return record if isinstance(record, dict) and whole <= set(record) else {}
+    fits = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in WHOLE.items())
+    return record if fits and is_whole(record["step"]) else {}

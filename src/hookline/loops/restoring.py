@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.checkpoint.averages import choose_weights, scored_hook
+from hookline.checkpoint.contents import check_like
 from hookline.checkpoint.gradients import put_gradients
 from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
 from hookline.checkpoint.saves import COUNTERS
 from hookline.checkpoint.sharding import is_dtensor
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, HooklineError
 from hookline.foreign import HookAdapter
 from hookline.listener import overrides
 from hookline.loops.run import Run
 from hookline.loops.saving import kinds, naming
 from hookline.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.state import State
+from hookline.urls import shown
 
 log = logging.getLogger("hookline")
 STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers")
@@ -45,8 +49,9 @@ def restore_module(run: Run) -> None:
         s.checkpoint["module"][name] = lay_out_tensor(s.checkpoint["module"][name], spread[name])
     try:
         run.module.load_state_dict(s.checkpoint["module"])
-    except RuntimeError as error:
-        raise CheckpointError(f"The weights in {run.resume_from} do not fit {type(run.module).__name__}: {error}") from error
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # also values that are not weights at all
+        where = shown(run.resume_from)
+        raise CheckpointError(f"The weights in {where} do not fit {type(run.module).__name__}: {error}") from error
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     plan.on_load_checkpoint(s)
@@ -64,10 +69,10 @@ def warn_of_others(run: Run) -> None:
     lost = [name for name, state in saved.items() if state and name not in here]
     if lost:
         log.warning("%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a hook's name: "
-                    "one that is meant to take it up needs that name.", run.resume_from, ", ".join(lost))  # fmt: skip
+                    "one that is meant to take it up needs that name.", shown(run.resume_from), ", ".join(lost))  # fmt: skip
     keeping = [each.name for each in entries if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")]
     if new := [name for name in keeping if name not in saved]:
-        log.warning("%s holds no state of these hooks, which begin afresh: %s.", run.resume_from, ", ".join(new))
+        log.warning("%s holds no state of these hooks, which begin afresh: %s.", shown(run.resume_from), ", ".join(new))
 
 
 def reads_late(run: Run, spread: dict[str, Any]) -> bool:
@@ -82,7 +87,7 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
             each.begin(s)
     if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
         with naming(entry, "load_state_dict", s):
-            entry.hook.load_state_dict(contents["hooks"][entry.name])
+            load_hook(entry, contents["hooks"][entry.name])
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
         for each, state in zip(listener.filters, states, strict=False):
@@ -90,12 +95,40 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
                 each.load_state_dict(state)
 
 
+def load_hook(entry: Any, saved: Any) -> None:
+    """Give a hook its state. A built-in one is not asked to make sense of state that it cannot have written."""
+    hook = entry.hook
+    if not type(hook).__module__.startswith("hookline.hooks."):
+        hook.load_state_dict(saved)
+        return
+    try:
+        check_like(saved, hook.state_dict(), f"the state of {entry.name!r}")
+        hook.load_state_dict(saved)
+    except HooklineError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"The state of {entry.name!r} cannot be restored: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def restoring(run: Run, what: str) -> Iterator[None]:
+    """Whatever fails meanwhile is said of the checkpoint: it holds something that this run cannot take."""
+    try:
+        yield
+    except HooklineError:
+        raise
+    except Exception as error:
+        where, why = shown(run.resume_from), f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{where} cannot be restored, {what} in it does not fit this run: {why}") from error
+
+
 def restore_progress(run: Run) -> None:
     """Second half, once the optimizers exist: then everything is in place, and on_checkpoint_load says so."""
     s, contents = run.state, run.restored
     if contents["kinds"] != kinds(s):
         was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
-        raise CheckpointError(f"{run.resume_from} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
+        where = shown(run.resume_from)
+        raise CheckpointError(f"{where} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
                               "Resume with the same ones, or take its weights alone: "
                               "hookline.load_weights(module, path).")  # fmt: skip
     is_late = reads_late(run, spread_tensors(run.module))
@@ -104,29 +137,32 @@ def restore_progress(run: Run) -> None:
     for entry in s.hooks.entries():
         if isinstance(entry.hook, HookAdapter):
             entry.hook.before_optimizers()
-    for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
-        if is_late:
-            lay_out_optimizer(saved, optimizer)
-        load_optimizer(optimizer, saved)
-    for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
-        scheduler.load_state_dict(saved)
-    run.strategy.precision.load_state_dict(contents["precision"])
-    if run.feeds is not None:
-        run.feeds.load_state_dict(contents["feeding"])
-    for name, value in contents["window"].items():
-        if name != "gradients":
-            setattr(run.window, name, value)
-    if run.window.batches:
-        run.strategy.reopen_window()
-    put_gradients(run.module, s.wrapped_model, contents["window"].get("gradients", {}))
-    s.log.newest.raw().update(contents["metrics"])
-    s.log.load_state_dict(contents["log"])
+    with restoring(run, "the state of an optimizer or a schedule"):
+        for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
+            if is_late:
+                lay_out_optimizer(saved, optimizer)
+            load_optimizer(optimizer, saved)
+        for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
+            load_scheduler(scheduler, saved)
+        run.strategy.precision.load_state_dict(contents["precision"])
+        if run.feeds is not None:
+            run.feeds.load_state_dict(contents["feeding"])
+    with restoring(run, "the accumulation window, or what was logged,"):
+        for name, value in contents["window"].items():
+            if name != "gradients":
+                setattr(run.window, name, value)
+        if run.window.batches:
+            run.strategy.reopen_window()
+        put_gradients(run.module, s.wrapped_model, contents["window"].get("gradients", {}))
+        s.log.newest.raw().update(contents["metrics"])
+        s.log.load_state_dict(contents["log"])
     s.checkpoint = None
     s.path = run.resume_from
     if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
-    set_rng_state(contents["rng"])
+    with restoring(run, "the state of a random stream"):
+        set_rng_state(contents["rng"])
     run.restored = {key: contents[key] for key in STILL_NEEDED}
     run.on_disk = run.progress
 
@@ -147,6 +183,8 @@ def restore_buffers(run: Run) -> None:
 
 def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
     """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them back."""
+    for theirs, ours in zip(saved["param_groups"], optimizer.param_groups, strict=False):  # torch says what does not fit
+        check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
     optimizer.load_state_dict(saved)
     names = [name for group in saved["param_groups"] for name in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -157,11 +195,21 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
                 held[key] = value.to(held[key].device, copy=True)
 
 
+def load_scheduler(scheduler: Any, saved: Any) -> None:
+    """Torch makes attributes of whatever is in the state: nothing there may take the place of a method, or of the optimizer."""
+    if isinstance(saved, dict):
+        taken = [name for name in saved if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))]
+        if taken:
+            raise CheckpointError(f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which is no value of it.")
+    check_like(saved, scheduler.state_dict(), type(scheduler).__name__)
+    scheduler.load_state_dict(saved)
+
+
 def restore_counters(run: Run) -> None:
     """How far the run was."""
     s, contents = run.state, run.restored
     if "position" not in contents:
-        raise CheckpointError(f"{run.resume_from} was written by a hookline.Line, for a loop of its own: "
+        raise CheckpointError(f"{shown(run.resume_from)} was written by a hookline.Line, for a loop of its own: "
                               "line.load_checkpoint(path) goes on from it, "
                               "hookline.load_weights(module, path) takes its weights.")  # fmt: skip
     for name in COUNTERS:

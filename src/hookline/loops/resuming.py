@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read_together
-from hookline.checkpoint.finding import ALONE, Found, best_first, find, first_whole, tidy_below
+from hookline.checkpoint.finding import ALONE, Found, being_replaced, best_first, find, first_whole, tidy_below
 from hookline.checkpoint.together import PATIENCE
-from hookline.errors import OptionError, closest
+from hookline.errors import CheckpointError, OptionError, closest
 from hookline.loops.record import RECORD, limits, note, read_record, run_dir_of, unsaved_end
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
-from hookline.urls import MANIFEST
+from hookline.text import printable
+from hookline.urls import MANIFEST, check_url, is_url, shown
 
 log = logging.getLogger("hookline")
 WORDS = ("auto", "best")
+MOST_NAMED = 20
+"""Checkpoints that an error lists, each with its reason."""
 
 
 def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
@@ -77,7 +80,7 @@ def _begin_afresh(run: Run, directory: RunDirectory) -> None:
 def _why_finished(run: Run, record: dict[str, Any]) -> str:
     if record.get("status") not in ("completed", "stopped") or record["limits"] != limits(run):
         return ""
-    why = f" ({record['reason']})" if record["reason"] else ""
+    why = f" ({printable(record['reason'])})" if record["reason"] else ""
     missing = unsaved_end(record, run.restored.get("counters", {}))
     ended = f"{missing}{why}: that state is loaded" if missing else f"{record['status']} at step {record['step']}{why}"
     return (f"this run was {ended}. To go on, raise its limits (max_epochs, max_steps, max_time) or resume from a checkpoint by "
@@ -115,13 +118,19 @@ def look_up(
         return _search(Asked(option, which), within or directory.searched, ranks)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
         raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
-    if isinstance(which, str) and "://" in which:
-        return Start(which, read_together(which, ranks))
+    if isinstance(which, str) and is_url(which):
+        return Start(check_url(which, option), read_together(which, ranks))
     path = Path(which)
-    if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and bool(find(path)[0])):
+    if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
         newest = _search(Asked(option, which), path, ranks)  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read_together(path, ranks))
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    """Whether there are checkpoints below a folder that is not one itself."""
+    found, broken = find(folder)
+    return bool(found) or any(path != folder for path in broken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ class Asked:
     which: str | os.PathLike[str]
 
     def __str__(self) -> str:
-        return f"{self.option}={os.fspath(self.which)!r}"
+        return f"{self.option}={shown(os.fspath(self.which))!r}"
 
     @property
     def is_best(self) -> bool:
@@ -146,24 +155,26 @@ class Asked:
 
 
 def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
-    candidates, broken, known = ranks.decide(lambda: _candidates(asked, folder))
-    mine = [Found(Path(path), manifest) for path, manifest in candidates]
+    looked = ranks.decide(lambda: _look(asked, folder))
+    mine = [Found(Path(path), manifest) for path, manifest in looked["candidates"]]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
-    for path, reason in {**broken, **{str(path): reason for path, reason in unreadable.items()}}.items():
-        say("%s passes over %s: %s", asked, path, reason)
+    unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
     if chosen is None:
+        _refuse_to_begin(asked, folder, {**unusable, **looked["others"]})
         so = ", so the run begins afresh" if asked.goes_on else ""
-        if known is None:
-            say("%s: there is no %s yet%s.", asked, folder, so)
+        if looked["earlier"]:
+            say("%s: %d checkpoints below %s belong to an earlier run and are left alone%s. To go on from one, name it.", asked,
+                looked["earlier"], folder, so)  # fmt: skip
         else:
-            say("%s: there is no whole checkpoint%s below %s%s.", asked, " that a monitor has kept" if asked.is_best else "",
-                folder, so)  # fmt: skip
+            say("%s: there is no %s%s.", asked, f"checkpoint below {folder}" if looked["exists"] else f"{folder} yet", so)
         return None
+    for path, reason in unusable.items():
+        say("%s passes over %s: %s", asked, printable(path), printable(reason))
     say("%s: %s %s (epoch %d, step %d, saved %s, the %s of %d whole ones).", asked,
         "going on from" if asked.goes_on else "the weights are those of", chosen.path,
         chosen.manifest["epoch"], chosen.manifest["step"], chosen.manifest["saved_at"],
-        "best" if asked.is_best else "newest", known - len(unreadable))  # fmt: skip
+        "best" if asked.is_best else "newest", looked["known"] - len(unreadable))  # fmt: skip
     if asked.which not in WORDS and len({each.run for each in mine}) > 1:
         runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
         say("%s: there are several runs below it, and this is the newest of them all. To choose one, name its directory: %s.",
@@ -171,17 +182,38 @@ def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
     return Start(chosen.path, contents, run_dir_of(chosen.path, folder) or folder)
 
 
-def _candidates(asked: Asked, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
-    """The run's checkpoints in the order to try them in, why others are out of the question, and how many there are in all.
+def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> None:
+    """Raise if there are checkpoints and none can be used: a run that begins over them by itself may replace them."""
+    if not unusable:
+        return
+    lines = [printable(reason if path in reason else f"{path}: {reason}") for path, reason in unusable.items()]
+    more = [f"... and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+    count = f"there are {len(lines)} checkpoints" if len(lines) > 1 else "there is 1 checkpoint"
+    advice = []
+    if asked.is_best:
+        advice.append(f"{asked.option}='auto' takes the newest one, whatever it was kept for.")
+    if asked.goes_on:
+        advice.append("Nothing was changed. To begin a new run there all the same, pass resume=None (on the command line: "
+                      "--fresh); to leave them alone, choose another run_dir; or put back a copy of one.")  # fmt: skip
+    raise CheckpointError("\n  ".join([f"{asked}: {count} below {folder}, and none of them can be used:",
+                                      *lines[:MOST_NAMED], *more]) + "".join(f"\n{each}" for each in advice))  # fmt: skip
 
-    None, if there is no folder to look at.
-    """
-    if not folder.is_dir():
-        return [], {}, None
+
+def _look(asked: Asked, folder: Path) -> dict[str, Any]:
+    """What lies below a folder: the run's checkpoints in the order to try them in, and why others are out of the question."""
+    looked: dict[str, Any] = {"exists": folder.is_dir(), "candidates": [], "broken": {}, "others": {}, "known": 0, "earlier": 0}
+    if not looked["exists"]:
+        return looked
     if asked.goes_on and asked.which in WORDS:  # nobody else's directory, nor one that is only read
         tidy_below(folder)
     found, broken = find(folder)
     records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))}
     mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
     ordered = best_first(mine) if asked.is_best else mine
-    return [(str(each.path), each.manifest) for each in ordered], {str(path): why for path, why in broken.items()}, len(mine)
+    others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
+    if not found:
+        others |= {str(path): "it is being replaced by another process, or was when that ended; try again in a minute"
+                   for path in being_replaced(folder)}  # fmt: skip
+    return {**looked, "candidates": [(str(each.path), each.manifest) for each in ordered], "others": others,
+            "broken": {str(path): why for path, why in broken.items()}, "known": len(mine),
+            "earlier": len(found) - len(mine)}  # fmt: skip

@@ -29,6 +29,7 @@ from hookline.optimizers import bare
 from hookline.plan import Blame, Plan, accuse
 from hookline.seeding import rng_state
 from hookline.state import State
+from hookline.urls import shown
 
 log = logging.getLogger("hookline")
 
@@ -48,7 +49,7 @@ def save(run: Run, request: SaveRequest) -> None:
     plan, s = run.plan, run.state
     if request.reason == "exception" and not run.strategy.ranks.alone:
         log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
-                    "not have failed. The newest checkpoint before it is whole.", request.path)  # fmt: skip
+                    "not have failed. The newest checkpoint before it is whole.", shown(request.path))  # fmt: skip
         return
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
@@ -87,12 +88,12 @@ def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
     sums = parts.sums if parts is not None and ranks.rank == 0 else None
     told = ranks.gather({"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums})
     if any(each["asked"] != told[0]["asked"] for each in told):
-        asked = ", ".join(f"rank {rank} {path} ({reason}, step {step})"
+        asked = ", ".join(f"rank {rank} {shown(path)} ({reason}, step {step})"
                           for rank, (path, reason, step) in enumerate(each["asked"] for each in told))  # fmt: skip
         raise HooklineError(f"The ranks are about to write different checkpoints: {asked}. Do they all have the same hooks?")
     problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(told) if each["problem"]]
     if problems or parts is None:
-        raise CheckpointError(f"The checkpoint {saved.path} could not be put together: {'; '.join(problems)}")
+        raise CheckpointError(f"The checkpoint {shown(saved.path)} could not be put together: {'; '.join(problems)}")
     return parts.for_rank(ranks.rank, told[0]["sums"])
 
 

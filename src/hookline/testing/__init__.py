@@ -5,5 +5,6 @@ A hook's methods are ordinary methods, so a plain call with a mock works too.
 
 from hookline.testing.drive import Played, fire, play
 from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
+from hookline.urls import memory_urls
 
-__all__ = ["Played", "TinyModule", "fire", "play", "tiny_batches", "tiny_trainer"]
+__all__ = ["Played", "TinyModule", "fire", "memory_urls", "play", "tiny_batches", "tiny_trainer"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +27,12 @@ def fire_event() -> Callable[..., Any]:
     from hookline.testing import fire
 
     return fire
+
+
+@pytest.fixture
+def memory_urls() -> Iterator[None]:
+    """`hookline.testing.memory_urls`: checkpoints may be saved to `memory://` in this test."""
+    from hookline.testing import memory_urls
+
+    with memory_urls():
+        yield

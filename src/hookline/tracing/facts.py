@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.events import Event, EventTable
+from hookline.text import redact
 
 COUNTERS: dict[str, str] = {
     "step": "s.step", "epoch": "s.epoch", "batch_idx": "s.batch_idx", "batches_seen": "s.batches_seen",
@@ -61,7 +62,9 @@ def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """Numbers, text and what is made of them; ABSENT for anything else. NaN and infinity become text, which JSON can hold."""
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, str):
+        return redact(value)  # the path of a checkpoint may be a URL
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

@@ -1,0 +1,234 @@
+"""What the contents of a checkpoint must be, checked before anything of a run is changed: a checksum proves no types.
+
+`check_contents` knows the parts that are the same in every run. `check_like` compares the state of an object with the one that
+the object has now: hooks, optimizers and schedules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from hookline.accumulator import REDUCTIONS
+from hookline.checkpoint.pieces import Pieces
+from hookline.checkpoint.saves import COUNTERS
+from hookline.errors import CheckpointError, described
+
+AMOUNTS = ("samples_seen", "tokens_seen")
+MT_WORDS = 624
+"""Words of the Mersenne Twister. Numpy takes any position among them, and reads beyond the array at a larger one."""
+Check = Callable[[Any], bool]
+
+
+def check_contents(contents: Mapping[str, Any]) -> None:
+    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line` have their own reader."""
+    if "position" not in contents:
+        return
+    for name, (fits, wanted) in RUN.items():
+        if name not in contents:
+            raise CheckpointError(f"its state.json has no {name!r}.")
+        if not fits(contents[name]):
+            raise CheckpointError(f"{name} in its state.json is not {wanted}: {described(contents[name])}")
+
+
+def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:
+    """Refuse state whose values are of other kinds than those that the same object has now.
+
+    None stands for a number that is not known yet; loose: for any value that is left to a default. What is empty now may hold
+    anything later, and so may what is new.
+    """
+    if now is None or (loose and saved is None):
+        fits = loose or saved is None or _is_numeric(saved)
+    elif isinstance(now, Mapping):
+        fits = isinstance(saved, Mapping)
+        for key in now if fits else ():
+            if key in saved:
+                check_like(saved[key], now[key], f"{where}.{key}", loose)
+    elif isinstance(now, list | tuple | set):
+        fits = isinstance(saved, list | tuple | set)
+        if fits and not isinstance(now, set) and not isinstance(saved, set) and len(saved) == len(now):
+            for index, (each, other) in enumerate(zip(saved, now, strict=True)):
+                check_like(each, other, f"{where}[{index}]", loose)
+    elif isinstance(now, bool | str):
+        fits = isinstance(saved, type(now))
+    elif _is_numeric(now):
+        fits = _is_numeric(saved)
+    else:
+        fits = True  # of a class that we do not know
+    if not fits:
+        raise CheckpointError(f"{where} is {described(saved)}, where this run has {described(now)}.")
+
+
+def _is_numeric(value: Any) -> bool:
+    return is_number(value) or isinstance(value, Tensor | Pieces | np.ndarray)
+
+
+# ---- kinds of values ---------------------------------------------------------------------------------------------
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether it is a count: within what other systems can hold, so that nothing overflows later."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, finite or not, but not True or False."""
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_amount(value: Any) -> bool:
+    """Samples or tokens as somebody counts them."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return is_number(value) and (is_whole(value) or (isinstance(value, float) and math.isfinite(value) and value >= 0))
+
+
+def _is_value(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _all(value: Any, kinds: tuple[type, ...], fits: Check) -> bool:
+    """Whether it is a list, or a tuple, of such values."""
+    return isinstance(value, kinds) and all(fits(each) for each in cast(Any, value))
+
+
+def _values(value: Any, fits: Check) -> bool:
+    """Whether it is a table of text to such values."""
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(fits, value.values()))
+
+
+def _has(value: Any, entries: Mapping[str, Check], optional: Iterable[str] = ()) -> bool:
+    """Whether it is a table with these entries."""
+    if not isinstance(value, dict):
+        return False
+    return all(fits(value[name]) if name in value else name in optional for name, fits in entries.items())
+
+
+# ---- parts of a run ----------------------------------------------------------------------------------------------
+
+
+def _is_accumulator(value: Any) -> bool:
+    return _has(value, {"reduce": lambda kind: kind in REDUCTIONS, "total": lambda total: total is None or _is_value(total),
+                        "count": _is_value})  # fmt: skip
+
+
+def _is_log(value: Any) -> bool:
+    def is_key(key: Any) -> bool:
+        return _all(key, (list, tuple), lambda _: True) and len(key) == 3 and _is_flag(key[0]) and _is_flag(key[1]) \
+            and (key[2] is None or _is_accumulator(key[2]))  # fmt: skip
+
+    def are_means(means: Any) -> bool:
+        return _values(means, _is_accumulator)
+
+    return _has(value, {
+        "train_loss": _is_accumulator, "means": are_means, "by_loader": are_means, "keys": lambda keys: _values(keys, is_key),
+        "pending": lambda each: _values(each, _is_value), "reductions": lambda each: _values(each, _is_text),
+    }, optional=["reductions"])  # fmt: skip
+
+
+def _is_window(value: Any) -> bool:
+    def is_held(each: Any) -> bool:
+        is_triple = isinstance(each, list | tuple) and len(each) == 3
+        return is_triple and _is_value(each[0]) and _is_value(each[1]) and _is_text(each[2])
+
+    def losses(each: Any) -> bool:
+        return _all(each, (list,), _is_value)
+
+    return value == {} or _has(value, {
+        "batches": is_whole, "count": is_whole, "size": lambda size: is_whole(size, 1), "had_none": _is_flag, "losses": losses,
+        "factors": losses, "held": lambda held: _all(held, (list,), is_held),
+        "fed": lambda fed: isinstance(fed, dict) and all(map(is_whole, (*fed, *fed.values()))),
+        "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | Pieces)),
+    }, optional=["factors"])  # fmt: skip
+
+
+def _is_position(value: Any) -> bool:
+    def is_pair(pair: Any) -> bool:
+        return _all(pair, (list, tuple), lambda each: is_whole(each, -1)) and len(pair) == 2
+
+    return _has(value, {"batches": is_whole, "validated_at": is_pair, "epoch_advanced": _is_flag, "owes_validation": _is_flag})
+
+
+def _are_filters(value: Any) -> bool:
+    counts = {"of": _is_text, "passed": lambda each: each is None or is_whole(each), "done": _is_flag, "calls": is_whole}
+
+    def is_listener(states: Any) -> bool:
+        return _all(states, (list,), lambda state: _has(state, counts, optional=["passed", "done", "calls"]))
+
+    return _values(value, lambda listeners: _all(listeners, (list,), is_listener))
+
+
+def _is_rng(value: Any) -> bool:
+    if value is None:  # of a rank that was not there before
+        return True
+
+    def is_numpy(state: Any) -> bool:
+        return (isinstance(state, tuple) and len(state) == 5 and state[0] == "MT19937" and isinstance(state[1], np.ndarray)
+                and state[1].shape == (MT_WORDS,) and is_whole(state[2]) and state[2] <= MT_WORDS and state[3] in (0, 1)
+                and is_number(state[4]))  # fmt: skip
+
+    def is_python(state: Any) -> bool:
+        return (isinstance(state, tuple) and len(state) == 3 and state[0] == 3 and (state[2] is None or is_number(state[2]))
+                and _all(state[1], (tuple,), lambda word: is_whole(word) and word < 2**32) and len(state[1]) == MT_WORDS + 1
+                and state[1][-1] <= MT_WORDS)  # fmt: skip
+
+    return _has(value, {"python": is_python, "numpy": is_numpy, "torch": lambda state: isinstance(state, Tensor)})
+
+
+def _is_loader(value: Any) -> bool:
+    """The parts that all loaders have; what a loader of the user's keeps is the user's."""
+    if value is None or (isinstance(value, dict) and value.get("kind") == "mixture"):
+        return True
+
+    def known(each: Any) -> bool:
+        return each is None or is_whole(each)
+
+    return _has(value, {
+        "kind": _is_text, "seed": known, "in_pass": _is_flag, "of_samples": _is_flag, "passed_over": known,
+        "facts": lambda facts: _values(facts, known), "generators": _is_table, "current": _is_table, "opened": _is_flag,
+        "by_index": _is_flag,
+    }, optional=["of_samples", "passed_over", "generators", "current", "opened", "by_index"])  # fmt: skip
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_optimizers(value: Any) -> bool:
+    def is_group(group: Any) -> bool:
+        return _has(group, {"params": lambda names: isinstance(names, list)})
+
+    def is_optimizer(state: Any) -> bool:
+        return _has(state, {"state": lambda each: isinstance(each, dict) and all(map(_is_table, each.values())),
+                            "param_groups": lambda groups: _all(groups, (list,), is_group)})  # fmt: skip
+
+    return _all(value, (list,), is_optimizer)
+
+
+RUN: dict[str, tuple[Check, str]] = {
+    "run": (_is_text, "text"), "module": (_is_table, "a table of weights"), "datamodule": (lambda value: True, ""),
+    "hooks": (lambda value: _values(value, lambda _: True), "a table of hooks"),
+    "kinds": (lambda value: _all(value, (list,), _is_text), "a list of names"),
+    "optimizers": (_are_optimizers, "a list of the states of optimizers"),
+    "schedulers": (lambda value: isinstance(value, list), "a list of the states of schedules"),
+    "precision": (_is_table, "a table"),
+    "counters": (lambda value: _has(value, {name: _is_amount if name in AMOUNTS else is_whole for name in COUNTERS}),
+                 "a table of counts from 0 on"),
+    "position": (_is_position, "a position in the data"), "window": (_is_window, "an accumulation window"),
+    "log": (_is_log, "what an epoch has logged"), "filters": (_are_filters, "what filters have counted"),
+    "metrics": (lambda value: _values(value, _is_value), "a table of numbers"), "loggers": (_is_table, "a table of loggers"),
+    "rng": (_is_rng, "the state of random streams"), "loader": (_is_loader, "the position of a loader"),
+}  # fmt: skip
+"""Every part that a resume relies on, and what it must be."""

@@ -1,0 +1,56 @@
+"""JSON of a checkpoint, read within limits: what was copied from elsewhere may be made to exhaust memory or the stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MANIFEST_BYTES = 2**24
+"""16 MB: a manifest of a thousand ranks has 0.3."""
+STRUCTURE_BYTES = 2**28
+"""256 MB of `state.json`. Large data belongs into tensors and arrays, which are stored as such."""
+RECORD_BYTES = 2**20
+LEVELS = 500
+"""Nesting in `state.json`: a dictionary in state takes up to four levels, and state may have a hundred."""
+MANIFEST_LEVELS = 20
+
+
+class TooLarge(ValueError):
+    """A file that is larger than anything we write."""
+
+
+def read_within(path: Path, most: int) -> bytes:
+    """The bytes of a file, unless there are more than `most` of them."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise TooLarge(f"it is larger than {most // 2**20} MB, which no such file is")
+    return data
+
+
+def parse_json(data: bytes, levels: int = LEVELS) -> Any:
+    """Values from JSON. A ValueError says what is not allowed: NaN, a key twice, bytes that are not text, deep nesting."""
+    try:
+        value = json.loads(data, parse_constant=_refuse, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [value]
+    for _ in range(levels):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [value for values in inside for value in values if isinstance(value, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {levels} levels deep")
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
+    return table
