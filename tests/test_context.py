@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -30,6 +33,45 @@ def test_it_can_be_made_by_hand_to_test_a_hook() -> None:
     assert (ctx.step, ctx.loss, ctx.grad_norm, ctx.lr, ctx.tokens_seen) == (3, 0.5, 1.0, 1e-3, 7)
     assert (ctx.epoch, ctx.rank, ctx.world_size, ctx.metrics, ctx.model) == (0, 0, 1, {}, None)
     assert repr(ctx) == "StepContext(step=3, loss=0.5, grad_norm=1, lr=0.001)"
+
+
+def test_it_compares_like_the_dataclass_of_its_document() -> None:
+    model, optimizer = object(), object()
+    ctx = StepContext(1, torch.tensor(0.5), 2.0, 0.1, 5, model, optimizer, epoch=3, metrics={"loss": 0.5})
+    assert ctx == StepContext(1, 0.5, torch.tensor(2.0), 0.1, 5, model, optimizer)
+    assert StepContext() == StepContext()
+    others = [(2, 0.5, 2.0, 0.1, 5, model, optimizer), (1, 0.6, 2.0, 0.1, 5, model, optimizer),
+              (1, 0.5, 2.1, 0.1, 5, model, optimizer), (1, 0.5, 2.0, 0.2, 5, model, optimizer),
+              (1, 0.5, 2.0, 0.1, 6, model, optimizer), (1, 0.5, 2.0, 0.1, 5, object(), optimizer),
+              (1, 0.5, 2.0, 0.1, 5, model, object())]  # fmt: skip
+    assert all(ctx != StepContext(*fields) for fields in others)
+    assert ctx != (1, 0.5, 2.0, 0.1, 5, model, optimizer)
+    with pytest.raises(TypeError, match="unhashable"):  # as of every dataclass that can be changed
+        hash(ctx)
+
+
+def test_it_is_a_dataclass_to_those_who_ask() -> None:
+    seven = ["step", "loss", "grad_norm", "lr", "tokens_seen", "model", "optimizer"]
+    assert dataclasses.is_dataclass(StepContext)
+    assert [each.name for each in dataclasses.fields(StepContext)] == [*seven, "epoch", "rank", "world_size", "metrics"]
+    assert [each.name for each in dataclasses.fields(StepContext) if each.compare] == seven
+    ctx = StepContext(1, torch.tensor(0.5), 2.0, 0.1, 5, metrics={"loss": 0.5})
+    assert dataclasses.replace(ctx, step=2) == StepContext(2, 0.5, 2.0, 0.1, 5)
+    assert dataclasses.asdict(ctx) == {**dict(zip(seven, (1, 0.5, 2.0, 0.1, 5, None, None), strict=True)),
+                                       "epoch": 0, "rank": 0, "world_size": 1, "metrics": {"loss": 0.5}}  # fmt: skip
+    ctx.loss = 0.25
+    assert ctx.loss == 0.25
+    assert copy.copy(ctx) == pickle.loads(pickle.dumps(ctx)) == ctx
+
+
+def test_contexts_of_a_run_equal_those_made_by_hand() -> None:
+    hook, net = Keeps(), Net()
+    quiet(hooks=[hook]).fit(net, batches(2))
+    first, second = hook.contexts
+    assert first != second
+    by_hand = StepContext(1, first.loss, first.grad_norm, first.lr, first.tokens_seen, net, first.optimizer)
+    assert first == by_hand and by_hand in hook.contexts
+    assert dataclasses.asdict(first)["metrics"]["loss"] == first.loss
 
 
 def test_what_is_not_given_is_not_a_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -19,17 +20,49 @@ class OnceFloat:
         return self._value
 
 
+class _ReadFloat:
+    """A field whose value may be on a device: it becomes a float when it is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, ctx: Any, owner: type | None = None) -> float:
+        if ctx is None:
+            return float("nan")
+        value = getattr(ctx, self._name)
+        if type(value) is not float:
+            value = float(value)
+            setattr(ctx, self._name, value)
+        return value
+
+    def __set__(self, ctx: Any, value: Any) -> None:
+        setattr(ctx, self._name, value)
+
+
+@dataclass(init=False, repr=False)
 class StepContext:
     """What an update did. `loss` (the mean over the window) and `grad_norm` are read from the device when looked at.
 
     >>> StepContext(step=3, loss=0.5, lr=1e-3).loss
     0.5
+
+    A dataclass: two are equal if their first seven fields are. The others, which tell where it was made, do not count.
     """
 
-    __slots__ = (
-        "_grad_norm", "_loss", "epoch", "lr", "metrics", "model", "optimizer", "rank", "step", "tokens_seen",
-        "world_size",
-    )  # fmt: skip
+    step: int = 0
+    loss: _ReadFloat = _ReadFloat()
+    """The mean loss over the accumulation window."""
+    grad_norm: _ReadFloat = _ReadFloat()
+    """The total gradient norm before clipping."""
+    lr: float = float("nan")
+    """The learning rate that the update used."""
+    tokens_seen: int = 0
+    model: Any = None
+    optimizer: Any = None
+    epoch: int = field(default=0, compare=False)
+    rank: int = field(default=0, compare=False)
+    world_size: int = field(default=1, compare=False)
+    metrics: Any = field(default=None, compare=False)
 
     def __init__(
         self, step: int = 0, loss: Any = float("nan"), grad_norm: Any = float("nan"), lr: float = float("nan"),
@@ -47,20 +80,6 @@ class StepContext:
         self.rank = rank
         self.world_size = world_size
         self.metrics = {} if metrics is None else metrics
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over the accumulation window."""
-        if type(self._loss) is not float:
-            self._loss = float(self._loss)
-        return self._loss
-
-    @property
-    def grad_norm(self) -> float:
-        """The total gradient norm before clipping."""
-        if type(self._grad_norm) is not float:
-            self._grad_norm = float(self._grad_norm)
-        return self._grad_norm
 
     def __repr__(self) -> str:
         return f"StepContext(step={self.step}, loss={self.loss:.6g}, grad_norm={self.grad_norm:.6g}, lr={self.lr})"

@@ -151,8 +151,12 @@ class HookList:
         return [entry.name for entry in self._entries.values() if entry.enabled]
 
     def entries(self) -> list[Entry]:
-        """Every entry, switched on or not."""
+        """Every entry, switched on or not, as registered."""
         return list(self._entries.values())
+
+    def in_order(self) -> list[Entry]:
+        """Every entry in the order in which events reach hooks."""
+        return sorted(self._entries.values(), key=lambda entry: _order(entry.hook))
 
     def begin_training(self) -> None:
         """What set-up took is no training: costs are shares of what comes now, and budgets begin."""

@@ -9,9 +9,9 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
 from typing import Any, TypeVar
 
 from hookline.accounting import Account
@@ -200,6 +200,9 @@ def make_listener(
 
 def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield the methods that an override hands its arguments on to, nearest first."""
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around a method of the object it stands for
+        owner, function = inner.__self__, inner
     written, classes = plain_function(function), iter(type(owner).__mro__)
     method = getattr(written, "__name__", "")
     if isinstance(function, functools.partial) or not any(_plain(vars(cls).get(method)) is written for cls in classes):
@@ -215,7 +218,7 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
 
 def _hands_on(function: Callable[..., Any], method: str) -> bool:
     """Whether its code calls something with `*` or `**` and mentions the method: `super().on_step_end(*args, **kwargs)`."""
-    code = getattr(inspect.unwrap(plain_function(function)), "__code__", None)
+    code: Any = getattr(inspect.unwrap(plain_function(function)), "__code__", None)
     return method in _words(code) and any(each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(code))
 
 
@@ -356,11 +359,16 @@ def _refuse_unheard(owner: Any, member: _Member, receiver: str, table: EventTabl
         meant = method if table.find(f"on_{method}", receiver) is None else f"on_{method}"
         hint = closest(method, table.names(receiver)) if meant == method else f" Did you mean {meant!r}?"
         problem = f"{where} has a filter but is no event, so it would never be called.{hint}"
-    elif meant := _meant(owner, member, receiver, table):
-        problem = f"{where} would never be called. Did you mean {meant!r}?"
-    else:
-        return
-    raise HookError(f"{problem} Mark it with @hookline.no_event if it is a method of your own.")
+        raise HookError(f"{problem} {OWN}")
+    if meant := _meant(owner, member, receiver, table):
+        raise HookError(_never_called(owner, method, meant))
+
+
+OWN = "Mark it with @hookline.no_event if it is a method of your own."
+
+
+def _never_called(owner: Any, method: str, meant: str) -> str:
+    return f"{type(owner).__name__}.{method} would never be called. Did you mean {meant!r}? {OWN}"
 
 
 def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str:
@@ -375,11 +383,31 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
         right = f"on_{method}"
     if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
         return ""
-    return right if _takes_what_is_given(getattr(owner, method), right, receiver, table) else ""
+    event, needed = table.find(right, receiver), _required(getattr(owner, method))
+    if event is None:
+        return right if len(needed) <= STATE[right] else ""
+    takes_it = len(needed) <= len(event.facts) if event.action else all(table.fact(name, event) is not None for name in needed)
+    return right if takes_it else ""
 
 
-STATE = ("state_dict", "load_state_dict")
-"""What a checkpoint calls besides events."""
+def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
+    """Refuse what is nearly the name of a method that is called, in a class written for another package.
+
+    known: the names, each with the number of arguments that it is called with. What is not close to one of them is a helper.
+    """
+    known = {**known, **STATE}
+    for member in _members(owner):
+        method, function = member.name, _plain(member.value)
+        if method.startswith("_") or _is_anothers(member.cls) or getattr(function, "__hookline_no_event__", False):
+            continue
+        right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
+        if right and not _is_used(owner, method, function) and not _has_beside(owner, right, member.cls):
+            if len(_required(getattr(owner, method))) <= known[right]:
+                raise HookError(_never_called(owner, method, right))
+
+
+STATE: Mapping[str, int] = MappingProxyType({"state_dict": 0, "load_state_dict": 1})
+"""What a checkpoint calls besides events, and with how many arguments."""
 
 
 def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
@@ -389,16 +417,10 @@ def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
     return right in getattr(owner, "__dict__", {}) or any(right in vars(each) for each in classes[:until])
 
 
-def _takes_what_is_given(function: Any, right: str, receiver: str, table: EventTable) -> bool:
-    """Whether it could be called as the right one is; a helper has arguments of its own."""
-    event = table.find(right, receiver)
-    parameters = [each for each in inspect.signature(function).parameters.values()
-                  if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]  # fmt: skip
-    if event is None:
-        return len(parameters) <= (right == "load_state_dict")
-    if event.action:
-        return len(parameters) <= len(event.facts)
-    return all(table.fact(each.name, event) is not None for each in parameters)
+def _required(function: Any) -> list[str]:
+    """The parameters that a call must give."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
@@ -440,6 +462,6 @@ def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -
     names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
     return (
         f"{type(owner).__name__}.{method} is no event.{closest(method, names)} "
-        f"Mark it with @hookline.no_event if it is a method of your own.\n"
+        f"{OWN}\n"
         f"  events that the {RECEIVERS[receiver]} can hear: {', '.join(names)}"
     )

@@ -29,6 +29,7 @@ from hookline.loops.loading import load
 from hookline.loops.noting import Recorded
 from hookline.loops.peers import Peers
 from hookline.loops.predict import predict
+from hookline.loops.restoring import keep_findings
 from hookline.loops.resuming import choose_start, look_up
 from hookline.loops.run import Run
 from hookline.loops.saving import save
@@ -131,7 +132,8 @@ class Trainer(RunView):
     ) -> Metrics:  # fmt: skip
         """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates that run.
 
-        checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state from it too.
+        checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state from it too. If this
+        trainer has trained before, its monitors have what they found there again afterwards.
         """
         refuse_unknown(Trainer.validate, unknown)
         if self._run is not None:
@@ -212,6 +214,8 @@ class Trainer(RunView):
         found = look_up(checkpoint, self._directory, own, run.strategy.ranks, "checkpoint") if checkpoint is not None else None
         if found is not None:
             run.resume_from, run.restored = found.path, found.contents  # taken up once the module has all its layers
+            if self._fitted is not None:
+                keep_findings(run)
         elif checkpoint is not None:
             raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
 

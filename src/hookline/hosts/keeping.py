@@ -18,7 +18,7 @@ from hookline.ranks import Ranks
 
 def keep(view: HostView) -> dict[str, Any]:
     """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
-    s, entries = view.state, view.hooks.entries()
+    s, entries = view.state, view.hooks.in_order()
     return {
         "counters": {name: getattr(s, name) for name in COUNTERS},
         "hooks": states_of(entries, s),
@@ -38,7 +38,7 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
     s.log.newest.raw().update(kept["metrics"])
     if "log" in kept:
         s.log.load_state_dict(kept["log"])
-    for entry in view.hooks.entries():
+    for entry in view.hooks.in_order():
         restore_hook(entry, kept, s)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -57,9 +59,16 @@ def restore_module(run: Run) -> None:
     plan.on_load_checkpoint(s)
     if run.stage == "fit" and s.rank == 0:
         warn_of_others(run)
-    for entry in s.hooks.entries():
-        if run.stage == "fit" or getattr(entry.hook, "tier", "user") != "monitor":  # what a monitor found in its run stays
-            restore_hook(entry, run.restored, s)
+    for entry in s.hooks.in_order():
+        restore_hook(entry, run.restored, s)
+
+
+def keep_findings(run: Run) -> None:
+    """Give monitors back what they have found in the trainer's own fit, once the evaluation of a checkpoint is over."""
+    for entry in run.state.hooks.entries():
+        if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
+            found = copy.deepcopy(entry.hook.state_dict())
+            run.afterwards.append(functools.partial(entry.hook.load_state_dict, found))
 
 
 def warn_of_others(run: Run) -> None:
@@ -134,7 +143,7 @@ def restore_progress(run: Run) -> None:
     is_late = reads_late(run, spread_tensors(run.module))
     if is_late:
         restore_buffers(run)
-    for entry in s.hooks.entries():
+    for entry in s.hooks.in_order():
         if isinstance(entry.hook, HookAdapter):
             entry.hook.before_optimizers()
     with restoring(run, "the state of an optimizer or a schedule"):

@@ -161,7 +161,7 @@ def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
 def collect(run: Run) -> dict[str, Any]:
     """Everything a run needs to go on."""
     s = run.state
-    entries = [*s.hooks.entries(), *run.brought]
+    entries = [*s.hooks.in_order(), *run.brought]
     whole = {
         "run": run.run_id,
         "world_size": s.world_size,

@@ -15,7 +15,7 @@ from hookline.dialects.adopted.callback import AdoptedCallback
 from hookline.dialects.adopted.keras_view import ModelView, epoch_logs, test_logs
 from hookline.errors import HookError
 from hookline.events import EventTable
-from hookline.listener import Listener
+from hookline.listener import Listener, refuse_misspelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class KerasCallback(AdoptedCallback):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("keras",), "Callback")
+        refuse_misspelled(original, {name: 2 for method, row in METHODS.items() for name in (method, row.older) if name})
         self.view = ModelView()
         who = type(original).__name__
         if type(original).__module__.partition(".")[0] == "keras":  # one's own may be written for a module that has them

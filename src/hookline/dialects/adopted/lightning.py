@@ -15,7 +15,7 @@ from hookline.dialects.adopted.lightning_view import PACKAGES, TrainerView, is_l
 from hookline.dialects.lightning.table import CALLBACK_ROWS
 from hookline.errors import HookError
 from hookline.events import EventTable
-from hookline.listener import Listener
+from hookline.listener import Listener, refuse_misspelled
 
 MONITORS = ("EarlyStopping", "Checkpoint")
 """Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
@@ -39,6 +39,7 @@ class LightningCallback(AdoptedCallback):
 
     def _check(self) -> None:
         who = type(self.original).__name__
+        refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
         if asked := out_of_reach(self.original, self.base):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
             raise HookError(f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "

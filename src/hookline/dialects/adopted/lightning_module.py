@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -17,8 +17,8 @@ from hookline.dialects.lightning.brought import brought
 from hookline.dialects.lightning.older import refuse_lightning_1
 from hookline.dialects.lightning.table import DATA_ACTIONS, DATA_ROWS, MODULE_ACTIONS, MODULE_ROWS
 from hookline.errors import HookError, OptionError
-from hookline.events import EventTable
-from hookline.listener import Listener, overrides
+from hookline.events import EVENTS, EventTable
+from hookline.listener import Listener, overrides, refuse_misspelled
 from hookline.module import Actions, DataModule
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
@@ -44,6 +44,7 @@ def steps_of(module: Any) -> LightningSteps:
 def _check(module: Any) -> None:
     """What Hookline's loop cannot honour is an error before anything runs."""
     refuse_lightning_1(module)
+    refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
     who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
     for declared in [cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)]:
         for method in vars(declared):
@@ -53,6 +54,11 @@ def _check(module: Any) -> None:
         raise HookError(
             f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, batch_idx."
         )
+
+
+def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
+    """How many arguments each method gets."""
+    return {**{name: len(EVENTS[name].facts) for name in actions}, **{name: len(row.arguments) for name, row in rows.items()}}
 
 
 class LightningSteps(Actions):
@@ -90,6 +96,7 @@ class LightningSteps(Actions):
 def data_of(datamodule: Any) -> LightningData:
     """A Lightning data module, for Hookline's loop."""
     base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
+    refuse_misspelled(datamodule, _called_with(DATA_ACTIONS, DATA_ROWS))
     view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
     own: dict[str, Any] = {name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)}
     own |= {name: asked_in_turn(own[name], name, view.of_lightning) for name in own if name.endswith("_dataloader")}

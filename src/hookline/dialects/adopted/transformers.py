@@ -13,7 +13,7 @@ from hookline.dialects.adopted.transformers_run import SharedRun
 from hookline.dialects.adopted.transformers_view import ArgsView
 from hookline.errors import END_EPOCH, HookError
 from hookline.events import EventTable
-from hookline.listener import Listener
+from hookline.listener import Listener, refuse_misspelled
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "on_init_end": ("setup",),
@@ -47,6 +47,7 @@ class TransformersCallback(AdoptedCallback):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("transformers",), "TrainerCallback")
+        refuse_misspelled(original, dict.fromkeys(METHODS, 99))  # beyond three they are given by name
         self.shared: Any = None
         """The run, with what all transformers callbacks have in common (`SharedRun`)."""
         self.given: dict[str, Any] = {}
