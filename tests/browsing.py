@@ -42,6 +42,7 @@ class Opened:
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.page = browser.new_page(**{"viewport": {"width": 1366, "height": 850}, **options})
+        self.page.set_default_timeout(120_000)  # on a busy machine, too
         self.trouble: list[str] = []
         self.asked: list[str] = []
         self.page.on("console", lambda each: self.trouble.append(each.text))
@@ -59,7 +60,7 @@ class Opened:
 
 def wait_until(page: Any, expression: str) -> None:
     """Until a script's answer is true. Not wait_for_function: the page's own policy forbids what that does."""
-    for _ in range(1500):
+    for _ in range(6000):
         if page.evaluate(expression):
             return
         page.wait_for_timeout(20)

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.got.append((self.command, self.path, body))
         if self.server.hangs:
-            self.server.release.wait(30)
+            self.server.release.wait(120)
             return
         self.send_response(self.server.status)
         for name, value in self.server.headers.items():
@@ -67,7 +67,7 @@ def serving(**how: Any) -> Iterator[Server]:
     finally:
         server.release.set()
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()
 
 

@@ -26,7 +26,7 @@ class Gate:
 
         def held(handle: int) -> None:
             self.reached.set()
-            assert self.open.wait(30)
+            assert self.open.wait(120)
             real(handle)
 
         monkeypatch.setattr(os, "fsync", held)
@@ -41,7 +41,7 @@ def test_training_that_goes_on_does_not_change_what_is_written(tmp_path: Path, g
     weight, facts, told = torch.ones(1000), {"seen": [1]}, list[Any]()
     saver = BackgroundSaver()
     saver.start({"module": {"w": weight, "view": weight[::2]}, "hooks": facts}, tmp_path / "c", {"reason": "interval"}, told.append)
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(120)
     weight.zero_()
     facts["seen"].append(2)
     assert told == [] and not (tmp_path / "c").exists() and not saver.wait(0.01)
@@ -67,7 +67,7 @@ def test_one_at_a_time_in_the_order_asked_for(tmp_path: Path) -> None:
 def test_a_second_one_waits_for_the_first(tmp_path: Path, gate: Gate) -> None:
     saver, told = BackgroundSaver(), list[Any]()
     saver.start({"a": 1}, tmp_path / "first", {}, told.append)
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(120)
     second = threading.Thread(target=lambda: saver.start({"a": 2}, tmp_path / "second", {}, told.append))
     second.start()
     second.join(0.05)

@@ -166,7 +166,7 @@ def test_what_comes_too_late_is_answered_and_not_left_waiting() -> None:
 
     module = Late()
     quiet(run_dir="run", logger=True).fit(module, batches())
-    module.thread.join(10)
+    module.thread.join(60)
     assert len(answers) == 1 and (isinstance(answers[0], Refused) or answers[0]["command"] == "stop")
 
 

@@ -112,7 +112,7 @@ def test_the_path_is_below_the_run_directory_unless_it_is_absolute(tmp_path: Pat
 def test_an_address_is_called_and_no_file_is_written(tmp_path: Path) -> None:
     with serving() as server:
         trainer = quiet(run_dir=tmp_path, hooks=[Heartbeat(url=server.url("/ping/1234"), every=0)])
-        trainer.on("train_start")(lambda: server.busy.wait(10))
+        trainer.on("train_start")(lambda: server.busy.wait(60))
         trainer.fit(Net(), batches(3))
     assert set(server.got) == {("GET", "/ping/1234", b"")}
     assert list(tmp_path.iterdir()) == []

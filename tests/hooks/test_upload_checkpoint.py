@@ -38,7 +38,7 @@ class Odd(MemoryFileSystem):
     order: list[str] = []
 
     def put_file(self, lpath: str, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:
-        assert type(self).gate.wait(20)
+        assert type(self).gate.wait(120)
         if type(self).failures > 0:
             type(self).failures -= 1
             raise OSError("the line odd://user:secret@host is dead")

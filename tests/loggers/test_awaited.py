@@ -278,7 +278,7 @@ def test_the_next_run_waits_for_it_again_or_leaves_it_off_while_it_hangs(hung: C
     stuck = through._thread
     bad.gate.set()
     assert stuck is not None
-    stuck.join(10)
+    stuck.join(60)
     quiet(logger=through, log_every_n_steps=1).fit(Net(), batches(1))
     assert bad.events[-4:] == ["open", "log_metrics", "log_metrics", "close"]
 

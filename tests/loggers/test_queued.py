@@ -122,7 +122,7 @@ def test_a_full_queue_drops_counts_and_warns_once(slow: Keeps, caplog: pytest.Lo
     queued = Queued(slow, size=3)
     slow.gate.clear()
     queued.log_metrics({"a": 0}, 0, 0)
-    assert slow.reached.wait(10)  # one is being written, so three more fit
+    assert slow.reached.wait(60)  # one is being written, so three more fit
     for step in range(1, 11):
         queued.log_metrics({"a": step}, step, 0)
     assert queued.dropped == 7
@@ -140,7 +140,7 @@ def test_large_tensors_cannot_fill_the_memory(slow: Keeps, monkeypatch: pytest.M
     queued = Queued(slow)
     slow.gate.clear()
     queued.add_histogram("w", torch.zeros(10_000), 0)  # a single one always fits
-    assert slow.reached.wait(10)
+    assert slow.reached.wait(60)
     for step in range(10):
         queued.add_histogram("w", torch.zeros(100), step)
     assert queued.dropped == 8
@@ -182,7 +182,7 @@ def test_the_run_after_one_that_hangs_is_not_held_up_either(slow: Keeps, caplog:
     stuck = queued._thread
     slow.gate.set()
     assert stuck is not None
-    stuck.join(10)
+    stuck.join(60)
     assert not stuck.is_alive()
     quiet(logger=queued, log_every_n_steps=1).fit(Net(), batches(1))
     assert methods(slow)[-3:] == ["log_metrics", "log_metrics", "close"]  # it came back
@@ -213,7 +213,7 @@ def test_a_wrong_value_is_the_callers_mistake_and_is_raised_there(slow: Keeps) -
 
 
 def test_the_client_can_be_had_through_the_queue(slow: Keeps) -> None:
-    queued = Queued(slow, timeout=10)
+    queued = Queued(slow, timeout=60)
     queued.add_scalar("a", 1.0)
     assert queued.client is slow.told
     assert slow.threads == {"hookline-Keeps"}
@@ -247,7 +247,7 @@ def test_a_position_counts_everything_that_was_handed_over_before_it() -> None:
 def test_a_slow_logger_costs_its_checkpoints_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     logger = Counts()
-    queued = Queued(logger, timeout=20)
+    queued = Queued(logger, timeout=60)
     queued.open(Path)
     logger.gate.clear()
     queued.log_metrics({}, 1, 0)

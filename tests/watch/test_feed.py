@@ -50,7 +50,7 @@ def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> 
     time.sleep(0.1)
     assert feed.looks <= seen + 1
     feed.end()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(monkeypa
         assert "KeyError: 1" in feed.page() and _told(feed)["job"]["running"] is False
     until(lambda: _told(feed)["stuck"] == "" and _told(feed)["summary"][0]["last"] == 0.5)
     feed.end()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_was_killed_is_told_although_it_wrote_nothing_about_it() -> N
         feed.look()
         assert _statuses(feed) == (True, "training")
         listener.shutdown(socket.SHUT_RDWR)
-        answers.join(10)
+        answers.join(60)
     feed.look()
     assert _statuses(feed) == (False, "killed, or trains on another machine")
 

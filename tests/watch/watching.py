@@ -73,7 +73,7 @@ def served(run: Path) -> Iterator[Watch]:
         yield watch
     finally:
         watch.close()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
