@@ -35,9 +35,6 @@ class Asks(Hook):
         if not self.thread.is_alive():
             state.request_stop("all was asked")
 
-    def on_train_end(self) -> None:
-        self.thread.join()
-
 
 def asked(*requests: tuple[str, dict[str, Any]] | Callable[[], Any], hooks: list[Any] | None = None, **options: Any) -> tuple[list[Any], Trainer]:
     """Train until all of it was asked; the answers, and the trainer."""
@@ -47,6 +44,7 @@ def asked(*requests: tuple[str, dict[str, Any]] | Callable[[], Any], hooks: list
     asks = Asks(*things)
     trainer = quiet(hooks=[*(hooks or []), asks], **options)
     trainer.fit(Net(), batches())
+    asks.thread.join()  # a request to stop is answered when the run has ended
     return asks.answers, trainer
 
 

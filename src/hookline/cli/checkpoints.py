@@ -18,7 +18,7 @@ from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import NAMES
 from hookline.cli.codes import FAILED, OK
 from hookline.errors import CheckpointError, OptionError, closest
-from hookline.loops.record import read_record
+from hookline.loops.record import read_record, unsaved_end
 from hookline.urls import open_url, without_secret
 
 
@@ -235,7 +235,8 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
             "bytes": _bytes(facts) if facts else None, "whole": False if each.problem else None if is_url else True,
             "problem": each.problem or None, "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
         })  # fmt: skip
-    return {"path": remote.shown(path) if is_url else path, "run": record or None, "checkpoints": rows}
+    return {"path": remote.shown(path) if is_url else path, "run": record or None, "checkpoints": rows,
+            "unsaved": unsaved_end(record, mine[0].manifest) if mine else ""}  # fmt: skip
 
 
 def _table_text(data: dict[str, Any]) -> str:
@@ -259,6 +260,8 @@ def _table_text(data: dict[str, Any]) -> str:
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
         lines.insert(0, f"{data['path']}: run {record['id']}, {record['status']} at step {record['step']}{why}")
+        if data["unsaved"]:
+            lines.insert(1, f"Its last state is not on disk: it was {data['unsaved']}.")
     return "\n".join(lines)
 
 
