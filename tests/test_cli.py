@@ -212,6 +212,21 @@ def test_only_the_person_at_the_command_line_can_allow_what_runs_commands(projec
     assert "is not a hook" in capsys.readouterr().err  # it was imported, and is something else
 
 
+def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(project / "run.toml")
+    keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.every_n_train_steps", "3"]
+    for _ in range(2):  # started again, it has the same to say
+        assert main(["fit", config, "--trainer.run_dir", "trained", *keep]) == 0
+        out = capsys.readouterr().out
+        step = re.search(r"fit completed.* at step (\d+)", out)
+        assert step is not None and f"checkpoint: trained/checkpoints/last (step {step[1]})\n" in out
+    assert main(["fit", config, "--trainer.run_dir", "trained", *keep, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["last_state_saved"] is True and said["checkpoint_step"] == said["step"] == int(step[1])
+    assert main(["fit", config, "--trainer.run_dir", "lost"]) == 0
+    assert "checkpoint: none; nothing of this run is saved\n" in capsys.readouterr().out
+
+
 def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(project / "run.toml")
     keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.filename", "best"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,8 @@ def test_a_checkpoint_is_told_to_programs(net: Net, capsys: pytest.CaptureFixtur
 def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
     damage("run/checkpoints/last/model.safetensors")
     assert main(["checkpoint", "show", "run"]) == 0
-    first, _, last, newest, older = capsys.readouterr().out.splitlines()
+    first, missing, _, last, newest, older = capsys.readouterr().out.splitlines()
+    assert missing.startswith("Its last state is not on disk: it was completed at step 8, but its newest checkpoint is of step 8 before")
     assert first.startswith("run: run ") and first.endswith(", completed at step 8")
     assert last.split()[:4] == ["checkpoints/last", "8", "1", "last"]
     assert last.endswith("damaged: model.safetensors is not what its manifest says (its sha256 differs).")
@@ -99,6 +101,18 @@ def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(net: Net, capsys
     rows = told(capsys, "show", "run")["checkpoints"]
     assert [(each["path"].rpartition("/")[2], each["whole"], each["step"]) for each in rows] == [("last", False, 8), ("1", True, 8), ("0", False, None)]
     assert "no manifest.json" in rows[2]["problem"]
+
+
+def test_a_run_whose_last_state_is_not_on_disk_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=3)]).fit(Net(), batches(4))
+    assert told(capsys, "show", "run")["unsaved"] == ""
+    shutil.rmtree("run/checkpoints/last")
+    missing = "completed at step 4, but its newest checkpoint is of step 3"
+    assert told(capsys, "show", "run")["unsaved"] == missing
+    assert main(["checkpoint", "show", "run"]) == 0
+    assert f"Its last state is not on disk: it was {missing}." in capsys.readouterr().out
+    assert main(["checkpoint", "export", "run", "net.safetensors"]) == 0
+    assert "(step 3)" in capsys.readouterr().out
 
 
 def test_what_resume_takes_is_what_the_table_says(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +185,9 @@ def test_weights_are_exported_for_other_tools(capsys: pytest.CaptureFixture[str]
     quiet(run_dir="run", hooks=[hook, ModelCheckpoint()]).fit(net, batches())
     assert main(["checkpoint", "export", "run", "net.safetensors"]) == 0
     assert "wrote net.safetensors (" in (said := capsys.readouterr().out) and "2 tensors, 10 numbers, from run/checkpoints/" in said
-    assert torch.equal(load_file("net.safetensors")["layer.weight"], net.layer.weight)
+    assert torch.equal(load_file("net.safetensors")["layer.weight"], hook.averages["layer.weight"])
+    assert main(["checkpoint", "export", "run", "raw.safetensors", "--weights", "raw"]) == 0 and capsys.readouterr()
+    assert torch.equal(load_file("raw.safetensors")["layer.weight"], net.layer.weight)
     about = told(capsys, "export", "run", "ema.pt", "--hook", "weight_averaging")
     assert (about["out"], about["hook"], about["tensors"], about["bytes"]) == ("ema.pt", "weight_averaging", 2, Path("ema.pt").stat().st_size)
     assert torch.equal(torch.load("ema.pt", weights_only=True)["layer.weight"], hook.averages["layer.weight"])

@@ -74,8 +74,8 @@ def test_a_hook_asks_and_the_loop_saves_once_everyone_has_heard_the_step() -> No
     hook = Saves("batch", "interval")
     trainer = quiet(hooks=[hook], run_dir="run")
     trainer.fit(Net(), batches(3))
-    assert hook.moments == ["step end", "asked", "step end", "saved", "step end", "epoch end"]
-    assert hook.heard == [(2, "interval", True)]
+    assert hook.moments == ["step end", "asked", "step end", "saved", "step end", "epoch end", "saved"]
+    assert hook.heard == [(2, "interval", True), (3, "last", True)]
     assert read(Path("run/checkpoints/step-2"))["counters"]["step"] == 2
 
 

@@ -63,7 +63,7 @@ def test_tied_weights_are_one_tensor_again_and_an_average_takes_the_place_of_bot
     write({"module": {"a": weight, "b": weight}, "hooks": {"average": {"averages": {"a": weight * 2}}}}, tmp_path / "one")
     module = read(tmp_path / "one")["module"]
     assert module["a"].data_ptr() == module["b"].data_ptr()
-    _, exported = export_weights(tmp_path / "one", tmp_path / "net.pt", hook="average")
+    exported = export_weights(tmp_path / "one", tmp_path / "net.pt", hook="average").weights
     for name in ("a", "b"):
         assert torch.equal(exported[name], weight.full_tensor() * 2)
 
@@ -146,7 +146,7 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
-    assert isinstance(find_weights(tmp_path / "one", as_pieces=True)[1]["weight"], Pieces)  # only what is needed is read
+    assert isinstance(find_weights(tmp_path / "one", as_pieces=True).weights["weight"], Pieces)  # only what is needed is read
     with torch.no_grad():
         module.weight.zero_()
     assert load_weights(module, tmp_path / "one").complete

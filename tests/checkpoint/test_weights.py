@@ -252,8 +252,8 @@ def test_a_module_is_made_from_a_run_and_may_differ_if_not_strict(caplog: pytest
 @pytest.mark.parametrize("out", ["weights.safetensors", "weights.pt"])
 def test_exported_weights_are_plain(out: str) -> None:
     net = trained(Tied())
-    where, written = export_weights("run", Path(out))
-    assert where == "run/checkpoints/made" and set(written) == set(net.state_dict())
+    done = export_weights("run", Path(out))
+    assert done.where == "run/checkpoints/made" and set(done.weights) == set(net.state_dict())
     read = load_file(out) if out.endswith("safetensors") else torch.load(out, weights_only=True)
     again = Tied()
     again.load_state_dict(read)  # tied weights are there under both names
@@ -300,7 +300,7 @@ def test_averaged_weights_take_the_place_of_those_they_average() -> None:
 
     hook = WeightAveraging(decay=0.5)
     net = trained(Normed(), hook)
-    _, written = export_weights("run", Path("average.safetensors"), hook="weight_averaging")
+    written = export_weights("run", Path("average.safetensors"), hook="weight_averaging").weights
     read = load_file("average.safetensors")
     assert set(read) == set(net.state_dict()) == set(written)  # buffers are not averaged, and come from the module
     assert torch.equal(read["layer.weight"], hook.averages["layer.weight"])

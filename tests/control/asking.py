@@ -50,9 +50,6 @@ class Asks(Hook):
         if not self.thread.is_alive():
             state.request_stop("all was asked")
 
-    def on_train_end(self) -> None:
-        self.thread.join()
-
 
 def asked(
     *requests: tuple[str, dict[str, Any]] | Callable[[], Any] | Steps, hooks: list[Any] | None = None, **options: Any
@@ -64,6 +61,7 @@ def asked(
     asks = Asks(*things)
     trainer = quiet(hooks=[*(hooks or []), asks], **options)
     trainer.fit(Net(), batches())
+    asks.thread.join()  # a request to stop is answered when the run has ended
     return asks.answers, trainer
 
 

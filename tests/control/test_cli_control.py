@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert status[0] == 0 and "training: epoch " in status[1] and "counts  on" in status[1]
     assert disable[0] == 0 and disable[1].startswith("disable counts: done at step ")
     assert often[1].startswith("every counts 20 steps: done") and attach[1].startswith("attach mine: done")
-    assert checkpoint[1].startswith("checkpoint: done at step ")
+    assert re.fullmatch(r"checkpoint: step \d+ is saved in /.*/run/checkpoints/step-\d+\n", checkpoint[1])
     hooks = {each["name"]: each for each in json.loads(told[1])["hooks"]}
     assert hooks["counts"]["enabled"] is False and hooks["counts"]["every"] == "every 20 steps" and "mine" in hooks
 

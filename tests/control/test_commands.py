@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.asking import Counts, Steps, asked
+from control.asking import Asks, Counts, Steps, asked
 from tiny import Net, batches, quiet
 
 from hookline import Hook, every
-from hookline.control.client import Refused
+from hookline.control.client import Refused, ask
 from hookline.control.intervals import change_interval
 from hookline.hooks import EarlyStopping, GradientMonitor, Heartbeat
 from hookline.loggers import read_log
@@ -116,12 +116,56 @@ def saved_by(answer: dict[str, Any]) -> Path:
     return next(each for each in found if each.is_dir())
 
 
-def test_a_checkpoint_and_a_stop_can_be_asked_for() -> None:
+@pytest.mark.parametrize("save", ["sync", "async"])
+def test_a_checkpoint_that_was_asked_for_is_on_disk_when_the_answer_comes(save: str) -> None:
+    found: list[Any] = []
+
+    def ask_and_look() -> None:
+        answer = ask("run", "checkpoint")
+        found.append((answer, json.loads((Path(answer["path"]) / "manifest.json").read_text())))
+
+    asked(ask_and_look, save=save)
+    answer, manifest = found[0]
+    assert (manifest["reason"], manifest["step"]) == ("manual", answer["saved_step"])
+    assert answer["said"] == f"step {answer['saved_step']} is saved in {answer['path']}"
+
+
+def test_a_stop_is_answered_with_the_step_that_is_on_disk() -> None:
     answers, trainer = asked(("checkpoint", {}), ("stop", {}))
-    manifest = json.loads((saved_by(answers[0]) / "manifest.json").read_text())
-    assert manifest["reason"] == "manual"
     assert trainer.status == "stopped" and trainer.state.stop_reason == "asked for by hookline control"
-    assert trainer.global_step == answers[1]["step"]
+    assert answers[1]["step"] == answers[1]["saved_step"] == trainer.global_step
+    assert json.loads((Path(answers[1]["path"]) / "manifest.json").read_text())["step"] == trainer.global_step
+    assert answers[1]["said"] == f"stopped at step {trainer.global_step}; its last state is saved in {answers[1]['path']}"
+
+
+def test_a_stop_of_a_run_that_saves_nothing_says_so() -> None:
+    answers, trainer = asked(("stop", {}))
+    assert (answers[0]["saved"], answers[0]["path"], answers[0]["saved_step"]) == (False, None, None)
+    assert "its last state is not saved, and there is no checkpoint" in answers[0]["said"]
+    assert answers[0]["step"] == trainer.global_step
+
+
+def test_a_stop_that_ends_in_a_failure_says_what_is_saved() -> None:
+    class Fails(Hook):
+        def on_train_epoch_end(self, state: Any) -> None:
+            if state.should_stop:
+                raise RuntimeError("at the end")
+
+    asks = Asks(lambda: ask("run", "checkpoint"), lambda: ask("run", "stop"))
+    with pytest.raises(RuntimeError, match="at the end"):
+        quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(Net(), batches())
+    asks.thread.join()
+    path, step = asks.answers[0]["path"], asks.answers[0]["saved_step"]
+    assert f"the newest checkpoint is {path} of step {step}" in str(asks.answers[1])
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason() -> None:
+    def block_and_ask() -> Any:
+        Path("run/checkpoints").write_text("a file in the way")
+        return ask("run", "checkpoint")
+
+    answers, _ = asked(block_and_ask, on_save_error="warn")
+    assert isinstance(answers[0], Refused) and "could not be written" in str(answers[0])
 
 
 def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:

@@ -47,11 +47,14 @@ class Starts(Hook):
     def on_train_start(self, rank):
         assert Path("run/control.sock").exists() or rank
         if rank == 0:
-            threading.Thread(target=ask_it_all, daemon=True).start()
+            self.thread = threading.Thread(target=ask_it_all, daemon=True)
+            self.thread.start()
 
-counts = Counts()
-trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="2 minutes", hooks=[counts, Starts()])
+counts, starts = Counts(), Starts()
+trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="2 minutes", hooks=[counts, starts])
 trainer.fit(Net(), batches(16))
+if trainer.strategy.rank == 0:
+    starts.thread.join(30)  # a request to stop is answered when the run has ended
 about = {"rank": trainer.strategy.rank, "last": counts.last, "hooks": trainer.hooks.list_hooks(), "step": trainer.global_step,
          "status": trainer.status, "reason": trainer.state.stop_reason, "answers": answers}
 print("SAID", json.dumps(about), flush=True)
@@ -82,6 +85,14 @@ def test_a_file_that_one_rank_cannot_load_is_attached_nowhere(outcome: tuple[Out
     assert isinstance(answers, list) and "on rank 1: AssertionError: not here" in answers[1]
     assert "on rank 1: AssertionError: shy" in answers[2]  # nor one that it cannot set up
     assert answers[3]["hook"] == "good" and answers[6]["command"] == "stop"
+
+
+def test_the_answers_say_which_steps_are_on_disk(outcome: tuple[Outcome, Path]) -> None:
+    first = told(outcome)[0]
+    checkpoint, stop = first["answers"][5:]  # type: ignore[index]
+    assert (stop["step"], stop["saved_step"], stop["saved"]) == (first["step"], first["step"], True)
+    for answer in (checkpoint, stop):
+        assert json.loads((Path(answer["path"]) / "manifest.json").read_text())["step"] == answer["saved_step"]
 
 
 def test_it_is_logged_once(outcome: tuple[Outcome, Path]) -> None:

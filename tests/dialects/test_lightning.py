@@ -321,6 +321,16 @@ def test_the_boring_model_learns() -> None:
     assert trainer.validate(model, verbose=False)[0]["val/x"] < before
 
 
+def test_a_second_trainer_in_the_same_directory_starts_a_new_run_unless_ckpt_path_is_given() -> None:
+    for expected in (4, 4):
+        trainer = quiet(run_dir="run", enable_checkpointing=True)
+        trainer.fit(Net(), batches(4))
+        assert trainer.global_step == expected and not trainer.state.resumed
+    trainer = quiet(run_dir="run", enable_checkpointing=True, max_epochs=2)
+    trainer.fit(Net(), batches(4), ckpt_path="last")
+    assert trainer.global_step == 8 and trainer.state.resumed
+
+
 def test_a_run_goes_on_from_ckpt_path() -> None:
     first = quiet(enable_checkpointing=True, run_dir="run")
     first.fit(Small(), batches(2))

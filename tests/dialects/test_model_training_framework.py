@@ -735,7 +735,7 @@ def test_a_failure_and_the_load_that_follows_are_heard_and_everything_is_in_plac
 
     position = Position()
     again = make(config, position)
-    again.fit([batches(2)], max_epochs=3)
+    again.fit([batches(2)], max_epochs=3, resume_from_checkpoint="latest")
     assert position.seen == ("checkpoints/experiment/checkpoints/epoch_000_step_000002.ckpt", 2, 0.75)
     assert again.global_step == 6  # the first epoch was not trained again
 
@@ -1096,7 +1096,31 @@ def test_checkpoints_are_kept_by_epoch_by_step_and_by_metric_without_removing_ea
     assert names("saved/mine/checkpoints_best") == ["epoch_001_step_000004.ckpt"]
 
 
-def test_a_preempted_run_goes_on_by_itself_where_it_was_and_a_finished_one_trains_nothing() -> None:
+def test_a_second_trainer_in_the_same_folder_trains_its_own_model(caplog: pytest.LogCaptureFixture) -> None:
+    make(GenericTrainerConfig()).fit([batches(4)], max_epochs=1)
+    second = make(GenericTrainerConfig(), model=nn.Linear(4, 2))  # not even of the same shape
+    before = second._net.weight.detach().clone()
+    second.fit([batches(2)], max_epochs=1)
+    assert second.global_step == 2 and not torch.equal(second._net.weight, before)
+    assert 'resume_from_checkpoint="latest"' in caplog.text and "completed at step 4" in caplog.text
+    again = make(GenericTrainerConfig(), model=nn.Linear(4, 2))
+    again.fit([batches(2)], max_epochs=1, resume_from_checkpoint="latest")
+    assert again.global_step == 2 and torch.equal(again._net.weight, second._net.weight)
+
+
+def test_a_job_that_slurm_has_started_again_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    make(GenericTrainerConfig()).fit([batches(4)], max_epochs=1)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    trainer = make(GenericTrainerConfig())
+    trainer.fit([batches(4)], max_epochs=2)
+    assert trainer.state.resumed and trainer.global_step == 8
+    for config in (PreemptionConfig(resume_from_latest_symlink=False), PreemptionConfig(requeue_job=False)):
+        anew = make(GenericTrainerConfig(preemption=config))
+        anew.fit([batches(4)], max_epochs=1)
+        assert not anew.state.resumed and anew.global_step == 4
+
+
+def test_a_preempted_run_that_was_told_to_goes_on_where_it_was_and_a_finished_one_trains_nothing() -> None:
     class Preempts(TrainerHooks):
         def on_train_batch_end(
             self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
@@ -1106,15 +1130,16 @@ def test_a_preempted_run_goes_on_by_itself_where_it_was_and_a_finished_one_train
                 signal.raise_signal(signal.SIGUSR1)
 
     batches_seen: list[int] = []
+    config = GenericTrainerConfig(preemption=PreemptionConfig(resume_from_latest_symlink=True))
     with pytest.raises(Preempted):
-        make(GenericTrainerConfig(), Preempts()).fit([batches(4)], max_epochs=2)
+        make(config, Preempts()).fit([batches(4)], max_epochs=2)
     for expected in (8, 8):
-        trainer = make(GenericTrainerConfig(), Preempts())
+        trainer = make(config, Preempts())
         trainer.fit([batches(4)], max_epochs=2)
         assert len(batches_seen) == expected and trainer.global_step == 8
     assert batches_seen == [0, 1, 2, 3, 0, 1, 2, 3]
     with pytest.raises(CheckpointError) as failure:
-        make(GenericTrainerConfig(), model=nn.Linear(4, 2)).fit([batches(4)], max_epochs=2)
+        make(config, model=nn.Linear(4, 2)).fit([batches(4)], max_epochs=2)
     assert "to begin afresh, give it another experiment_name" in failure.value.__notes__[-1]
     anew = make(GenericTrainerConfig(preemption=PreemptionConfig(resume_from_latest_symlink=False)))
     anew.fit([batches(1)], max_epochs=1)

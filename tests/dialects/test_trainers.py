@@ -558,6 +558,15 @@ def test_everything_is_written_below_the_output_directory() -> None:
     assert sorted(each.name for each in Path("out/checkpoints").iterdir()) == ["epoch=1-step=4", "epoch=3-step=8"]
 
 
+def test_a_second_trainer_in_the_same_directory_trains_a_model_of_its_own() -> None:
+    for _ in range(2):
+        trainer = simple(2, output_dir="out", num_epochs=2)
+        trainer.add_checkpointing()
+        before = trainer.model.weight.detach().clone()
+        assert trainer.train()["total_batches"] == 4 and not torch.equal(trainer.model.weight, before)
+        assert not trainer.trainer.state.resumed
+
+
 # ---- trainers by name --------------------------------------------------------------------------------------------
 
 

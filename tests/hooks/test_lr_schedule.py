@@ -142,8 +142,9 @@ class Save(Hook):
         if step == 3:
             trainer.save_checkpoint()
 
-    def on_checkpoint_save(self, path: Any) -> None:
-        self.path = path
+    def on_checkpoint_save(self, path: Any, reason: str) -> None:
+        if reason == "manual":  # not the run's last state
+            self.path = path
 
 
 def test_a_resumed_run_goes_on_in_its_course() -> None:

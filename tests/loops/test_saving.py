@@ -133,7 +133,8 @@ def test_on_checkpoint_save_gets_the_exact_path_the_step_and_the_reason(tmp_path
 
     trainer = quiet(hooks=[Listen()], run_dir=tmp_path / "run")
     trainer.fit(Net(), batches())
-    assert seen == [(tmp_path / "run" / "checkpoints" / "step-2", 2, "interval"), (tmp_path / "best one", 2, "best")]
+    folder = tmp_path / "run" / "checkpoints"
+    assert seen == [(folder / "step-2", 2, "interval"), (tmp_path / "best one", 2, "best"), (folder / "last", 4, "last")]
 
 
 def test_a_checkpoint_may_be_edited_while_it_is_put_together(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_weights_of_shards_are_exported_imported_and_shown(
 ) -> None:
     path = folder / "fsdp-cut" / "checkpoints" / "batch-4"
     for suffix in (".safetensors", ".pt"):
-        _, weights = export_weights(path, folder / f"net{suffix}")
+        weights = export_weights(path, folder / f"net{suffix}").weights
         assert weights["head.weight"].shape == (3, 5)
     assert load_weights(Net(), folder / "net.safetensors").complete
     assert load_weights(Net(), path).complete

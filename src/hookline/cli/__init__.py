@@ -187,7 +187,7 @@ def _running_commands(command: Any) -> None:
     added.add_argument("action", metavar="ACTION", nargs="?", default="status")
     added.add_argument("words", metavar="...", nargs="*", help="what the action needs to know")
     added.add_argument("--name", metavar="NAME", help="what to call a hook that is attached")
-    added.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the next step (60)")
+    added.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait until it is done (60)")
 
 
 def _trace_commands(command: Any) -> None:

@@ -19,7 +19,7 @@ from hookline.checkpoint.limits import STRUCTURE_BYTES, parse_json
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
 from hookline.errors import CheckpointError, OptionError, closest
-from hookline.loops.record import read_record
+from hookline.loops.record import read_record, unsaved_end
 from hookline.text import holds_secret, printable, redact
 from hookline.urls import below, is_url, open_url
 
@@ -263,7 +263,8 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
             "problem": each.problem or None, "extra": each.extra,
             "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
         })  # fmt: skip
-    return {"path": redact(path) if is_remote else path, "run": record or None, "checkpoints": rows}
+    return {"path": redact(path) if is_remote else path, "run": record or None, "checkpoints": rows,
+            "unsaved": unsaved_end(record, mine[0].manifest) if mine else ""}  # fmt: skip
 
 
 def _table_text(data: dict[str, Any]) -> str:
@@ -288,6 +289,8 @@ def _table_text(data: dict[str, Any]) -> str:
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
         lines.insert(0, f"{data['path']}: run {record['id']}, {record['status']} at step {record['step']}{why}")
+        if data["unsaved"]:
+            lines.insert(1, f"Its last state is not on disk: it was {data['unsaved']}.")
     return "\n".join(lines)
 
 

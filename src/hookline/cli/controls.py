@@ -31,7 +31,10 @@ def run(chosen: argparse.Namespace) -> int:
     elif chosen.action == "status":
         print("\n".join(_table(answer)))
     elif answer.get("waiting"):
-        print(f"{chosen.action}: asked for; it has not been done within {chosen.wait:g} s, and will be at the next step.")
+        what = {"stop": "the run has not ended", "checkpoint": "it is not on disk"}.get(chosen.action, "it has not been done")
+        print(f"{chosen.action}: asked for; {what} within {chosen.wait:g} s, and will be after the next step.")
+    elif "said" in answer:
+        print(f"{chosen.action}: {answer['said']}")
     else:
         what = " ".join(str(answer[key]) for key in ("hook", "interval") if answer.get(key) is not None)
         print(f"{chosen.action}{f' {what}' if what else ''}: done at step {answer['step']}")

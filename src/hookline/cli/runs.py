@@ -103,7 +103,7 @@ def _say(
     told: dict[str, Any] = {
         "command": chosen.command, "status": trainer.status, "step": trainer.global_step,
         "epochs": state.epochs_seen, "metrics": {name: float(value) for name, value in trainer.metrics.items()},
-        "checkpoint": shown(saved.path) if saved.path is not None else None,
+        **_on_disk(chosen, trainer, saved),
     }  # fmt: skip
     if predictions is not None:
         told["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
@@ -118,10 +118,29 @@ def _say(
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
     print(f"{chosen.command} {told['status']}{reason} at step {told['step']}{': ' if numbers else ''}{numbers}")
     for what in ("predictions", "checkpoint", "run_dir"):
-        if told.get(what):
-            print(f"{what.replace('_dir', ' directory')}: {told[what]}")
+        if told.get(what) or (what == "checkpoint" and chosen.command == "fit"):
+            text = _of_step(told) if what == "checkpoint" else told[what]
+            print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
         print(f"To continue: {_again(chosen, overrides, trainer, saved.path)}")
+
+
+def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
+    """Return the newest checkpoint of a fit, its step, and whether it is the state that the fit has ended with."""
+    run = trainer._fitted
+    if chosen.command != "fit" or run is None:
+        return {"checkpoint": None}
+    path = saved.path or run.resume_from
+    if path is None or run.on_disk is None:
+        return {"checkpoint": None, "checkpoint_step": None, "last_state_saved": False}
+    return {"checkpoint": shown(path), "checkpoint_step": run.on_disk[0], "last_state_saved": run.on_disk == run.progress}
+
+
+def _of_step(told: dict[str, Any]) -> str:
+    if told["checkpoint"] is None:
+        return "none; nothing of this run is saved"
+    missing = "" if told["last_state_saved"] else f"; the last state, of step {told['step']}, is not saved"
+    return f"{told['checkpoint']} (step {told['checkpoint_step']}){missing}"
 
 
 def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str) -> str:

@@ -6,8 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from hookline.checkpoint.remote import shown
+from hookline.checkpoint.saves import Saved
 from hookline.control.attaching import check_name, make_hook, read_file
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
@@ -24,6 +27,8 @@ class Command:
     """In the thread that listens: what all ranks need to know to do it. Refuses what cannot be done."""
     do: Callable[[Run, Plain], Plain]
     """On the main thread of every rank, at the same step: what is answered and logged."""
+    answered: str = "at once"
+    """When the caller gets the answer: 'at once', when a checkpoint is 'saved', or when the run has 'ended'."""
 
 
 # ---- switching hooks on and off ---------------------------------------------------------------------------------------
@@ -125,8 +130,8 @@ COMMANDS: dict[str, Command] = {
     "enable": Command(_named, _enable),
     "disable": Command(_named, _disable),
     "every": Command(_check_every, _every),
-    "checkpoint": Command(_nothing, _checkpoint),
-    "stop": Command(_nothing, _stop),
+    "checkpoint": Command(_nothing, _checkpoint, answered="saved"),
+    "stop": Command(_nothing, _stop, answered="ended"),
     "attach": Command(_check_file, _attach),
 }
 
@@ -151,6 +156,42 @@ def carry_out(run: Run, asked: Plain) -> Plain:
     if s.rank == 0:
         s.logger.log_event("control", done)
     return done
+
+
+# ---- what is on disk -------------------------------------------------------------------------------------------------
+
+
+def saved_answer(done: Plain, saved: Saved) -> Plain:
+    """Return the answer to a request for a checkpoint, now that it is durable, or why it is not."""
+    if saved.error is not None:
+        return {**done, "error": str(saved.error)}
+    path = _named_path(saved.path)
+    return {**done, "path": path, "saved_step": saved.step, "said": f"step {saved.step} is saved in {path}"}
+
+
+def ended_answer(run: Run, done: Plain) -> Plain:
+    """Return the answer to a request to stop, now that the run is over: where it ended, and what of it is on disk."""
+    s, saved = run.state, run.saved
+    is_saved = run.on_disk == run.progress
+    path = saved.path if saved is not None else run.resume_from
+    newest = _named_path(path) if path is not None else ""
+    if is_saved:
+        said = f"its last state is saved in {newest}"
+    elif newest:
+        of_step = f" of step {saved.step}" if saved is not None else ""
+        said = f"its last state is not saved; the newest checkpoint is {newest}{of_step}"
+    else:
+        said = "its last state is not saved, and there is no checkpoint of it"
+    answer = {**done, "step": s.step, "epoch": s.epoch, "status": s.status, "saved": is_saved, "path": newest or None,
+              "saved_step": s.step if is_saved else saved.step if saved is not None else None}  # fmt: skip
+    if s.status == "error":
+        return {**answer, "error": f"The run failed at step {s.step}: {said}."}
+    return {**answer, "said": f"{s.status} at step {s.step}; {said}"}
+
+
+def _named_path(path: Path | str) -> str:
+    """Return a checkpoint's name for another process: whole, because that may be in another directory; a URL without secrets."""
+    return shown(path) if isinstance(path, str) and "://" in path else os.path.abspath(path)
 
 
 # ---- looking ----------------------------------------------------------------------------------------------------------

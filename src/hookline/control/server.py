@@ -14,8 +14,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hookline.checkpoint.saves import Saved
 from hookline.control.address import SOCKET, is_same_user, listen
-from hookline.control.commands import carry_out, check, status
+from hookline.control.commands import COMMANDS, carry_out, check, ended_answer, saved_answer, status
 from hookline.errors import HookError
 from hookline.loops.errands import carries_out
 from hookline.loops.run import Run
@@ -41,9 +42,19 @@ _serial = itertools.count()
 def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> None:
     """On the main thread of every rank: do what was asked, and tell whoever waits here."""
     done = carry_out(run, asked)
-    waiting = _answers.get(number) if run.state.rank == sender else None
+    if run.state.rank != sender:
+        return
+    if "error" in done or COMMANDS[asked["command"]].answered == "at once":
+        _answer(number, done)
+    else:
+        run.control.defer(number, done)
+
+
+def _answer(number: str, answer: dict[str, Any]) -> None:
+    """Send an answer to the thread that waits for it, if it still does."""
+    waiting = _answers.get(number)
     if waiting is not None:
-        waiting.put(done)
+        waiting.put(answer)
 
 
 class Control:
@@ -54,6 +65,8 @@ class Control:
         self._listener: socket.socket | None = None
         self._waiting: set[str] = set()
         self._open: dict[threading.Thread, socket.socket] = {}
+        self._deferred: dict[str, dict[str, Any]] = {}
+        """What was done and is answered later, once it is known what is on disk."""
         self._pid = os.getpid()
 
     def __enter__(self) -> Control:
@@ -88,11 +101,28 @@ class Control:
             for each in (self._listener, self._wake, self._woken):
                 each.close()
         for number in list(self._waiting):
-            if (answer := _answers.get(number)) is not None:
-                answer.put(TOO_LATE)
+            _answer(number, self._last_answer(number))
         for thread, connection in list(self._open.items()):
             _hang_up(connection)
             join(thread, ANSWERING, "whoever asked gets no answer")
+
+    def defer(self, number: str, done: dict[str, Any]) -> None:
+        """Answer later: once the checkpoint is durable, or the run has ended."""
+        self._deferred[number] = done
+
+    def report_saved(self, saved: Saved) -> None:
+        """Answer those who have asked for a checkpoint, now that it is durable, or could not be written."""
+        for number, done in list(self._deferred.items()):
+            if COMMANDS[done["command"]].answered == "saved" and saved.reason == "manual" and saved.step >= done["step"]:
+                del self._deferred[number]
+                _answer(number, saved_answer(done, saved))
+
+    def _last_answer(self, number: str) -> dict[str, Any]:
+        """Return what is answered when the run is over: to a request to stop where it ended, to others that it is too late."""
+        done = self._deferred.pop(number, None)
+        if done is not None and COMMANDS[done["command"]].answered == "ended":
+            return ended_answer(self.run, done)
+        return TOO_LATE
 
     def _remove(self, path: Path) -> None:
         """The socket, unless another one has taken its place."""

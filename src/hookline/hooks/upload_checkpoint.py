@@ -78,6 +78,7 @@ class UploadCheckpoint(Hook):
         self._waiting: collections.deque[tuple[Path, str]] = collections.deque()
         self._uploading = ""
         self._closing = False
+        self._is_in_run = False
         self._snapshots: Path | None = None
         self.uploaded: list[str] = []
         """The names of what is there, the oldest first."""
@@ -87,6 +88,7 @@ class UploadCheckpoint(Hook):
         self._said = False
 
     def setup(self, stage: str) -> None:
+        self._is_in_run = True
         if stage == "fit":  # a new run; a resumed one gets its state right after this
             self.uploaded, self.failed, self._said = [], [], False
         try:
@@ -138,10 +140,11 @@ class UploadCheckpoint(Hook):
         if dropped is not None:
             shutil.rmtree(dropped[0], ignore_errors=True)
             self._give_up(dropped[1], f"{self.max_waiting} newer ones are waiting")
-        if trainer.status not in ("training", "running"):
-            self._finish()  # asked for when the run is over: nobody will come back to wait
+        if not self._is_in_run:
+            self._finish()  # asked for when the run is over: no teardown follows that would wait
 
     def teardown(self) -> None:
+        self._is_in_run = False
         self._finish()
 
     def _finish(self) -> None:

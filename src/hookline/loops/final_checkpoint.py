@@ -91,7 +91,8 @@ def final_path(run: Run) -> Path | str | None:
 
 def _choose_path(run: Run) -> tuple[str | None, bool]:
     run_dir = run.directory.existing()
-    if run_dir is not None and read_record(run_dir).get("id") == run.run_id:
+    has_saved = run.saved is not None or run.resume_from is not None
+    if has_saved and run_dir is not None and read_record(run_dir).get("id") == run.run_id:
         folder = run_dir / "checkpoints"
         return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
     newest = run.saved
@@ -115,9 +116,7 @@ def _is_free(path: Path, run: Run) -> bool:
 
 def _report_unsaved(run: Run) -> None:
     s = run.state
-    newest, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, None)
-    if newest is None or s.rank or step == s.step:  # of the same step: the weights are the same
+    if run.saved is None or s.rank or run.saved.step == s.step:  # of the same step: the weights are the same
         return
-    of_step = "" if step is None else f", of step {step}"
-    log.warning("This run was %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s%s.",
-                s.status, s.step, s.step, newest, of_step)  # fmt: skip
+    log.warning("This run was %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s, of step "
+                "%d.", s.status, s.step, s.step, run.saved.path, run.saved.step)  # fmt: skip

@@ -129,6 +129,8 @@ def announce(run: Run) -> None:
     """Tell everyone of checkpoints that are durable by now, and do as chosen about those that are not."""
     while run.news:
         saved = run.news.pop(0)
+        if run.control is not None:
+            run.control.report_saved(saved)
         if saved.error is None:
             run.saved, run.on_disk = saved, saved.progress
             note_training(run, saved.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,17 @@ from hookline.dialects.model_training_framework.loaders import (
     named,
 )
 from hookline.dialects.model_training_framework.manager import HookManager
+from hookline.dialects.model_training_framework.settings import PreemptionConfig
 from hookline.dialects.model_training_framework.steps import StepFunction, StepFunctions, check_step
 from hookline.dialects.model_training_framework.translating import checked, hooks_of, options_of
 from hookline.errors import CheckpointError, OptionError
 from hookline.hook import Hook
+from hookline.loops.record import read_record
 from hookline.metrics import Metrics
 from hookline.module import Module
 from hookline.trainer import Trainer
+
+log = logging.getLogger("hookline")
 
 
 class GenericTrainer(Trainer):
@@ -84,8 +90,8 @@ class GenericTrainer(Trainer):
     ) -> Metrics:  # fmt: skip
         """Train. Loaders: a list, a dictionary of names, or one.
 
-        resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: from the newest one of this experiment if there is
-        one, unless the configuration says `resume_from_latest_symlink=False`.
+        resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: a new run, unless the configuration says
+        `resume_from_latest_symlink=True` or SLURM has started the job again: then from the newest one of this experiment.
         """
         config = self.config
         train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
@@ -104,7 +110,9 @@ class GenericTrainer(Trainer):
         mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
         asked = mixture if len(train) > 1 or mixture != Mixture() else None
         start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
-        by_itself = start is None and config.preemption.resume_from_latest_symlink and self._directory.existing() is not None
+        by_itself = start is None and _resumes_by_itself(config.preemption) and self._directory.existing() is not None
+        if start is None and not by_itself:
+            self._report_earlier_run()
         try:
             return super().fit(self._net, train, val, mixture=asked, resume="auto" if by_itself else start)
         except CheckpointError as error:
@@ -112,6 +120,16 @@ class GenericTrainer(Trainer):
                 error.add_note(f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it another "
                                "experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)")  # fmt: skip
             raise
+
+    def _report_earlier_run(self) -> None:
+        """Log that a new run begins where another one was: most experiments keep the default name, and so the directory."""
+        known = self._directory.existing()
+        record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
+        if record:
+            ended = "has not ended" if record["status"] == "training" else f"was {record['status']} at step {record['step']}"
+            log.warning("A new run begins in %s, where an earlier one %s. To continue that one: "
+                        'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another experiment_name.',
+                        known, ended)  # fmt: skip
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
         """What a run calls: always the step functions."""
@@ -135,6 +153,13 @@ class BestAccuracy(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self._trainer.best_accuracy = state["best_accuracy"]
+
+
+def _resumes_by_itself(config: PreemptionConfig) -> bool:
+    """Return whether a fit that is not told where to start continues the experiment's newest run."""
+    if config.resume_from_latest_symlink is not None:
+        return config.resume_from_latest_symlink
+    return config.requeue_job and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _several(given: Any, what: str) -> list[Any]:

@@ -14,7 +14,7 @@ async function command(asked, busy) {
     answer = await (await fetch("control", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) })).json();
     said.classList.toggle("bad", Boolean(answer.error));
     said.textContent = answer.error || (answer.waiting ? `${answer.command}: not done yet; it will be at the next step`
-      : `${answer.command} ${answer.hook || ""}: done at step ${number(answer.step)}`);
+      : answer.said ? `${answer.command}: ${answer.said}` : `${answer.command} ${answer.hook || ""}: done at step ${number(answer.step)}`);
   } catch (problem) {
     answer = { error: `${asked.command}: nobody answered (${problem.message})` };
     said.classList.add("bad");
