@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class Binding:
 
 
 def bind_by_name(
-    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterator[Callable[..., Any]] = iter(())
+    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterable[Callable[..., Any]] = ()
 ) -> Binding:
     """Bind a listener whose parameters are the names of facts, in any order, any subset.
 
@@ -36,7 +36,7 @@ def bind_by_name(
         return [each for each in theirs if table.fact(each.name, event) not in asked]
 
     arguments = _Arguments(event, table, function)
-    for parameter in _with_overridden(_parameters(function, where), overridden, are_left, where):
+    for parameter in _with_overridden(_parameters(function, where), iter(overridden), are_left, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
@@ -52,7 +52,7 @@ def bind_by_name(
 
 
 def bind_by_position(
-    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterator[Callable[..., Any]] = iter(())
+    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterable[Callable[..., Any]] = ()
 ) -> Binding:
     """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls them.
 
@@ -64,7 +64,7 @@ def bind_by_position(
 
     arguments = _Arguments(event, table, function)
     waiting = [table.fact(name, event) for name in event.facts]
-    for parameter in _with_overridden(_parameters(function, where), overridden, are_left, where):
+    for parameter in _with_overridden(_parameters(function, where), iter(overridden), are_left, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
         elif parameter.kind is parameter.VAR_KEYWORD:

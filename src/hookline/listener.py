@@ -96,7 +96,7 @@ class Listener:
         if self.allowance is not None:
             call = self.allowance.around(call)
         if self.filters:
-            call = _filtered(call, self.filters)
+            call = filtered(call, self.filters)
         if self.on_error != "raise":
             call = _forgiving(call, self, disable)
         return call
@@ -133,7 +133,8 @@ def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.per
     return counted
 
 
-def _filtered(call: Caller, filters: list[Filter]) -> Caller:
+def filtered(call: Caller, filters: list[Filter]) -> Caller:
+    """A call that is made only if all filters let it through."""
     if len(filters) == 1 and isinstance(filters[0], _When):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
@@ -141,14 +142,14 @@ def _filtered(call: Caller, filters: list[Filter]) -> Caller:
     counting = [each.ready for each in filters if each.counts]
     choosing = [each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts]
 
-    def filtered(s: Any) -> Any:
+    def filter_call(s: Any) -> Any:
         if s.sanity_checking:  # schedules begin with the training
             return None
         if all([each(s) for each in counting]) and all(each(s) for each in choosing):  # noqa: C419
             return call(s)
         return None
 
-    return filtered
+    return filter_call
 
 
 def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -372,7 +373,7 @@ def _never_called(owner: Any, method: str, meant: str) -> str:
 
 
 def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str:
-    """The name that a method should have; an empty string if it may be a helper: if its class uses it or it takes other things."""
+    """The name that a method should have. An empty string if it may be a helper: its class uses it, or it takes other things."""
     method, function = member.name, _plain(member.value)
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
@@ -401,9 +402,10 @@ def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
         if method.startswith("_") or _is_anothers(member.cls) or getattr(function, "__hookline_no_event__", False):
             continue
         right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
-        if right and not _is_used(owner, method, function) and not _has_beside(owner, right, member.cls):
-            if len(_required(getattr(owner, method))) <= known[right]:
-                raise HookError(_never_called(owner, method, right))
+        if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
+            continue
+        if len(_required(getattr(owner, method))) <= known[right]:
+            raise HookError(_never_called(owner, method, right))
 
 
 STATE: Mapping[str, int] = MappingProxyType({"state_dict": 0, "load_state_dict": 1})
@@ -420,7 +422,8 @@ def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
 def _required(function: Any) -> list[str]:
     """The parameters that a call must give."""
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
 _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")

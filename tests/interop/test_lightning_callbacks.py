@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -41,6 +42,7 @@ from hookline import Hook, HookError
 from hookline.checkpoint.files import read_manifest
 from hookline.dialects.lightning import MAPPING
 from hookline.dialects.lightning.table import CALLBACK_ROWS
+from hookline.testing import fire
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -540,3 +542,16 @@ def test_one_that_is_removed_and_added_again_is_torn_down_before_it_is_set_up() 
 
     quiet(hooks=[Told(), Swaps()]).fit(Net(), batches(3))
     assert heard == ["setup", 0, 1, "teardown", "setup", 2, "teardown"]
+
+
+def test_a_callback_can_be_tested_with_single_events():
+    class Report(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = outputs["loss"] > 1
+            return batch_idx
+
+    trainer = SimpleNamespace(should_stop=False)
+    assert fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, outputs={"loss": 2}, batch=None) == 0
+    assert trainer.should_stop
+    with pytest.raises(HookError, match=r"Report.on_train_batch_end takes outputs, which cannot be known outside a run"):
+        fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, batch=None)

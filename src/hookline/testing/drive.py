@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
-from collections.abc import Callable
+import weakref
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -11,7 +13,9 @@ import torch
 
 from hookline.errors import HookError, closest
 from hookline.events import EVENTS, Event
+from hookline.foreign import Adapter
 from hookline.hooklist import HookList
+from hookline.listener import Listener, filtered
 from hookline.options import OptionArguments
 from hookline.plan import Plan
 from hookline.state import State
@@ -19,48 +23,136 @@ from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
 from hookline.trace import Call, Recorder
 from hookline.trainer import Trainer
 
+COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
+_COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}
+"""How far the filters of each hook have counted, by the identity of the hook and the event, as long as the hook lives."""
 
-def fire(hook: Any, event: str, **facts: Any) -> Any:
-    """Deliver one event to one hook with the facts given; what it did not get is what it is before a run begins.
+
+def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
+    """Deliver one event to one hook as a run would, with the facts given, and return what the hook returned.
 
     >>> fire(MyHook(), "step_end", step=3, loss=0.5)
 
-    Names, spellings and filters are checked as in a run; filters do not hold the call back. Returns what the hook returned.
+    A fact that is not given is what it is before a run begins: `step` is 0, `rank` 0, `optimizers` empty. One that is not there
+    before a run, such as `loss`, `metrics` or `trainer`, must be given if the hook asks for it.
+
+    Filters hold the call back as in a run that has come to this step one by one; calls of `fire` for one hook count like events
+    of one run. filters=False: the hook is called in any case.
     """
     row = EVENTS.named(event)
-    table = EVENTS
+    given = _given(row, facts)
+    hooks = HookList(Plan(EVENTS), EVENTS)
+    entry = hooks.add(hook).entry
+    listener = next((each for each in entry.listeners if each.event is row), None)
+    if listener is None:
+        others = ", ".join(each.event.name for each in entry.listeners) or "nothing"
+        raise HookError(f"{type(entry.given).__name__} does not listen to {row.name}. It listens to {others}.")
+    state = _state({"hooks": hooks, **given}, row)
+    if isinstance(entry.hook, Adapter):  # a callback of another package: its parameters by their names, not what it sees in a run
+        return _by_name(listener, state, given)
+    _refuse_missing(listener, state, given, filters)
+    if not filters or not listener.filters:
+        return listener.binding.call(state)
+    counted = _counted(entry.given).setdefault(row.name, [])
+    before = _state({**given, **{name: max(0, given[name] - 1) for name in COUNTERS if name in given}}, row)
+    for index, each in enumerate(listener.filters):
+        each.begin(before)
+        if counted:
+            each.load_state_dict(counted[index])
+    try:
+        return filtered(listener.binding.call, listener.filters)(state)
+    finally:
+        counted[:] = [each.state_dict() for each in listener.filters]
+
+
+def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, value in facts.items():
-        fact = table.fact(name, row)
+        fact = EVENTS.fact(name, row)
         if fact is None:
-            known = [each.name for each in table.facts_at(row)]
+            known = [each.name for each in EVENTS.facts_at(row)]
             raise HookError(f"{row.name} has no fact {name!r}.{closest(name, known)} Facts: {', '.join(known)}.")
         given[fact.name] = value
-    hooks = HookList(Plan(table), table)
-    entry = hooks.add(hook).entry
-    listeners = [each for each in entry.listeners if each.event is row]
-    if not listeners:
-        raise HookError(f"{type(hook).__name__} does not listen to {row.name}.")
-    return _call(listeners[0].function, row, given)
+    return given
 
 
-def _call(function: Callable[..., Any], event: Event, given: dict[str, Any]) -> Any:
-    state = State(module=given.get("module"), device=torch.device("cpu"))
-    positional: list[Any] = []
+def _state(given: dict[str, Any], row: Event) -> Any:
+    """A state in which the facts given are read, wherever a listener of this event would look for them."""
+    epochs_seen = given.get("epoch", 0) + (row.name == "on_train_epoch_end")
+    values: dict[str, Any] = {"device": torch.device("cpu"), "epochs_seen": epochs_seen, "own": {}}
+    for name, value in given.items():
+        fact = EVENTS.fact(name, row)
+        assert fact is not None
+        if row.inside == "own" and not fact.everywhere:
+            values["own"][name] = value
+        else:
+            values |= {name: value, EVENTS.expression(fact, row).removeprefix("s."): value}
+    if "module" in given:
+        values.setdefault("wrapped_model", given["module"])
+    if (state := values.pop("state", None)) is not None:
+        values.pop("s", None)
+        for name, value in values.items():
+            if name in given:
+                setattr(state, name, value)
+        return state
+    fields = {each.name for each in dataclasses.fields(State)}
+    # what a run works out is a property of the state: here it is what was given
+    worked_out = {name: staticmethod(value) if callable(value) else value for name, value in values.items() if name not in fields}
+    made = type("State", (State,), worked_out)
+    return made(**{name: value for name, value in values.items() if name in fields})
+
+
+def _refuse_missing(listener: Listener, state: Any, given: dict[str, Any], filters: bool) -> None:
+    where = f"{type(listener.owner).__name__}.{listener.event.name}" if listener.owner is not None else listener.label
+    missing = [name for name in dict.fromkeys(listener.binding.facts)
+               if name not in given and not _is_there(name, listener.event, state)]  # fmt: skip
+    if missing:
+        raise HookError(f"{where} asks for {', '.join(missing)}, which cannot be known outside a run: give "
+                        f"{'it' if len(missing) == 1 else 'them'} to fire({_example(listener, missing)}).")  # fmt: skip
+    for each in listener.filters if filters else ():
+        asked = ["epoch" if name == "epochs_seen" else name for name in each.facts]
+        if counts := [name for name in asked if name in COUNTERS and name not in given]:
+            raise HookError(f"{where} is called {each.text}: give {' and '.join(counts)} to "
+                            f"fire({_example(listener, counts)}), or filters=False to call it in any case.")  # fmt: skip
+
+
+def _example(listener: Listener, names: list[str]) -> str:
+    return f"hook, {listener.event.name.removeprefix('on_')!r}, {', '.join(f'{name}=...' for name in names)}"
+
+
+def _is_there(name: str, row: Event, state: Any) -> bool:
+    """Whether a fact has a value that means something before a run."""
+    fact = EVENTS.fact(name, row)
+    if fact is None or name == "config":
+        return True
+    if not fact.everywhere:
+        return name in ("dataloader_idx", "optimizer_idx")
+    return name == "state" or getattr(state, "logger" if name == "experiment" else name) is not None
+
+
+def _counted(hook: Any) -> dict[str, list[dict[str, Any]]]:
+    """What is remembered of a hook: it is forgotten with the hook."""
+    if id(hook) not in _COUNTED:
+        with contextlib.suppress(TypeError):  # one that cannot be referred to weakly begins anew each time
+            weakref.finalize(hook, _COUNTED.pop, id(hook), None)
+            _COUNTED[id(hook)] = {}
+    return _COUNTED.get(id(hook), {})
+
+
+def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
     named: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        fact = EVENTS.fact(parameter.name, event)
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            positional += [given.get(name) for name in event.facts]
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            named.update({name: value for name, value in given.items() if name not in named})
-        elif fact is not None:
-            value = given[fact.name] if fact.name in given else state if fact.name == "state" else getattr(state, fact.name, None)
-            if parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(value)
-            else:
-                named[parameter.name] = value
-    return function(*positional, **named)
+    for parameter in inspect.signature(listener.function).parameters.values():
+        fact = EVENTS.fact(parameter.name, listener.event)
+        if fact is None:
+            continue
+        if fact.name in given:
+            named[parameter.name] = given[fact.name]
+        elif parameter.default is parameter.empty:
+            if not _is_there(fact.name, listener.event, state):
+                raise HookError(f"{listener.function.__qualname__} takes {parameter.name}, which cannot be known outside a run: "
+                                f"give it to fire({_example(listener, [parameter.name])}).")  # fmt: skip
+            named[parameter.name] = state if fact.name == "state" else getattr(state, fact.name)
+    return listener.function(**named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +168,10 @@ class Played:
 
 
 def play(*hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]) -> Played:
-    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless given."""
+    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless given.
+
+    It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say.
+    """
     torch.manual_seed(options.get("seed") or 0)
     trainer = tiny_trainer(*hooks, **options)
     with Recorder(trainer) as recorder:
