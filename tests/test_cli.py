@@ -173,7 +173,7 @@ def test_the_end_of_a_run_is_told_in_words(project: Path, capsys: pytest.Capture
     assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "out"]) == 0
     said = capsys.readouterr().out
     assert "the hook speaks" in said
-    assert "fit completed at step 8: " in said
+    assert "fit completed at step 8, 2 epochs: " in said
     assert "run directory: out" in said
 
 

@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, State
 from hookline.events import FACT_ROWS
-from hookline.state import detached, is_scalar
+from hookline.state import detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params",
@@ -27,6 +27,15 @@ class Watch(Hook):
 
     def on_train_batch_end(self, state: State) -> None:
         self.look(state)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"epochs": None}, "step 1,234"), ({"epochs": 5}, "step 1,234, 5 epochs"), ({"epochs": 1, "batches": 1}, "step 1,234, 1 epoch and 1 batch"),
+    ({"epochs": 2, "is_inside": True}, "step 1,234, 2 epochs and part of the next"), ({"epochs": 0}, "step 1,234, 0 epochs"),
+    ({"epochs": 0, "batches": 7}, "step 1,234, 7 batches of the first epoch"), ({"epochs": 0, "is_inside": True}, "step 1,234, in the first epoch"),
+], ids=str)
+def test_how_far_a_run_is_counts_completed_epochs(given: dict[str, Any], said: str) -> None:
+    assert progress(1234, **given) == said
 
 
 def test_the_nine_documented_keys_are_live() -> None:

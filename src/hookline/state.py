@@ -257,6 +257,25 @@ class State(MutableMapping[str, Any]):
         return f"<State: {self.stage or 'idle'}, {self.position}, {self.status}>"
 
 
+def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = False) -> str:
+    """Say how far a run is, everywhere in the same words: `step 812, 3 epochs and 12 batches`.
+
+    epochs: those that are completed. batches: those of the epoch after them, or `is_inside` if their number is not known.
+    """
+    at, done = f"step {step:,}", counted(batches, "batch", "batches")
+    if epochs is None:
+        return at
+    if epochs == 0 and (batches or is_inside):
+        return f"{at}, {done} of the first epoch" if batches else f"{at}, in the first epoch"
+    more = f" and {done}" if batches else " and part of the next" if is_inside else ""
+    return f"{at}, {counted(epochs, 'epoch', 'epochs')}{more}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
 def _average_loss(s: State) -> float | None:
     mean = s.log.train_loss.compute()
     return None if mean is None else float(mean)

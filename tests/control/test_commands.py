@@ -172,6 +172,7 @@ def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
     answers, trainer = asked(Steps(12), ("status", {}), hooks=[Counts()])
     told = answers[1]
     assert told["status"] == "training" and 0 < told["step"] <= trainer.global_step and told["position"].startswith("epoch ")
+    assert told["progress"].startswith(f"step {told['step']:,}, ")
     counts = next(each for each in told["hooks"] if each["name"] == "counts")
     assert counts["class"] == "Counts" and counts["enabled"] and counts["events"] == ["on_step_end"]
     assert 0 < counts["calls"] <= trainer.global_step and 0 < counts["worst"] <= counts["total"] and 0 < counts["share"] < 1

@@ -15,7 +15,7 @@ def test_it_says_where_the_page_is(capsys: pytest.CaptureFixture[str]) -> None:
     written("run", metrics(1, loss=1.0), metrics(2, loss=0.5))
     assert main(["report", "run"]) == 0
     said = capsys.readouterr().out
-    assert "step 2, 2 records" in said and "wrote run/report.html" in said
+    assert "step 2, in the first epoch, 2 records" in said and "wrote run/report.html" in said
     assert Path("run/report.html").read_text().startswith("<!doctype html>")
 
 

@@ -117,6 +117,40 @@ def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
     made.page.close()
 
 
+@pytest.mark.parametrize("width", [1280, 500, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_part_can_be_reached_from_the_navigation_without_a_swipe(browser: Any, width: int, scheme: str) -> None:
+    made = Opened(browser, address(write_report([whole_run()])[0]), viewport={"width": width, "height": 740}, color_scheme=scheme)
+    links = made.page.locator("#tools nav a")
+    boxes = [links.nth(index).bounding_box() for index in range(links.count())]
+    assert len(boxes) >= 9 and all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert made.page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#tools nav'))")
+    button = made.page.get_by_role("button", name="Colours").bounding_box()
+    for box in boxes:  # nothing lies over it
+        assert box["x"] + box["width"] <= button["x"] or box["y"] >= button["y"] + button["height"]
+    links.last.click()
+    made.page.wait_for_timeout(100)
+    title, tools = made.page.locator("#configuration h2").bounding_box(), made.page.locator("#tools").bounding_box()
+    assert title["y"] >= tools["y"] + tools["height"] or tools["y"] + tools["height"] <= 0
+    made.page.close()
+
+
+def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_their_digits_when_pointed_at(browser: Any) -> None:
+    made = Opened(browser, address(write_report([whole_run()])[0]))
+    card = dict(zip(made.page.locator(".card dt").all_inner_texts(), made.page.locator(".card dd").all_inner_texts(), strict=True))
+    assert (card["step"], card["epochs"]) == ("12", "3")
+    assert "train/loss (epoch)" in card and "train/loss" not in card
+    whole = [str(each["metrics"]["val/loss"]) for each in read_log("run/log.jsonl") if "val/loss" in each.get("metrics", {})][-1]
+    assert made.page.locator(".card dd span").last.get_attribute("title") == whole
+    shown = made.page.locator("#values td.number").all_inner_texts()
+    digits = [sum(letter.isdigit() for letter in text.split(" @")[0].partition("e")[0].lstrip("0.")) for text in shown]
+    assert digits and max(digits) <= 8  # values that are close to each other need more than five
+    rates = [each for each in made.page.locator("#values th[scope=row]").all_inner_texts() if each.startswith("lr")]
+    assert rates == ["lr"]
+    assert made.page.evaluate("view.charts[0].plot.axes[0]._splits").count(1.5) == 0
+    made.page.close()
+
+
 def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(browser: Any) -> None:
     path = written("run", metrics(1, loss=1.0), metrics(2, loss=0.5))
     traced(path, ("slow", "on_step_end", 0, 900_000, 1), (MARKUP, "on_step_end", 950_000, 50_000, 1), ("slow", "on_step_end", 5_000_000, 100_000, 2))
@@ -166,7 +200,8 @@ def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_
     scroll_through(made.page)
     wait_until(made.page, "view.charts.length > 5 && view.charts.every((chart) => chart.plot)")
     cell = "[...document.querySelectorAll('#values tr')].find((row) => row.cells[0].textContent === '%s').cells[1].textContent"
-    assert made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.3333333333333333"
+    assert made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.33333"
+    assert made.page.get_by_title("0.3333333333333333").count() == 3  # last, lowest and highest
     far = "view.charts.find((chart) => chart.series[0].name === 'far')"
     assert made.page.evaluate(f"{far}.values[0].textContent") == "-123457.77"
     ticks = made.page.evaluate(f"labels({far}.plot.axes[1]._splits)")

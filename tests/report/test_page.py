@@ -66,7 +66,7 @@ def test_train_and_val_share_a_chart_and_layers_share_a_heat_map() -> None:
     data = data_of(whole_run())
     charts = {chart["title"]: [each["name"] for each in chart["series"]] for part in data["sections"] for chart in part["charts"]}
     assert charts["loss"] == ["train/loss", "train/loss (epoch)", "val/loss"]
-    assert charts["learning rate"] == ["lr", "lr-SGD"]
+    assert charts["learning rate"] == ["lr"]
     assert charts["samples per second"] == ["throughput/samples_per_sec"]
     assert not any(name.startswith("grad_norm/") for names in charts.values() for name in names)
     heat = data["heat"][0]

@@ -15,8 +15,9 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook
 from hookline.errors import OptionError
-from hookline.hooks import JSONLog, ModelCheckpoint
+from hookline.hooks import JSONLog, LRMonitor, ModelCheckpoint
 from hookline.loggers import read_log
+from hookline.report.happenings import position
 from hookline.report.reading import read_run
 
 
@@ -248,6 +249,101 @@ def test_a_finished_run_that_goes_on_is_not_called_finished() -> None:
     (path / "run.json").write_text(json.dumps({"id": "a", "status": "completed", "reason": "", "step": 1, "limits": {},
                                                "noted_at": "2026-01-02T04:00:00+00:00"}))  # fmt: skip
     assert data_of(path)["runs"][0]["status"] == "training"
+
+
+def shown_of(path: Path) -> dict[str, Any]:
+    return data_of(path)["runs"][0]
+
+
+class FailsAt(Hook):
+    def __init__(self, batch: int, error: type[Exception] = RuntimeError) -> None:
+        self.batch, self.error = batch, error
+
+    def on_train_batch_end(self, batches_seen: int) -> None:
+        if batches_seen == self.batch:
+            raise self.error("broken")
+
+
+def test_the_same_five_epochs_are_shown_the_same_whatever_else_the_run_has_left() -> None:
+    for name, hooks in (("plain", []), ("saved", [ModelCheckpoint()])):
+        quiet(run_dir=name, logger=True, max_epochs=5, hooks=hooks).fit(Net(), batches())
+        assert (shown_of(Path(name))["step"], shown_of(Path(name))["epochs"]) == (20, 5)
+        assert str(position(read_run(Path(name)))) == "step 20, 5 epochs"
+    log = Path("plain/log.jsonl")
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"type": "end"' not in line))  # as if killed
+    assert str(position(read_run(Path("plain")))) == "step 20, 5 epochs"
+
+
+@pytest.mark.parametrize("hooks", [[], [ModelCheckpoint()]], ids=["plain", "saved"])
+def test_a_failed_run_is_shown_where_it_was(hooks: list[Hook]) -> None:
+    with pytest.raises(RuntimeError):
+        quiet(run_dir="run", logger=True, max_epochs=5, hooks=[*hooks, FailsAt(10)]).fit(Net(), batches())
+    shown = shown_of(Path("run"))
+    assert (shown["status"], shown["mood"], shown["step"], shown["epochs"], shown["is_inside"]) == ("failed", "bad", 10, 2, True)
+    assert shown["reason"] == "hook 'fails_at' in on_train_batch_end: RuntimeError: broken"
+    assert str(position(read_run(Path("run")))) == "step 10, 2 epochs and part of the next"
+
+
+def test_an_epoch_that_was_broken_off_is_not_counted() -> None:
+    quiet(run_dir="run", logger=True, max_epochs=5, max_steps=10).fit(Net(), batches())
+    assert str(position(read_run(Path("run")))) == "step 10, 2 epochs and part of the next"
+    with pytest.raises(RuntimeError):
+        quiet(run_dir="early", logger=True, max_epochs=5, hooks=[FailsAt(1)]).fit(Net(), batches())
+    assert str(position(read_run(Path("early")))) == "step 1, in the first epoch"
+
+
+def test_a_resumed_run_is_shown_where_it_is_now_and_not_where_the_one_before_it_ended() -> None:
+    quiet(run_dir="run", logger=True, max_epochs=4, hooks=[ModelCheckpoint(save_top_k=-1)]).fit(Net(), batches())
+    first = min(Path("run/checkpoints").iterdir(), key=lambda each: json.loads((each / "manifest.json").read_text())["step"])
+    with pytest.raises(RuntimeError):
+        quiet(run_dir="run", logger=True, max_epochs=4, hooks=[FailsAt(6)]).fit(Net(), batches(), resume=first)
+    record = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({**record, "noted_at": "2026-01-02T04:00:00+00:00"}))  # the first job's, long ago
+    assert str(position(read_run(Path("run")))) == "step 6, 1 epoch and part of the next"
+
+
+def test_a_log_of_an_older_version_says_in_which_epoch_it_ended() -> None:
+    for said, epochs in (("completed", 5), ("error", 4)):
+        path = written(said, {**metrics(20, loss=1.0), "epoch": 4}, {"type": "end", "step": 20, "epoch": 4, "status": said})
+        assert position(read_run(path)).epochs == epochs
+
+
+def test_a_run_that_a_search_has_pruned_has_not_failed() -> None:
+    class TrialPruned(Exception):  # as Optuna calls it
+        pass
+
+    with pytest.raises(TrialPruned) as ended:
+        quiet(run_dir="run", logger=True, max_epochs=5, hooks=[FailsAt(10, TrialPruned), JSONLog()]).fit(Net(), batches())
+    assert ended.value.__notes__[-1].startswith("Pruned: TrialPruned: broken, in hook 'fails_at', on_train_batch_end, ")
+    data = data_of(Path("run"))
+    assert (data["runs"][0]["status"], data["runs"][0]["mood"]) == ("pruned", "warn")
+    assert [(each["kind"], each["level"], each["step"]) for each in data["events"] if each["level"] != "info"] == [("pruned", "warn", 10)]
+
+
+def test_a_short_run_shows_the_mean_of_its_last_epoch_and_not_an_older_step() -> None:
+    trainer = quiet(run_dir="run", logger=True, max_epochs=3, log_every_n_steps=10)
+    trainer.fit(Net(), batches(), batches(2))
+    train, val = shown_of(Path("run"))["newest"]
+    assert (train["name"], train["last"]) == ("train/loss (epoch)", float(trainer.metrics["train/loss"]))
+    assert (val["name"], val["last"]) == ("val/loss", float(trainer.metrics["val/loss"]))
+    with pytest.raises(RuntimeError):  # in the middle of an epoch a step is newer than the last mean
+        quiet(run_dir="cut", logger=True, max_epochs=3, log_every_n_steps=1, hooks=[FailsAt(7)]).fit(Net(), batches())
+    assert shown_of(Path("cut"))["newest"][0]["name"] == "train/loss"
+
+
+@pytest.mark.parametrize(("frequency", "every", "name"), [("step", 1, "lr"), ("epoch", 1, "lr"), ("epoch", 10, "lr-SGD")])
+def test_the_learning_rate_is_there_once(frequency: str, every: int, name: str) -> None:
+    hooks = [LRMonitor(frequency=frequency, log_momentum=True)]
+    quiet(run_dir="run", logger=True, max_epochs=3, log_every_n_steps=every, hooks=hooks).fit(Net(), batches())
+    rates = [each["name"] for each in data_of(Path("run"))["summary"] if each["name"].startswith("lr")]
+    assert rates == [name, "lr-SGD-momentum"]
+
+
+def test_a_rate_of_another_group_stays_beside_that_of_the_first() -> None:
+    rows = [metrics(step, **{"lr": 0.1, "lr-SGD__pg1": 0.1, "lr-SGD__pg2": 0.2}) for step in (1, 2)]
+    assert [each["name"] for each in data_of(written("run", *rows))["summary"]] == ["lr-SGD/pg1", "lr-SGD/pg2"]
+    rows = [metrics(step, **{"lr": 0.1, "lr-Head": 0.3}) for step in (1, 2)]
+    assert [each["name"] for each in data_of(written("other", *rows))["summary"]] == ["lr", "lr-Head"]
 
 
 def test_a_killed_run_is_not_called_training() -> None:

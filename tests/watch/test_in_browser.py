@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,6 +65,11 @@ def test_updates_arrive_without_a_reload_and_equal_the_log(live: Opened, run: Pa
               if each["type"] == "metrics" and "lr" in each["metrics"] and "train/loss" in each["metrics"]}  # fmt: skip
     assert page.evaluate("shown.summary[0].name") == "train/loss" and logged[last_step] == last
     assert page.locator("#tools [role=status]").inner_text() == "live"
+
+
+def test_the_job_says_how_far_it_is_in_the_words_of_the_report(live: Opened) -> None:
+    line = live.page.locator("#job p").first.inner_text()
+    assert re.search(r"training step [\d,]+, .*(epoch|batch)", line), line
 
 
 def test_what_somebody_looks_at_stays_in_view(live: Opened) -> None:

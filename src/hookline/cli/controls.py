@@ -74,4 +74,5 @@ def _table(answer: dict[str, Any]) -> list[str]:
     lines = ["  ".join(cell.rjust(width) if place > 2 else cell.ljust(width)
                        for place, (cell, width) in enumerate(zip(row, wide, strict=True))).rstrip() for row in rows]  # fmt: skip
     stopping = ", stopping" if answer["stopping"] else ""
-    return [f"{answer['status']}{stopping}: {answer['position']} (process {answer['pid']})", *lines]
+    at = answer.get("progress", answer["position"])  # a job of an older version has only the latter
+    return [f"{answer['status']}{stopping}: {at} (process {answer['pid']})", *lines]

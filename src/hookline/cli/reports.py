@@ -9,7 +9,8 @@ from typing import Any
 
 from hookline.cli.codes import OK
 from hookline.report import write_report
-from hookline.report.happenings import status
+from hookline.report.happenings import position, status
+from hookline.state import counted
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -18,13 +19,14 @@ def run(chosen: argparse.Namespace) -> int:
     size, now = path.stat().st_size, time.time()
     if chosen.json:
         about: list[dict[str, Any]] = [
-            {"run_dir": str(each.path), "status": status(each, now)[0], "step": each.last_step, "records": each.records,
-             "superseded": each.superseded, "metrics": len(each.series), "checkpoints": len(each.checkpoints)}
-            for each in runs
+            {"run_dir": str(each.path), "status": status(each, now)[0], "step": at.step, "epochs": at.epochs,
+             "records": each.records, "superseded": each.superseded, "metrics": len(each.series),
+             "checkpoints": len(each.checkpoints)}
+            for each, at in ((each, position(each)) for each in runs)
         ]  # fmt: skip
         print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
         return OK
     for each in runs:
-        print(f"{each.path}: {status(each, now)[0]}, step {each.last_step}, {each.records:,} records")
+        print(f"{each.path}: {status(each, now)[0]}, {position(each)}, {counted(each.records, 'record', 'records')}")
     print(f"wrote {path} ({size / 1e6:.1f} MB)")
     return OK

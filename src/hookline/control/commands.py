@@ -15,6 +15,7 @@ from hookline.control.attaching import check_name, make_hook, read_file
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
 from hookline.loops.run import Run
+from hookline.state import progress
 
 Plain = dict[str, Any]
 
@@ -201,9 +202,11 @@ def status(run: Run) -> Plain:
     """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call apart."""
     s = run.state
     elapsed = max(1e-9, time.monotonic() - run.started)
+    batches = run.position if s.epoch == s.epochs_seen else 0  # an epoch that has just ended counts as a whole
     return {
         "pid": os.getpid(), "status": s.status, "step": s.step, "epoch": s.epoch, "batch_idx": s.batch_idx,
-        "position": s.position, "max_steps": run.options.max_steps, "max_epochs": run.options.max_epochs,
+        "position": s.position, "progress": progress(s.step, s.epochs_seen, batches),
+        "max_steps": run.options.max_steps, "max_epochs": run.options.max_epochs,
         "world_size": s.world_size, "elapsed": elapsed, "stopping": s.should_stop,
         "hooks": [_about(entry, elapsed) for entry in s.hooks.entries()],
     }  # fmt: skip

@@ -24,6 +24,8 @@ FIRST_SKIPS = 100
 MESSAGE = 500
 """Characters of an error's message in the log and in the last words."""
 WHY = {"no_loss": "training_step returned no loss", "nonfinite": "loss or gradients were not finite", "hook": "a hook said so"}
+PRUNED = "TrialPruned"
+"""The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has failed."""
 _WORDS = "__hookline_last_words__"
 log = logging.getLogger("hookline")
 
@@ -84,7 +86,8 @@ def note_ending(run: Run) -> None:
     if run.costs:
         s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
                                     "rows": [row.data() for row in run.costs]})  # fmt: skip
-    s.logger.log_event("end", _as_it_was(run) or {"step": s.step, "epoch": s.epoch, "status": s.status, "reason": s.stop_reason})
+    ended = {"step": s.step, "epoch": s.epoch, "epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
+    s.logger.log_event("end", _as_it_was(run) or ended)
 
 
 def _as_it_was(run: Run) -> dict[str, Any]:
@@ -158,7 +161,8 @@ class LastWords:
         s, guilty = run.state, blamed(error)
         who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
         text = _short(error)
-        failed = f"Failed: {type(error).__name__}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
+        word = "Pruned" if type(error).__name__ == PRUNED else "Failed"
+        failed = f"{word}: {type(error).__name__}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
         if (other := _other_rank(run)) is not None:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline._version import __version__
-from hookline.report.curves import heat_maps, sections, summary
-from hookline.report.happenings import all_events, duration, how_it_ended, level, score, status, timestamp, whole
+from hookline.report.curves import heat_maps, newest, sections, summary
+from hookline.report.happenings import all_events, duration, how_it_ended, level, position, score, status, timestamp
 from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
 
@@ -79,14 +79,12 @@ def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
     took, pauses = "", 0.0
     if run.began is not None and run.ended is not None:
-        took, pauses = duration(run.spent), run.ended - run.began - run.spent
-    step = max(run.last_step, whole(run.record.get("step")) or 0)
-    end = how_it_ended(run)
-    is_over = bool(end["status"]) and "epochs" in run.record  # until then run.json is as old as its first checkpoint
+        took, pauses = duration(run.spent) if run.spent >= 1 else "under 1 s", run.ended - run.began - run.spent
+    end, at = how_it_ended(run), position(run)
     return {
-        "name": name, "path": str(run.path), "status": said, "mood": mood, "step": step,
-        "reason": cut(end["reason"], LONGEST_VALUE),
-        "epochs": run.record.get("epochs") if is_over else run.epoch, "took": took, "is_over": bool(end["status"]),
+        "name": name, "path": str(run.path), "status": said, "mood": mood, "step": at.step, "epochs": at.epochs,
+        "is_inside": at.is_inside, "newest": newest(run), "reason": cut(end["reason"], LONGEST_VALUE),
+        "took": took, "is_over": bool(end["status"]),
         "pauses": duration(pauses) if pauses >= 1 else "", "began": run.began, "ended": run.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip

@@ -23,6 +23,8 @@ MOST_DIGITS = 15
 """Of a number in a curve."""
 
 STAGES = ("train", "val", "test")
+HEADLINES = ("train/loss", "val/loss")
+"""Shown on the card of a run."""
 SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
 DEVICES = ("cpu", "cuda", "gpu", "device")
 RATE_DETAIL = re.compile(r"-(momentum|beta2|weight_decay)(?=/|$)")
@@ -70,8 +72,8 @@ def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     """All charts, by section, and the names of the metrics that found no place."""
     charts: dict[tuple[str, str], list[tuple[int, str, Series]]] = {}
     for number, run in enumerate(runs):
-        for name, series in run.series.items():
-            if series.steps and layer_of(name) is None:
+        for name, series in shown(run).items():
+            if layer_of(name) is None:
                 charts.setdefault(place_of(name), []).append((number, name, series))
     ordered = sorted(charts, key=_rank)
     count = sum(len(each) for each in charts.values())
@@ -117,17 +119,48 @@ def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
 
 def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     """Every metric's last, lowest and highest value, from all of its values and unrounded; and the names without a row."""
-    names = list(dict.fromkeys(name for run in runs for name, series in run.series.items()
-                               if series.steps and layer_of(name) is None))  # fmt: skip
+    each_shown = [shown(run) for run in runs]
+    names = list(dict.fromkeys(name for found in each_shown for name in found if layer_of(name) is None))
     names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
     names.sort(key=lambda name: (SECTIONS.index(place_of(name)[0]), "loss" not in name, _natural(place_of(name)[1]), _stage(name),
                                  _natural(name)))  # fmt: skip
     rows = []
     for name in names:
-        for number, run in enumerate(runs):
-            if name in run.series and run.series[name].steps:
-                rows.append({"run": number, "name": name, **_extremes(run.series[name])})
+        for number, found in enumerate(each_shown):
+            if name in found:
+                rows.append({"run": number, "name": name, **_extremes(found[name])})
     return rows, left_out
+
+
+def shown(run: RunData) -> dict[str, Series]:
+    """The metrics of a run that have values, each once.
+
+    Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under a name of its own; what one
+    of the two tells in fewer values is left out.
+    """
+    found = {name: series for name, series in run.series.items() if series.steps}
+    rates = [name for name in found if name.startswith("lr-") and not RATE_DETAIL.search(name)]
+    if "lr" in found and rates:
+        plain, named = found["lr"], found[rates[0]]
+        if len(rates) == 1 and len(named.values) <= len(plain.values):
+            if np.isin(named.values, plain.values).all():
+                del found[rates[0]]
+        elif np.isin(plain.values, named.values).all():
+            del found["lr"]
+    return found
+
+
+def newest(run: RunData) -> list[dict[str, Any]]:
+    """The losses for a run's card: the value of the newest step, or the epoch's mean if that is as new, and the lowest."""
+    found = shown(run)
+    rows = []
+    for name in HEADLINES:
+        known = [each for each in (f"{name}{EPOCH}", name) if each in found]
+        if known:
+            chosen = max(known, key=lambda each: found[each].steps[-1])  # of equals the first, which is the mean
+            row = _extremes(found[chosen])
+            rows.append({"name": chosen, **{key: row[key] for key in ("last", "min") if key in row}})
+    return rows
 
 
 def _extremes(series: Series) -> dict[str, Any]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hookline.control.address import is_answered
+from hookline.loops.noting import PRUNED
 from hookline.report.curves import layer_of
-from hookline.report.reading import LAST_STEP, Event, RunData
+from hookline.report.reading import LAST_STEP, Event, RunData, failure_kind
+from hookline.state import progress
 
 SILENT = 600.0
 """Seconds without a record after which a run that says it trains is doubted."""
 LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
-NOTABLE = ("skip", "skipped", "step_skipped", "stop", "stopped", "interrupted", "warning")
+NOTABLE = ("skip", "skipped", "step_skipped", "stop", "stopped", "interrupted", "preempted", "pruned", "warning")
 
 
 def level(kind: str) -> str:
@@ -40,7 +42,7 @@ def status(run: RunData, now: float) -> tuple[str, str]:
     """In words, and as good, bad, warn or info."""
     said = how_it_ended(run)["status"]
     if said:
-        return said, "good" if said == "completed" else "warn" if said in ("stopped", "interrupted") else "bad"
+        return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
     is_known = bool(run.record)
     if not is_known and not run.records:
         return "nothing logged yet", "info"
@@ -58,7 +60,7 @@ def status(run: RunData, now: float) -> tuple[str, str]:
 
 
 def how_it_ended(run: RunData) -> dict[str, Any]:
-    """Status, reason, step and time: by run.json, or by the log, which tells of failures too. No status while it trains."""
+    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No status: it trains."""
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
     # a resumed run's record is that of the job before, until its first checkpoint; it is noted in whole seconds
@@ -66,9 +68,47 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     if said not in ("", "training") and not is_older:
         if at is not None and run.ended is not None and 0 <= run.ended - at < 1:
             at = run.ended
-        return {"status": said, "reason": str(record.get("reason") or ""), "step": whole(record.get("step")), "time": at}
-    said = str(run.ending.get("status", ""))
-    return {"reason": "", "step": None, "time": None, **run.ending, "status": "failed" if said == "error" else said}
+        found = {"status": said, "reason": str(record.get("reason") or ""), "step": whole(record.get("step")), "time": at,
+                 "epochs": whole(record.get("epochs"))}  # fmt: skip
+    else:
+        found = {"status": "", "reason": "", "step": None, "time": None, **run.ending, "epochs": _epochs_at_end(run)}
+    if found["status"] == "error":
+        found["status"] = "pruned" if failure_kind(run.failed.get("exception")) == "pruned" else "failed"
+        found["reason"] = found["reason"] or run.failed.get("text", "")
+    return found
+
+
+def _epochs_at_end(run: RunData) -> int | None:
+    """Completed epochs; logs of older versions say only in which epoch a run ended."""
+    known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
+    if known is not None or last is None or run.epochs is not None:
+        return known
+    return last + (run.ending.get("status") == "completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is."""
+
+    step: int
+    epochs: int | None
+    """Those that are completed; None if the log does not say it."""
+    is_inside: bool
+    """Whether it is in the middle of the next one."""
+
+    def __str__(self) -> str:
+        return progress(self.step, self.epochs, is_inside=self.is_inside)
+
+
+def position(run: RunData) -> Position:
+    """Where a run is, or was when it ended."""
+    end = how_it_ended(run)
+    step = run.last_step if end["step"] is None else end["step"]
+    epochs = run.epochs if end["epochs"] is None else end["epochs"]
+    if epochs is None and not end["status"] and run.epoch is not None:
+        epochs = run.epoch  # no epoch has ended yet, or the log is of an older version: those before this one have
+    of_rows = run.epochs or 0  # the last of them may be that of an epoch that was broken off
+    return Position(step, epochs, epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs_at)))
 
 
 def duration(seconds: float) -> str:
@@ -133,7 +173,7 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
             at = at if isinstance(at, float) else None
             text = f"{record.get('exception', '')}: {record.get('message', '')}"
             if record["type"] == "exception" and (step, text) not in run.failures:
-                yield Event("exception", text, at, step)
+                yield Event("pruned" if record.get("exception") == PRUNED else "exception", text, at, step)
             elif record["type"] == "train_end" and record.get("reason"):
                 yield Event("stop", str(record["reason"]), at, step)
 
@@ -166,6 +206,6 @@ def _ending(run: RunData) -> Iterator[Event]:
     end = how_it_ended(run)
     said, reason = end["status"], end["reason"]
     # what has failed is told by the log, and better
-    if said and not (said == "failed" and end["step"] in [step for step, _ in run.failures]):
+    if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
         yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

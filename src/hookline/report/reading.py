@@ -13,6 +13,7 @@ import numpy as np
 from hookline.checkpoint.finding import Found, find
 from hookline.errors import OptionError, closest
 from hookline.loggers.reading import read_log
+from hookline.loops.noting import PRUNED
 from hookline.loops.record import RECORD, read_record
 from hookline.report.downsampling import Floats
 from hookline.report.traced import TraceData, read_traces
@@ -73,6 +74,8 @@ class RunData:
     events: list[Event] = field(default_factory=list)
     failures: set[tuple[int | None, str]] = field(default_factory=set)
     """Step and words of what the log says about failures: other files may say it again."""
+    failed: dict[str, Any] = field(default_factory=dict)
+    """What ended the job that has written last, if it failed: `exception` and `text`."""
     started: float | None = None
     """When the job began that has written last: a run may be resumed many times."""
     ending: dict[str, Any] = field(default_factory=dict)
@@ -100,6 +103,10 @@ class RunData:
     """Whether the last record was one with which a job begins."""
     last_step: int = 0
     epoch: int | None = None
+    """The number of the epoch of the newest row, from 0."""
+    epochs: int | None = None
+    """Completed epochs, by the newest row of an epoch's means, and the step that it was written at."""
+    epochs_at: int = 0
     unshown: dict[str, int] = field(default_factory=dict)
     """What the log has and a page does not show, with how often."""
     trace: TraceData | None = None
@@ -221,6 +228,8 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
     kept = run.own if over == "step" else run.between
+    if over == "epoch" and run.epoch is not None:
+        run.epochs, run.epochs_at = run.epoch + 1, step
     for name, value in metrics.items():
         try:
             number = float(value)  # NaN and infinity are text in the log
@@ -255,14 +264,14 @@ def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending = run.ended, {}  # a job begins with them
+    run.started, run.ending, run.failed = run.ended, {}, {}  # a job begins with them
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
 
 
 def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.resumed_at = run.ended, {}, step
+    run.started, run.ending, run.failed, run.resumed_at = run.ended, {}, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
     run.superseded += count if isinstance(count, int) else 0
@@ -279,7 +288,7 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
     said = {key: str(record.get(key) or "") for key in ("status", "reason")}
-    run.ending = {**said, "step": step, "time": run.ended}
+    run.ending = {**said, "step": step, "time": run.ended, "epoch": record.get("epoch"), "epochs": record.get("epochs")}
 
 
 def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
@@ -295,7 +304,13 @@ def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> Non
     rank = f"on rank {record['rank']}: " if record.get("rank") else ""
     text = f"{record.get('exception', '')}: {record.get('message', '')}"
     run.failures.add((step, text))
-    add_event(run, Event("failure", f"{rank}{who}{text}", run.ended, step))
+    run.failed = {"exception": record.get("exception"), "text": f"{rank}{who}{text}"}
+    add_event(run, Event(failure_kind(record.get("exception")), run.failed["text"], run.ended, step))
+
+
+def failure_kind(exception: Any) -> str:
+    """What an exception is called: one by which a search ends a run that is not promising is no failure."""
+    return "pruned" if exception == PRUNED else "failure"
 
 
 def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:

@@ -33,8 +33,10 @@ function number(value, digits = 5) {
   return String(Number(value.toPrecision(Math.max(digits, whole + 1))));
 }
 
-function exact(value) {
-  return typeof value !== "number" || Number.isInteger(value) ? number(value) : String(value);
+function rounded(value, digits = 5) {
+  // as many digits as can be read; all of them for whoever points at it
+  const text = number(value, digits);
+  return typeof value !== "number" || text === number(value, 17) ? text : el("span", { title: String(value) }, text);
 }
 
 function digitsOf(values) {

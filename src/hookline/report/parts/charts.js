@@ -3,6 +3,7 @@
 const view = { smoothing: 0, log: false, events: true, charts: [], chosen: new Map(), differing: false };
 const DASHES = new Map([["train", []], ["val", [7, 4]], ["test", [2, 3]]]); // a map: metrics may be called anything
 const KINDS = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat(); // there is no half a step
 
 function dashes(kind, round) {
   // what has a colour for the second time, or the third, has other dashes
@@ -108,7 +109,7 @@ class Chart {
     this.plot = new uPlot({
       width: this.holder.clientWidth, height: this.height, series, legend: { show: false }, padding: [8, 24, 0, 0],
       scales: { x: { time: false }, y: log ? { distr: 3, range: decades } : { range: padded } },
-      axes: [{ ...axis, size: 30, values: (_, ticks) => labels(ticks) },
+      axes: [{ ...axis, size: 30, incrs: WHOLE, values: (_, ticks) => labels(ticks) },
         { ...axis, size: (_, texts) => Math.max(58, ...(texts || []).map((each) => 20 + 7 * each.length)), values: (_, ticks) => labels(ticks) }],
       cursor: { y: false, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false }, dataIdx: nearest, points: { size: 7 } },
       hooks: { setCursor: [() => this.read()], draw: [(plot) => this.mark(plot)], setScale: [(plot, key) => { if (key === "x") this.zoomed = { min: plot.scales.x.min, max: plot.scales.x.max }; }] },

@@ -116,7 +116,7 @@ function jobLine(job) {
   const limit = job.max_steps > 0 ? `, of ${number(job.max_steps)} steps` : job.max_epochs > 0 ? `, of ${number(job.max_epochs)} epochs` : "";
   const ranks = job.world_size > 1 ? ` · ${job.world_size} ranks` : "";
   return [el("span", { class: `badge ${job.stopping ? "warn" : "good"}` }, job.stopping ? "stopping" : job.status),
-    document.createTextNode(` ${job.position}${limit} · ${elapsed(job.elapsed)} · process ${job.pid}${ranks}`)];
+    document.createTextNode(` ${job.progress || job.position}${limit} · ${elapsed(job.elapsed)} · process ${job.pid}${ranks}`)];
 }
 
 function follow(data) {

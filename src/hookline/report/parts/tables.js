@@ -2,20 +2,18 @@
 
 function runCards(data) {
   return el("div", { class: data.runs.length > 1 ? "cards" : "cards one" }, data.runs.map((run, index) => {
-    const rows = [["step", `${number(run.step)}${typeof run.epochs === "number" ? `, epoch ${number(run.epochs)}` : ""}`]];
+    const rows = [["step", number(run.step)]];
+    if (typeof run.epochs === "number") rows.push(["epochs", !run.is_inside ? number(run.epochs) : run.epochs ? `${number(run.epochs)}, and part of the next` : "in the first"]);
     if (run.began) rows.push(["began", clock(run.began)]);
     if (run.took) rows.push(["lasted", `${run.took}${run.pauses ? `, and ${run.pauses} of pauses` : ""}`]);
-    if (run.reason) rows.push(["reason", run.reason]);
-    for (const name of ["train/loss", "val/loss"]) {
-      const found = data.summary.find((each) => each.run === index && each.name === name);
-      if (found) rows.push([name, `${number(found.last)}${found.min < found.last ? ` (lowest ${number(found.min)})` : ""}`]);
-    }
+    for (const each of run.newest) rows.push([each.name, [rounded(each.last), each.min < each.last ? [" (lowest ", rounded(each.min), ")"] : null]]);
     if (run.checkpoints) rows.push(["checkpoints", number(run.checkpoints)]);
     rows.push(["records", `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
+    if (run.reason) rows.push(["reason", run.reason, "wide"]);
     // what the job itself says is surer than what its files let one guess
     const [mood, status] = data.job && data.job.running ? ["good", data.job.status] : [run.mood, run.status];
     const title = el("div", { class: "title" }, data.runs.length > 1 ? [chip(index), el("h3", {}, run.name)] : null, el("span", { class: `badge ${mood}` }, status));
-    return el("section", { class: "card", "aria-label": `Run ${run.name}` }, title, el("dl", {}, rows.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))));
+    return el("section", { class: "card", "aria-label": `Run ${run.name}` }, title, el("dl", {}, rows.map(([key, value, kind]) => el("div", { class: kind || null }, el("dt", {}, key), el("dd", {}, value)))));
   }));
 }
 
@@ -25,10 +23,10 @@ function known(key, cells) {
 
 function summaryTable(data) {
   const several = data.runs.length > 1;
-  const at = (value, step) => el("td", { class: "number" }, exact(value), value === undefined ? "" : el("span", { class: "soft" }, ` @ ${number(step)}`));
+  const at = (each, what) => el("td", { class: "number" }, rounded(each[what], digitsOf([each.min, each.max])), each[what] === undefined || what === "last" ? "" : el("span", { class: "soft" }, ` @ ${number(each[`${what}_step`])}`));
   const heads = ["metric", ...(several ? ["run"] : []), ["last", "number"], ["lowest @ step", "number"], ["highest @ step", "number"], ["values", "number"], ["not finite", "number"]];
-  return table("Every metric: exact, from all logged values", heads, data.summary.map((each) => known(`${each.run} ${each.name}`, [
-    each.name, ...(several ? [runCell(data, each.run)] : []), [exact(each.last), "number"], at(each.min, each.min_step), at(each.max, each.max_step),
+  return table("Every metric, from all logged values; pointing at a number shows all of its digits", heads, data.summary.map((each) => known(`${each.run} ${each.name}`, [
+    each.name, ...(several ? [runCell(data, each.run)] : []), at(each, "last"), at(each, "min"), at(each, "max"),
     [number(each.count), "number"], [each.bad ? number(each.bad) : "", "number"]])), true);
 }
 
