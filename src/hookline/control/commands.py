@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.remote import shown
 from hookline.checkpoint.saves import Saved
 from hookline.control.attaching import check_name, make_hook, read_file
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
 from hookline.loops.run import Run
 from hookline.state import progress
+from hookline.urls import is_url, shown
 
 Plain = dict[str, Any]
 
@@ -192,7 +192,7 @@ def ended_answer(run: Run, done: Plain) -> Plain:
 
 def _named_path(path: Path | str) -> str:
     """Return a checkpoint's name for another process: whole, because that may be in another directory; a URL without secrets."""
-    return shown(path) if isinstance(path, str) and "://" in path else os.path.abspath(path)
+    return shown(path) if is_url(path) else os.path.abspath(path)
 
 
 # ---- looking ----------------------------------------------------------------------------------------------------------
