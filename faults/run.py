@@ -17,6 +17,7 @@ from diskfull import DiskFull
 from exceptions import Exceptions
 from kills import Kills
 from ranks import Ranks
+from restarts import Restarts
 from signals import Signals
 from trials import Kind, Outcome, References, carry_out, table, warm_up
 
@@ -24,7 +25,7 @@ USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
     "kills": Kills, "crashes": Crashes, "damage": Damage, "disk-full": DiskFull, "signals": Signals, "exceptions": Exceptions,
-    "ranks": Ranks,
+    "ranks": Ranks, "restarts": Restarts,
 }  # fmt: skip
 
 
