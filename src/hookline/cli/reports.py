@@ -10,6 +10,7 @@ from typing import Any
 from hookline.cli.codes import OK
 from hookline.report import write_report
 from hookline.report.happenings import status
+from hookline.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -25,6 +26,6 @@ def run(chosen: argparse.Namespace) -> int:
         print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
         return OK
     for each in runs:
-        print(f"{each.path}: {status(each, now)[0]}, step {each.last_step}, {each.records:,} records")
+        print(printable(f"{each.path}: {status(each, now)[0]}, step {each.last_step}, {each.records:,} records"))
     print(f"wrote {path} ({size / 1e6:.1f} MB)")
     return OK
