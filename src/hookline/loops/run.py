@@ -210,6 +210,8 @@ class Run:
     # where it comes from, and how it ends
     run_id: str = ""
     """What all checkpoints of one run have in common, over its resumes."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the run was set up with (`settings_of`), for its checkpoints."""
     is_noted: bool = False
     """Whether the run's directory has its record."""
     resume_from: Path | str | None = None
@@ -228,6 +230,8 @@ class Run:
     news: list[Saved] = field(default_factory=list)
     saved: Saved | None = None
     """The newest checkpoint that is durable."""
+    first_batches: Any = None
+    """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
     sealed: bool = False
     """The checkpoint of a signal is written: nothing of what follows may replace it."""
 
