@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._methods import DataMethods, ModuleMethods
 from hookline.data.batch import move
 from hookline.errors import HooklineError
+from hookline.seeding import Creation
 from hookline.strategies.sharded import clip_norm, clip_values
 from hookline.uncopied import Uncopied
 
@@ -129,7 +130,7 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._door = Uncopied()
+        self._door = Uncopied(made=Creation())
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
