@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,7 @@ def spied() -> list[Any]:
 
 
 def main() -> None:
+    importlib.import_module("ranks.patient")
     report("timeouts", start_cases.timeouts)
     for name, make in STRATEGIES.items():
         report(f"{name}: comes", lambda m=make: ended(Adds(Asks()), strategy=m()))
