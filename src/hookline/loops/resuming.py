@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read_together
-from hookline.checkpoint.finding import ALONE, Found, best_first, find, first_whole, tidy_below
+from hookline.checkpoint.finding import ALONE, Found, best_first, find, first_whole, places_below, tidy_below
+from hookline.checkpoint.tidying import left_overs, tidy
 from hookline.checkpoint.together import PATIENCE
-from hookline.errors import OptionError, closest
+from hookline.errors import OptionError, RunLockedError, closest
 from hookline.loops.record import RECORD, limits, note, read_record
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
+from hookline.runlock import held
 from hookline.urls import MANIFEST
 
 log = logging.getLogger("hookline")
@@ -111,14 +114,14 @@ def look_up(
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in WORDS:
-        return _search(Asked(option, which), within or directory.searched, ranks)
+        return _search(Asked(option, which), within or directory.searched, ranks, directory)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
         raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
     if isinstance(which, str) and "://" in which:
         return Start(which, read_together(which, ranks))
     path = Path(which)
     if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and bool(find(path)[0])):
-        newest = _search(Asked(option, which), path, ranks)  # the directory of a run stands for its newest whole one
+        newest = _search(Asked(option, which), path, ranks, directory)  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read_together(path, ranks))
 
@@ -144,8 +147,8 @@ class Asked:
         return self.option == "resume"
 
 
-def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
-    candidates, broken, known = ranks.decide(lambda: _candidates(asked, folder))
+def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
+    candidates, broken, known = ranks.decide(lambda: _candidates(asked, folder, directory))
     mine = [Found(Path(path), manifest) for path, manifest in candidates]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
@@ -170,25 +173,51 @@ def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
     return Start(chosen.path, contents, _run_dir(chosen, folder) or folder)
 
 
-def _candidates(asked: Asked, folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
+def _candidates(
+    asked: Asked, folder: Path, directory: RunDirectory
+) -> tuple[list[tuple[str, dict[str, Any]]], dict[str, str], Any]:
     """The run's checkpoints in the order to try them in, why others are out of the question, and how many there are in all.
 
     None, if there is no folder to look at.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() or directory.has_made(folder):
         return [], {}, None
     if asked.goes_on and asked.which in WORDS:  # nobody else's directory, nor one that is only read
-        tidy_below(folder)
-    found, broken = find(folder)
-    records = {each.path: read_record(run_dir) for each in found if (run_dir := _run_dir(each, folder))}
-    mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
+        if directory.has_name:
+            tidy_below(folder, alone=directory.is_locked)
+        else:
+            _claim_newest(asked, folder, directory)
+    mine, broken = _own(folder)
     ordered = best_first(mine) if asked.is_best else mine
     return [(str(each.path), each.manifest) for each in ordered], {str(path): why for path, why in broken.items()}, len(mine)
 
 
+def _own(folder: Path) -> tuple[list[Found], dict[Path, str]]:
+    """The checkpoints of the runs that are in their directories now, not of earlier ones there; and those that are damaged."""
+    found, broken = find(folder)
+    records = {each.path: read_record(run_dir) for each in found if (run_dir := _run_dir(each, folder))}
+    return [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run], broken
+
+
+def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
+    """Lock the run that is to go on, one of many, before it is chosen for good: until then another job may be writing into it."""
+    for place in places_below(folder):
+        if left_overs(place):  # of a job that was killed, unless one is at work there
+            inside = place.relative_to(folder).parts
+            with contextlib.suppress(RunLockedError), held(_nearest(place, folder) or folder.joinpath(*inside[:1])) as lock:
+                tidy(place, alone=lock.is_held)
+    mine, _ = _own(folder)
+    if newest := (best_first(mine) if asked.is_best else mine):
+        directory.continue_in(_run_dir(newest[0], folder) or folder)
+
+
 def _run_dir(found: Found, folder: Path) -> Path | None:
     """The directory of the run that a checkpoint belongs to: the nearest one with a record."""
-    for parent in found.path.parents:
+    return _nearest(found.path.parent, folder)
+
+
+def _nearest(place: Path, folder: Path) -> Path | None:
+    for parent in (place, *place.parents):
         if (parent / RECORD).is_file():
             return parent
         if parent == folder:
