@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         OptionError,
         PeerError,
         Preempted,
+        RunLockedError,
         StopTraining,
     )
     from hookline.events import EVENTS, declare_event
@@ -55,16 +56,16 @@ if TYPE_CHECKING:
 __all__ = [
     "DDP", "END_EPOCH", "EVENTS", "FSDP", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "Accelerated", "CheckpointError",
     "DataModule", "HangError", "Hook", "HookError", "HooklineError", "JSONLines", "Line", "Logger", "LossError", "Metrics",
-    "Mixture", "Module", "NonFiniteLoss", "OptionError", "PeerError", "Preempted", "Recorder", "SingleDevice", "State",
-    "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event", "every", "explain",
-    "import_checkpoint", "load_module", "load_weights", "no_event", "on", "once", "seed_everything", "when",
+    "Mixture", "Module", "NonFiniteLoss", "OptionError", "PeerError", "Preempted", "Recorder", "RunLockedError",
+    "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
+    "every", "explain", "import_checkpoint", "load_module", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
 _HOME = {
     "Trainer": "trainer", "Line": "line", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
     "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors", "PeerError": "errors",
-    "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Mixture": "data.mixing",
+    "RunLockedError": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Mixture": "data.mixing",
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",

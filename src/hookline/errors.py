@@ -36,6 +36,10 @@ class PeerError(HooklineError):
     """Another rank of the run has failed, so that this one cannot go on."""
 
 
+class RunLockedError(HooklineError):
+    """Another job trains in the run's directory."""
+
+
 class CheckpointError(HooklineError):
     """A checkpoint that cannot be written or read."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hookline.errors import OptionError
 from hookline.options import Options
+from hookline.runlock import RunLock
 
 
 class RunDirectory:
@@ -19,6 +21,9 @@ class RunDirectory:
         self._named: Path | None = None
         self._used = False
         self._home = Path.cwd()
+        self._lock: RunLock | None = None
+        self._on_lost: Callable[[str], None] | None = None
+        """Set while this process is to have the directory to itself."""
 
     def _here(self, path: str | os.PathLike[str]) -> Path:
         """A relative path means what it meant when the trainer was made, also if the process has moved since."""
@@ -50,6 +55,48 @@ class RunDirectory:
     def continue_in(self, path: Path) -> None:
         """A resumed run goes on where it was."""
         self._named = path
+        self._take_lock(path)
+
+    # ---- its lock ---------------------------------------------------------------------------------------------------
+
+    def hold(self, on_lost: Callable[[str], None]) -> None:
+        """Keep other jobs out from now on: of a directory that has a name at once, of a new one when it is made.
+
+        on_lost: called from a thread if another job has taken the directory over nevertheless.
+        """
+        self._on_lost = on_lost
+        if self._options.run_dir is not None:
+            self._take_lock(self._here(self._options.run_dir))
+        elif self._named is not None and self._here(self._named).is_dir():
+            self._take_lock(self._here(self._named))
+
+    def release(self) -> None:
+        """Let other jobs in again."""
+        lock, self._lock, self._on_lost = self._lock, None, None
+        if lock is not None:
+            lock.release()
+
+    @property
+    def has_name(self) -> bool:
+        """Whether the user has named it; else it is one of many below `root`."""
+        return self._options.run_dir is not None
+
+    def has_made(self, folder: Path) -> bool:
+        """Whether this folder is the run's, and was not there before it began."""
+        return self._lock is not None and self._lock.made_folder and self._lock.folder == folder
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether no other job writes into it."""
+        return self._lock is not None and self._lock.is_held
+
+    def _take_lock(self, path: Path) -> None:
+        if self._on_lost is None or (self._lock is not None and self._lock.folder.absolute() == path.absolute()):
+            return
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = RunLock(path, self._on_lost)
+        self._lock.take()
 
     def chosen(self) -> str:
         """The directory's name, made if it is a new one: what rank zero tells the others."""
@@ -76,6 +123,7 @@ class RunDirectory:
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
             path = self._named = next(base / each for each in candidates if _made(base / each))
         path.mkdir(parents=True, exist_ok=True)
+        self._take_lock(path)
         return path
 
 

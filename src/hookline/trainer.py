@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import load
+from hookline.loops.locking import locked
 from hookline.loops.noting import Recorded
 from hookline.loops.peers import Peers
 from hookline.loops.predict import predict
@@ -122,9 +124,10 @@ class Trainer(RunView):
         begin_together(run, resume=resume)
         run.mixture = mixture
         self._directory.renew()
-        choose_start(run, resume, self._directory)
-        with Determinism(self.options.deterministic), Signals(run), Control(run):
-            self._finish(run, fit)
+        with locked(run):
+            choose_start(run, resume, self._directory)
+            with Determinism(self.options.deterministic), Signals(run), Control(run):
+                self._finish(run, fit)
         return self.metrics
 
     def validate(
@@ -348,7 +351,8 @@ class Trainer(RunView):
             brought = [each for entry in last.brought for each in entry.listeners]  # the module's hooks have left with the run
             self.plan.add(brought)
             try:
-                save(last, request)
+                with locked(last) if _is_inside(request.path, self._directory) else contextlib.nullcontext():
+                    save(last, request)
             finally:
                 self.plan.remove(brought)
                 guests.leave()
@@ -372,6 +376,11 @@ class Trainer(RunView):
     def run_dir(self) -> Path:
         """Where this run writes."""
         return self._directory.path()
+
+
+def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:
+    """Whether a checkpoint is to be written into the run's directory."""
+    return path is None or (isinstance(path, Path) and path.absolute().is_relative_to(directory.intended().absolute()))
 
 
 def _listed(what: str, hooks: Any) -> list[Any]:

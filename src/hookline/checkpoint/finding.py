@@ -47,10 +47,16 @@ def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
     return sorted(found, key=lambda each: each.age, reverse=True), broken
 
 
-def tidy_below(folder: Path) -> None:
-    """Put in order what killed processes left in a folder and in those below it."""
-    for parent in {folder, *(path.parent for path in _folders(folder)), folder / "checkpoints"}:
-        tidy(parent)
+def tidy_below(folder: Path, alone: bool = False) -> None:
+    """Put in order what killed processes left in a folder and in those below it. alone: see `tidy`."""
+    for parent in places_below(folder):
+        tidy(parent, alone)
+
+
+def places_below(folder: Path) -> list[Path]:
+    """The folders in which checkpoints are, or may have been, written."""
+    usual = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
+    return sorted({folder, *(path.parent for path in _folders(folder)), *usual})
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -34,18 +34,24 @@ def remove_folder(path: Path) -> None:
         raise CheckpointError(f"The checkpoint {path} could not be removed: {error}") from error
 
 
-def tidy(folder: Path) -> list[Path]:
+def left_overs(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """What was being written, replaced or removed in a folder when its process ended, or is so just now."""
+    return [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))] if folder.is_dir() else []
+
+
+def tidy(folder: Path, alone: bool = False) -> list[Path]:
     """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name back.
 
     A checkpoint that was just being replaced gets its name back if the new one did not get it; everything else goes. What
-    a living process writes is left alone, and so is what is no checkpoint.
+    a living process writes is left alone, and so is what is no checkpoint. alone: no other process writes here, because this
+    one holds the lock of the run.
     """
     back: list[Path] = []
-    left = [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))] if folder.is_dir() else []
     # those being replaced last, the newest first: the others may stand in their way
-    for each, found in sorted(left, key=lambda one: (one[1]["kind"] == "old", _age(one[0]))):
+    for each, found in sorted(left_overs(folder), key=lambda one: (one[1]["kind"] == "old", _age(one[0]))):
         stuck = found["kind"] == "old" and _age(each) > LONG_AGO
-        if found["pid"] and _in_use(each, found["host"], int(found["pid"])) and not stuck:
+        pid = os.getpid() if alone else int(found["pid"] or 0)
+        if found["pid"] and _in_use(each, machine() if alone else found["host"], pid) and not stuck:
             continue
         path = each.with_name(found["name"])
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read_together
-from hookline.checkpoint.finding import ALONE, Found, being_replaced, best_first, find, first_whole, tidy_below
+from hookline.checkpoint.finding import ALONE, Found, being_replaced, best_first, find, first_whole, places_below, tidy_below
+from hookline.checkpoint.tidying import left_overs, tidy
 from hookline.checkpoint.together import PATIENCE
-from hookline.errors import CheckpointError, OptionError, closest
+from hookline.errors import CheckpointError, OptionError, RunLockedError, closest
 from hookline.loops.record import RECORD, limits, note, read_record, run_dir_of, unsaved_end
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
+from hookline.runlock import held
 from hookline.text import printable
 from hookline.urls import MANIFEST, check_url, is_url, shown
 
@@ -115,14 +118,14 @@ def look_up(
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in WORDS:
-        return _search(Asked(option, which), within or directory.searched, ranks)
+        return _search(Asked(option, which), within or directory.searched, ranks, directory)
     if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
         raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}")
     if isinstance(which, str) and is_url(which):
         return Start(check_url(which, option), read_together(which, ranks))
     path = Path(which)
     if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
-        newest = _search(Asked(option, which), path, ranks)  # the directory of a run stands for its newest whole one
+        newest = _search(Asked(option, which), path, ranks, directory)  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read_together(path, ranks))
 
@@ -154,8 +157,8 @@ class Asked:
         return self.option == "resume"
 
 
-def _search(asked: Asked, folder: Path, ranks: Ranks) -> Start | None:
-    looked = ranks.decide(lambda: _look(asked, folder))
+def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
+    looked = ranks.decide(lambda: _look(asked, folder, directory))
     mine = [Found(Path(path), manifest) for path, manifest in looked["candidates"]]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
@@ -199,16 +202,18 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> No
                                       *lines[:MOST_NAMED], *more]) + "".join(f"\n{each}" for each in advice))  # fmt: skip
 
 
-def _look(asked: Asked, folder: Path) -> dict[str, Any]:
+def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]:
     """What lies below a folder: the run's checkpoints in the order to try them in, and why others are out of the question."""
-    looked: dict[str, Any] = {"exists": folder.is_dir(), "candidates": [], "broken": {}, "others": {}, "known": 0, "earlier": 0}
-    if not looked["exists"]:
+    exists = folder.is_dir() and not directory.has_made(folder)
+    looked: dict[str, Any] = {"exists": exists, "candidates": [], "broken": {}, "others": {}, "known": 0, "earlier": 0}
+    if not exists:
         return looked
-    if asked.goes_on and asked.which in WORDS:  # nobody else's directory, nor one that is only read
-        tidy_below(folder)
-    found, broken = find(folder)
-    records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))}
-    mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
+    if asked.goes_on and asked.which in WORDS:  # not a directory of others, nor one that is only read
+        if directory.has_name:
+            tidy_below(folder, alone=directory.is_locked)
+        else:
+            _claim_newest(asked, folder, directory)
+    found, mine, broken = _own(folder)
     ordered = best_first(mine) if asked.is_best else mine
     others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
     if not found:
@@ -217,3 +222,23 @@ def _look(asked: Asked, folder: Path) -> dict[str, Any]:
     return {**looked, "candidates": [(str(each.path), each.manifest) for each in ordered], "others": others,
             "broken": {str(path): why for path, why in broken.items()}, "known": len(mine),
             "earlier": len(found) - len(mine)}  # fmt: skip
+
+
+def _own(folder: Path) -> tuple[list[Found], list[Found], dict[Path, str]]:
+    """All checkpoints below a folder, those of the runs that are in their directories now, and those that are damaged."""
+    found, broken = find(folder)
+    records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))}
+    return found, [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run], broken
+
+
+def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
+    """Lock the run that is to go on, one of many, before it is chosen for good: until then another job may be writing into it."""
+    for place in places_below(folder):
+        if left_overs(place):  # of a job that was killed, unless one is at work there
+            inside = place.relative_to(folder).parts
+            run_dir = run_dir_of(place / MANIFEST, folder) or folder.joinpath(*inside[:1])
+            with contextlib.suppress(RunLockedError), held(run_dir) as lock:
+                tidy(place, alone=lock.is_held)
+    _, mine, _ = _own(folder)
+    if newest := (best_first(mine) if asked.is_best else mine):
+        directory.continue_in(run_dir_of(newest[0].path, folder) or folder)
