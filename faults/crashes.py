@@ -68,7 +68,7 @@ def _saves(calls: list[Call]) -> list[Save]:
 
 
 def _replaces(save: Save) -> bool:
-    return any(name in ("rename", "replace") and path.endswith(".old") for _, name, path in save)
+    return any(name == "exchange" or (name in ("rename", "replace") and path.endswith(".old")) for _, name, path in save)
 
 
 def _prunes(save: Save) -> bool:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hookline.checkpoint import writing
+
 Call = tuple[str, str]
 """What was called, and on which path below the watched folder."""
 BY_PATH = ("mkdir", "unlink", "remove", "rmdir", "truncate", "symlink", "link", "rename", "replace", "open")
@@ -41,6 +43,7 @@ class Calls:
         for name in BY_NUMBER:
             setattr(os, name, self._by_number(name, getattr(os, name)))
         builtins.open = io.open = self._open(io.open)
+        writing.exchange = self._exchange(writing.exchange)
 
     def heard(self, name: str, path: str, half: Callable[[], Any] | None = None) -> None:
         """A call is about to be made."""
@@ -64,6 +67,15 @@ class Calls:
                 shown = arguments[0] if name in ("rename", "replace", "link", "symlink") and arguments else path
                 self.heard(name, _whole_path(shown, folder))
             return real(path, *arguments, **named)
+
+        return called
+
+    def _exchange(self, real: Callable[..., bool]) -> Callable[..., bool]:
+        """A new checkpoint takes the place of an old one in one call, which is not one of Python's own functions."""
+
+        def called(aside: Path, path: Path) -> bool:
+            self.heard("exchange", os.path.abspath(path))
+            return real(aside, path)
 
         return called
 
@@ -134,7 +146,7 @@ def wrong_order(calls: list[Call]) -> str:
         elif name in ("fsync", "fdatasync"):
             unflushed.discard(path)
             renamed = {each for each in renamed if (os.path.dirname(each) or ".") != path}
-        elif name in ("rename", "replace"):
+        elif name in ("rename", "replace", "exchange"):
             hidden = os.path.basename(path).startswith(".")
             late = sorted(each for each in unflushed if os.path.basename(path) in each and each != path)
             if late and not hidden:

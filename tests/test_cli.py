@@ -227,6 +227,32 @@ def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureF
     assert "checkpoint: none; nothing of this run is saved\n" in capsys.readouterr().out
 
 
+def test_a_run_over_checkpoints_that_cannot_be_used_is_begun_anew_only_by_an_explicit_word(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", str(project / "run.toml"), "--trainer.run_dir=out", "--hook", "model_checkpoint"]
+    assert main(fit) == 0
+    saved = list(Path("out/checkpoints").iterdir())
+    for each in saved:
+        (each / "model.safetensors").write_text("damaged")
+    assert main(fit) == 1
+    said = capsys.readouterr().err
+    assert "none of them can be used" in said and "--fresh" in said and all(str(each) in said for each in saved)
+    assert main([*fit, "--fresh"]) == 0
+    assert "fit completed at step 8" in capsys.readouterr().out
+    assert main([*fit, "--fresh", "--checkpoint", "auto"]) == 2
+    assert "--fresh begins a new run and --checkpoint continues one" in capsys.readouterr().err
+
+
+def test_fresh_takes_the_place_of_a_checkpoint_in_the_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "continues.toml").write_text("checkpoint = 'auto'\n" + RUN)
+    fit = ["fit", str(project / "continues.toml"), "--trainer.run_dir=out", "--hook", "model_checkpoint"]
+    assert main(fit) == 0
+    assert main(fit) == 0
+    assert main([*fit, "--fresh", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["epochs"] == 2
+
+
 def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(project / "run.toml")
     keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.filename", "best"]

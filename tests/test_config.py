@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -805,3 +806,57 @@ def test_a_wrong_mixture_is_refused_with_its_key(project: Path, text: str, key: 
 def test_the_page_on_configuration_names_every_section() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert [name for name in SECTIONS if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page] == []
+
+
+# ---- files that are made to exhaust the machine ------------------------------------------------------------------
+
+
+def bomb(kind: str, levels: int = 30) -> str:
+    """Nine of the level below at every level."""
+    made = ["config:", "  a0: &a0 [x]" if kind == "list" else "  a0: &a0 {x: 1}"]
+    for level in range(1, levels):
+        inner = ", ".join(f"*a{level - 1}" if kind == "list" else f"k{each}: *a{level - 1}" for each in range(9))
+        made.append(f"  a{level}: &a{level} " + (f"[{inner}]" if kind == "list" else f"{{{inner}}}"))
+    return "\n".join(made)
+
+
+HUGE = {
+    "aliases of lists": ("yaml", bomb("list"), "100000 values"), "aliases of tables": ("yaml", bomb("table"), "100000 values"),
+    "merged tables": ("yaml", bomb("table").replace("k0: *", "<<: *"), "100000 values"),
+    "an alias of itself": ("yaml", "config: &a {b: *a}", "part of"), "a list in itself": ("yaml", "config: &a [*a]", "part of"),
+    "many aliases": ("yaml", "config:\n  x: &x 1\n  y: [" + "*x, " * 2000 + "]", "1000 aliases"),
+    "deep lists": ("yaml", "config: " + "[" * 3000 + "]" * 3000, "50 levels"),
+    "deep tables": ("yaml", "config:\n" + "".join(" " * (each + 1) + f"k{each}:\n" for each in range(500)), "50 levels"),
+    "deep lists in TOML": ("toml", "config.x = " + "[" * 3000 + "]" * 3000, "50 levels"),
+    "less deep lists in TOML": ("toml", "config.x = " + "[" * 100 + "]" * 100, "50 levels"),
+    "deep tables in TOML": ("toml", "config." + ".".join("a" * 3000) + " = 1", "50 levels"),
+    "megabytes": ("yaml", "config:\n" + "".join(f"  k{each}: 1\n" for each in range(150_000)), "1 MB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_file_that_would_exhaust_the_machine_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    suffix, text, said = HUGE[name]
+    (tmp_path / f"run.{suffix}").write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=said):
+        load_config(tmp_path / f"run.{suffix}")
+    assert time.process_time() - began < 20  # it was hours
+
+
+def test_what_is_typed_has_the_same_limits() -> None:
+    typed = "[" + bomb("list").partition("\n")[2].replace("\n", ", ").replace("  a", "a") + "]"
+    for text in (typed, "[" * 3000, "[" * 3000 + "]" * 3000, '{"a": ' * 3000):
+        began = time.process_time()
+        assert load_config({}, [f"--config.x={text}"]).values["config"]["x"] == text  # it is text, and stays so
+        assert time.process_time() - began < 20
+    with pytest.raises(ConfigError, match="levels|no valid YAML"):
+        load_config({}, ["--module=" + '{"a": ' * 3000 + "1" + "}" * 3000])
+
+
+def test_aliases_as_people_use_them_and_many_keys_are_fine(tmp_path: Path) -> None:
+    shared = "".join(f"    k{each}: {each}\n" for each in range(500))
+    used = "".join(f"    u{each}: {{<<: *shared, own: {each}}}\n" for each in range(50))
+    (tmp_path / "run.yaml").write_text(f"config:\n  shared: &shared\n{shared}  all:\n{used}")
+    values = load_config(tmp_path / "run.yaml").values["config"]
+    assert values["all"]["u49"]["k499"] == 499 and values["all"]["u49"]["own"] == 49

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from tiny import Net, quiet
+from tiny import Net, batches, quiet
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -88,3 +94,75 @@ def test_a_stream_of_ones_own_goes_on_from_block_to_block_and_leaves_the_main_on
 def test_a_key_is_the_same_in_every_process_and_differs_with_every_part() -> None:
     assert key_of(1, 2, "train") == 1449415094056342363
     assert len({key_of(1, 2), key_of(2, 1), key_of(1, 2, "a"), key_of(12), key_of("1", 2)}) == 5
+
+
+# ---- a module that is created after the trainer ------------------------------------------------------------------
+
+SAID = "Trainer(seed=0) takes effect when fit begins. Net was created after the trainer without a seed"
+FRESH = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+from tiny import Net, batches, quiet
+trainer, net = quiet(seed=0), Net()
+for _ in range(2):
+    trainer.fit(net, batches())
+"""
+
+
+def test_a_module_created_after_the_trainer_in_a_process_without_a_seed_is_reported_once() -> None:
+    done = subprocess.run([sys.executable, "-c", FRESH], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    assert done.stdout.count(SAID) == 1
+    assert "Call hookline.seed_everything(0) before you create it" in done.stdout
+
+
+def module_first() -> tuple[Any, Any]:
+    net = Net()
+    return quiet(seed=0), net
+
+
+def copied() -> tuple[Any, Any]:
+    net = Net()
+    return quiet(seed=0), copy.deepcopy(net)
+
+
+def seeded_between(seed: Callable[[], object]) -> Callable[[], tuple[Any, Any]]:
+    def make() -> tuple[Any, Any]:
+        trainer = quiet(seed=0)
+        seed()
+        return trainer, Net()
+
+    return make
+
+
+@pytest.mark.parametrize(("make", "reported"), [
+    (lambda: (quiet(seed=0), Net()), True), (lambda: (quiet(), Net()), False), (module_first, False), (copied, False),
+    (seeded_between(lambda: torch.manual_seed(4)), False), (seeded_between(lambda: seed_everything(2**50)), False),
+], ids=["after", "no seed", "module first", "a copy", "torch seeded", "a large seed"])  # fmt: skip
+def test_only_a_module_that_the_trainer_seems_to_seed_is_reported(
+    make: Any, reported: bool, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    torch.seed()  # as in a new process
+    trainer, net = make()
+    trainer.fit(net, batches())
+    assert (SAID in caplog.text) == reported
+
+
+def test_a_seed_before_both_is_enough(caplog: pytest.LogCaptureFixture) -> None:
+    torch.seed()
+    weights = []
+    for _ in range(2):
+        seed_everything(0)
+        trainer, net = quiet(seed=0), Net()
+        weights.append(net.layer.weight.tolist())
+        trainer.fit(net, batches())
+    assert SAID not in caplog.text and weights[0] == weights[1]
+
+
+def test_resumed_weights_are_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet(seed=0)
+    trainer.fit(Net(), batches())
+    trainer.save_checkpoint(tmp_path / "c")
+    torch.seed()
+    trainer, net = quiet(seed=0, max_epochs=2), Net()
+    trainer.fit(net, batches(), resume=tmp_path / "c")
+    assert SAID not in caplog.text

@@ -16,6 +16,7 @@ from hookline._methods import DataMethods, ModuleMethods
 from hookline.data.batch import move
 from hookline.errors import HooklineError
 from hookline.init_arguments import record_init
+from hookline.seeding import Creation
 from hookline.strategies.sharded import clip_norm, clip_values
 from hookline.uncopied import Uncopied
 
@@ -135,7 +136,7 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._door = Uncopied()
+        self._door = Uncopied(made=Creation())
 
     # ---- the run ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
+import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,9 @@ numpy_random: Any = np.random  # its stubs know neither get_bit_generator nor se
 seed_torch = torch.default_generator.manual_seed
 """The CPU's stream only: 1.3 µs, where torch.manual_seed looks at every kind of device for 188."""
 
+log = logging.getLogger("hookline")
+UNSEEDED = 2**32
+"""A stream of torch's that was never seeded has a random seed of 53 bits or more; people choose smaller ones."""
 MT_BYTES = 625 * 4
 """A Mersenne twister: 624 words and the position in them."""
 
@@ -25,6 +30,34 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)  # covers the CPU and all devices
+    _chosen.add(torch.initial_seed())
+
+
+class Creation:
+    """The moment at which a module or a trainer is made: its place in the order of all, and whether torch was seeded by then."""
+
+    __slots__ = ("number", "seeded")
+
+    def __init__(self) -> None:
+        self.number = next(_creations)
+        seed = torch.default_generator.initial_seed()
+        self.seeded = seed < UNSEEDED or seed in _chosen
+
+
+_creations = itertools.count()
+_chosen: set[int] = set()
+"""Seeds that `seed_everything` was given: they may be large."""
+
+
+def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
+    """Warn if a module was made between a trainer with a seed and its fit, and drew its weights without one."""
+    made = getattr(module.__dict__.get("_door"), "made", None)  # of a module that is not ours nothing is known
+    if made is None or made.seeded or made.number < trainer.number:
+        return False
+    name = type(module).__name__
+    log.warning("Trainer(seed=%d) takes effect when fit begins. %s was created after the trainer without a seed, so its initial "
+                "weights differ from run to run. Call hookline.seed_everything(%d) before you create it.", seed, name, seed)
+    return True
 
 
 def seed_rank(seed: int, rank: int) -> None:

@@ -42,7 +42,7 @@ from hookline.plan import Plan
 from hookline.registry import hook_class
 from hookline.rundir import RunDirectory
 from hookline.runview import RunView
-from hookline.seeding import isolated_rng, seed_everything
+from hookline.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
 from hookline.strategies import Strategy, make_strategy
@@ -90,6 +90,8 @@ class Trainer(RunView):
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
         self.tracing = Tracing(self.plan, self.options.trace)
+        self._created: Creation | None = Creation()
+        """Until it was reported that a module was created after it without a seed."""
 
     # ---- the verbs ----------------------------------------------------------------------------------------------
 
@@ -226,6 +228,8 @@ class Trainer(RunView):
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
         if self.options.seed is not None:
+            if self._created and run.stage == "fit" and run.resume_from is None and self.strategy.rank == 0:
+                self._created = None if report_unseeded(self._created, run.module, self.options.seed) else self._created
             seed_everything(self.options.seed)
         self._run = self._last = run
         self.state = run.state

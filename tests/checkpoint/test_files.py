@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hookline import CheckpointError
+from hookline.checkpoint import writing
 from hookline.checkpoint.files import read, write
 
 
@@ -111,6 +112,7 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_alone(path: Path, monkeypat
 def test_replacing_that_is_interrupted_leaves_a_whole_checkpoint(path: Path, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     write(contents(1.0), path)
     renames = []
+    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)  # as on a network file system
 
     def interrupted(rename: Any) -> Any:
         def wrapped(*given: Any, **named: Any) -> Any:

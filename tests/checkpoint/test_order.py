@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoint.files import remove, write
-from hookline.checkpoint.writing import machine
+from hookline.checkpoint import writing
+from hookline.checkpoint.files import read, remove, write
+from hookline.checkpoint.writing import exchange, machine
 
 CONTENTS = {"module": {"w": torch.ones(100)}, "optimizers": [{"m": torch.ones(3)}], "counters": {"step": 1}}
 
@@ -57,7 +58,27 @@ def test_everything_is_flushed_before_the_rename_the_manifest_last_and_the_paren
     assert [each[1:] for each in calls if each[0] == "rename"] == [(aside, str(path))]
 
 
-def test_the_old_one_is_deleted_only_once_the_new_one_is_durable(tmp_path: Path, calls: list[tuple[str, str, str]]) -> None:
+def test_the_old_one_is_replaced_in_one_call_and_deleted_only_once_the_new_one_is_durable(
+    tmp_path: Path, calls: list[tuple[str, str, str]]
+) -> None:
+    path = tmp_path / "step-1"
+    write(CONTENTS, path)
+    (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+    if not exchange(tmp_path / "one", tmp_path / "two"):
+        pytest.skip("this file system cannot exchange two names")
+    calls.clear()
+    write({**CONTENTS, "counters": {"step": 2}}, path)
+    new = f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.new"
+    assert calls[-2:] == [("fsync", str(tmp_path), ""), ("rmtree", new, "")]
+    assert ("fsync", new, "") in calls[:-2] and not [each for each in calls if each[0] == "rename"]
+    assert read(path)["counters"]["step"] == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "step-1", "two"]
+
+
+def test_where_names_cannot_be_exchanged_the_old_one_is_moved_away_first(
+    tmp_path: Path, calls: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)
     path = tmp_path / "step-1"
     write(CONTENTS, path)
     calls.clear()

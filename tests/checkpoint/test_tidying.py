@@ -88,6 +88,7 @@ def test_a_predecessor_of_the_same_number_is_dead_but_ones_own_saves_are_alive(
         real(old, new)
 
     write(contents(), tmp_path / "step-1")
+    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)
     monkeypatch.setattr(os, "rename", meanwhile)
     write(contents(), tmp_path / "step-1")
     assert mine.name in seen[0] and mine.with_suffix(".old").name in seen[1]
@@ -108,8 +109,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import torch
+from hookline.checkpoint import writing
 from hookline.checkpoint.files import write
-path, nth = Path(sys.argv[1]), int(sys.argv[2])
+path, nth, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 contents = lambda step: {"module": {"w": torch.ones(3)}, "counters": {"step": step}}
 write(contents(1), path)
 seen = 0
@@ -123,14 +125,16 @@ def dying(real):
     return call
 for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
     setattr(os, name, dying(getattr(os, name)))
+writing.exchange = dying(writing.exchange) if how == "exchange" else lambda aside, path: False
 write(contents(2), path)
 """
 
 
-@pytest.mark.parametrize("nth", [1, 4, 8, 9, 10, 11, 13])
-def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(tmp_path: Path, nth: int) -> None:
+@pytest.mark.parametrize(("how", "nth"), [*(("rename", nth) for nth in (1, 4, 8, 9, 10, 11, 13)),
+                                          *(("exchange", nth) for nth in (6, 7, 8, 9, 10))])  # fmt: skip
+def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(tmp_path: Path, how: str, nth: int) -> None:
     path = tmp_path / "best"
-    code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth)], check=False).returncode
+    code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
     assert code == -9
     tidy(tmp_path)
     assert read(path)["counters"]["step"] in (1, 2)

@@ -248,7 +248,7 @@ class StatefulSampler(Sampler[int]):
 ], ids=["loader", "dataset", "sampler", "sampler with workers"])  # fmt: skip
 def test_what_has_a_state_is_used_through_it(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(make, tmp_path, CUTS)
-    assert "read again" not in caplog.text
+    assert "read again" not in caplog.text and "does not advance" not in caplog.text
 
 
 @pytest.mark.parametrize("make", [StatefulLoader, lambda: DataLoader(Stateful(), 3),
@@ -265,6 +265,95 @@ def test_a_state_of_an_epochs_end_makes_no_epoch_empty(make: Any, tmp_path: Path
     ended = run(make(), rest, 9, resume=tmp_path / "c")
     assert rest.batches == whole.batches[4:] and len(rest.batches) == 8
     assert torch.equal(ended["layer.weight"], expected["layer.weight"])
+
+
+# ---- states that do not say where they are -----------------------------------------------------------------------
+
+
+class StuckLoader:
+    """Reports the same position however far it was read."""
+
+    def __init__(self) -> None:
+        self.data = Samples()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(self.data, 3))
+
+    def __len__(self) -> int:
+        return 4
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class StuckDataset(StuckLoader, IterableDataset[Any]):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[Any]:
+        return (self.data[index] for index in range(12))
+
+    def __len__(self) -> int:
+        return 12
+
+
+class StuckSampler(StatefulSampler):
+    def __iter__(self) -> Iterator[int]:
+        return iter([(index * 5 + 1) % 12 for index in range(12)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+STUCK = [StuckLoader, lambda: DataLoader(StuckDataset(), 3), lambda: loader(shuffle=None, sampler=StuckSampler()),
+         lambda: loader(2, shuffle=None, sampler=StuckSampler())]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STUCK, ids=["loader", "dataset", "sampler", "sampler with workers"])
+def test_a_state_that_does_not_advance_is_not_relied_on(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(make, tmp_path, (3, 4, 5, 6))
+    assert ".state_dict() does not advance: at batch 3 it is the same as at batch 1" in caplog.text
+
+
+def test_a_state_that_has_not_advanced_after_one_batch_is_not_relied_on(tmp_path: Path) -> None:
+    check(StuckLoader, tmp_path, (1, 2), max_epochs=1)
+
+
+def test_a_run_whose_loader_does_not_advance_is_resumed_again_and_again(tmp_path: Path) -> None:
+    whole, second, third = Seen(tmp_path, (1,)), Seen(tmp_path, (2,)), Seen()
+    run(StuckLoader(), whole, 1, max_epochs=1)
+    run(StuckLoader(), second, 2, max_epochs=1, resume=tmp_path / "after-1")
+    run(StuckLoader(), third, 3, max_epochs=1, resume=tmp_path / "after-2")
+    assert third.batches == whole.batches[2:] == second.batches[1:]
+
+
+def test_a_pass_that_begins_where_the_last_one_was_left_is_not_taken_for_one_that_stands_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    class Lazy(StatefulLoader):
+        """Is put back to its beginning when the first batch is asked for."""
+
+        def __iter__(self) -> Iterator[Any]:
+            if self.data.at >= 9:
+                self.data.at = 0
+            yield from super().__iter__()
+
+    check(Lazy, tmp_path, (3, 6), limit_train_batches=3)
+    assert "does not advance" not in caplog.text
+
+
+class WantsMore(StuckLoader):
+    def state_dict(self, samples: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"at": samples}
+
+
+def test_a_state_that_needs_arguments_is_not_used_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(WantsMore, tmp_path, (3, 5))
+    said = "has a state of its own that is not used, because WantsMore.state_dict or load_state_dict needs further arguments (samples)"
+    assert said in caplog.text
 
 
 # ---- streams -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
@@ -10,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,6 +31,8 @@ SLOWEST = 1e6
 """Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
 FLUSHING = 600.0
 """Seconds besides: a disk may have to write what others have left in the system's memory."""
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of Linux: relative paths are relative to the current directory; both names stay, with each other's contents."""
 writing: set[str] = set()
 """The directories that this process writes just now, so that nobody tidies them away."""
 
@@ -189,8 +193,38 @@ def _make_folder(path: Path) -> None:
             flush(each.parent)
 
 
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange the names of two directories in one call, so that both exist at every moment; False where the system cannot."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM):  # network and layered file systems
+        return False
+    raise OSError(number, os.strerror(number), str(second))
+
+
+@functools.cache
+def _renameat2() -> Any:
+    """Return Linux's call, which Python does not offer; None on other systems."""
+    if sys.platform != "linux":
+        return None
+    try:
+        found = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # a C library without it
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return found
+
+
 def _put_in_place(aside: Path, path: Path) -> None:
-    """One that stands there already is moved away, not deleted, until the new one has its name."""
+    """Give a new checkpoint its name. One that has the name is replaced in one call, or moved away until the new one has it."""
+    if path.exists() and exchange(aside, path):
+        flush(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)  # it holds the old one now
+        return
     old = path.with_name(f".{path.name}.{owner()}.old")
     with left_alone(old):
         shutil.rmtree(old, ignore_errors=True)

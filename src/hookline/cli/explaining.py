@@ -10,6 +10,7 @@ from typing import Any
 from hookline.cli.codes import OK
 from hookline.config.problems import ConfigError, has_secret, shown
 from hookline.explain import Explanation
+from hookline.text import printable_lines
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
@@ -51,7 +52,7 @@ def _happened(chosen: argparse.Namespace, overrides: list[str]) -> int:
     if chosen.json:
         print(json.dumps({"events": told.events, "listeners": explanation.data(), "differences": different}))
         return OK
-    print(explanation.text(everything=chosen.all))
+    print(printable_lines(explanation.text(everything=chosen.all)))
     _list("Everything was as planned.", "Not as planned:", different)
     return OK
 
@@ -94,4 +95,4 @@ def _setting(key: str, values: dict[str, Any]) -> str:
 
 
 def _list(none: str, title: str, lines: list[str]) -> None:
-    print("\n".join([title, *(f"  {line}" for line in lines)]) if lines else none)
+    print(printable_lines("\n".join([title, *(f"  {line}" for line in lines)])) if lines else none)

@@ -11,6 +11,7 @@ from hookline.cli.codes import OK
 from hookline.report import write_report
 from hookline.report.happenings import position, status
 from hookline.state import counted
+from hookline.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -27,6 +28,7 @@ def run(chosen: argparse.Namespace) -> int:
         print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
         return OK
     for each in runs:
-        print(f"{each.path}: {status(each, now)[0]}, {position(each)}, {counted(each.records, 'record', 'records')}")
+        records = counted(each.records, "record", "records")
+        print(printable(f"{each.path}: {status(each, now)[0]}, {position(each)}, {records}"))
     print(f"wrote {path} ({size / 1e6:.1f} MB)")
     return OK

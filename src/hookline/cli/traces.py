@@ -14,6 +14,7 @@ from hookline.config.making import make_hooks
 from hookline.config.parts import Part
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override
+from hookline.text import printable
 from hookline.tracing.happened import count
 from hookline.tracing.reading import merge, read_trace
 
@@ -35,8 +36,8 @@ def _trace(chosen: argparse.Namespace) -> int:
         print(json.dumps(about))
         return OK
     for each in about:
-        print(f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step {each['step']}: "
-              f"{each['events']} events, {each['calls']} calls")  # fmt: skip
+        print(printable(f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step "
+                        f"{each['step']}: {each['events']} events, {each['calls']} calls"))  # fmt: skip
     return OK
 
 
@@ -60,7 +61,7 @@ def _replay(chosen: argparse.Namespace) -> int:
     for row in done.cost:
         print(f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}")
     if done.asked:
-        print("\n".join(["In a run it would have asked for:", *(f"  {each}" for each in done.asked[:20])]))
+        print("\n".join(["In a run it would have asked for:", *(f"  {printable(each)}" for each in done.asked[:20])]))
         if len(done.asked) > 20:
             print(f"  and {len(done.asked) - 20} more")
     return OK

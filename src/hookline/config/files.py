@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.config import limits
 from hookline.config.problems import ConfigError
 from hookline.urls import MANIFEST
 
@@ -53,11 +54,16 @@ def read(path: str | Path) -> Source:
         kind = "is a directory" if path.is_dir() else f"ends in {path.suffix!r}" if path.suffix else "has no ending"
         raise ConfigError(f"a configuration is a file that ends in {', '.join(SUFFIXES)}; this {kind}.", where=name)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(limits.BYTES + 1)
+        limits.check_size(data)
+        text = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         beside = sorted(each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES) if path.parent.is_dir() else []
         raise ConfigError(f"there is no such file. In its folder: {', '.join(beside) or 'no configuration'}.",
                           where=name) from None  # fmt: skip
+    except limits.TooMuch as error:
+        raise ConfigError(str(error), where=name) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}", where=name) from None
     values = _toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
@@ -66,7 +72,11 @@ def read(path: str | Path) -> Source:
 
 def _toml(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        values = tomllib.loads(text)
+        limits.check_depth(values)
+        return values
+    except (limits.TooMuch, RecursionError) as error:
+        raise ConfigError(str(error) if isinstance(error, limits.TooMuch) else limits.TOO_DEEP, where=name) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name) from None
 
@@ -88,8 +98,11 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     from jsonargparse import get_loader
 
     try:
+        limits.check_yaml(text)
         _refuse_doubles(yaml.compose(text, Loader=yaml.SafeLoader), name)
         values = get_loader("yaml")(text)
+    except limits.TooMuch as error:
+        raise ConfigError(str(error), where=name) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"this is no valid YAML: {' '.join(str(error).split())}", where=name) from None
     if values is None:
@@ -101,15 +114,15 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
 
 def _refuse_doubles(node: Any, name: str) -> None:
     """YAML lets a later key of the same name win in silence."""
+    lines: dict[str, list[int]] = {}
     for part in getattr(node, "value", ()) if not isinstance(getattr(node, "value", ""), str) else ():
-        pair = part if isinstance(part, tuple) else (None, part)
-        if pair[0] is not None:
-            seen = [key.value for key, _ in node.value if key.value == pair[0].value]
-            if len(seen) > 1:
-                raise ConfigError(f"this key is there {len(seen)} times; the last is in line "
-                                  f"{max(k.start_mark.line for k, _ in node.value if k.value == pair[0].value) + 1}.",
-                                  where=name, key=str(pair[0].value))  # fmt: skip
-        _refuse_doubles(pair[1], name)
+        key, value = part if isinstance(part, tuple) else (None, part)
+        if key is not None and isinstance(key.value, str):
+            lines.setdefault(key.value, []).append(key.start_mark.line + 1)
+        _refuse_doubles(value, name)
+    for key, found in lines.items():
+        if len(found) > 1:
+            raise ConfigError(f"this key is there {len(found)} times; the last is in line {max(found)}.", where=name, key=key)
 
 
 def _text_keys(values: Mapping[Any, Any], name: str, above: str) -> dict[str, Any]:

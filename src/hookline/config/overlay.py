@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hookline.config.files import Source, named, read_yaml
+from hookline.config.limits import check_depth
 from hookline.config.problems import ConfigError, Override
 
 PARTS = ("module", "datamodule", "optimizer", "lr_scheduler", "loss", "step", "trainer", "trainer.strategy")
@@ -43,7 +44,8 @@ def _table(source: Source, key: str, text: str) -> dict[str, Any]:
 
     try:
         found: Any = json.loads(text, object_pairs_hook=once)
-    except ValueError as error:
+        check_depth(found)
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         found = read_yaml(text, source.where(key))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from hookline.config.limits import TooMuch, check_depth, check_yaml
 from hookline.errors import OptionError, closest
 from hookline.text import redact
 
@@ -56,8 +57,10 @@ class Override(str):
             return named[self.lower()]
         for read in (int, float, json.loads):
             try:
-                return read(self)
-            except ValueError:
+                value = read(self)
+                check_depth(value)
+                return value
+            except (ValueError, RecursionError):
                 continue
         if self.startswith(("[", "{")):
             return _flow(str(self))
@@ -69,8 +72,9 @@ def _flow(text: str) -> Any:
     from jsonargparse import get_loader
 
     try:
+        check_yaml(text)
         return get_loader("yaml")(text)  # plain YAML takes 1e-3 for text
-    except yaml.YAMLError:
+    except (yaml.YAMLError, TooMuch):
         return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,14 @@ KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomSt
 
 Found = dict[str, Any]
 """Generators by where they were found: "sampler.generator"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A seed, or the number of an epoch, that decides an order as a generator's state does."""
+
+    owner: dict[str, Any]
+    name: str
 
 
 def find_generators(**owners: Any) -> Found:
@@ -36,7 +45,9 @@ def put_back(generators: Found, states: dict[str, Any]) -> None:
     for name, each in generators.items():
         if name not in states:
             continue
-        if isinstance(each, torch.Generator):
+        if isinstance(each, Value):
+            each.owner[each.name] = states[name]
+        elif isinstance(each, torch.Generator):
             each.set_state(states[name])
         elif isinstance(each, random.Random):
             each.setstate(states[name])
@@ -47,6 +58,8 @@ def put_back(generators: Found, states: dict[str, Any]) -> None:
 
 
 def _state(generator: Any) -> Any:
+    if isinstance(generator, Value):
+        return generator.owner[generator.name]
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -58,6 +59,8 @@ class Loader:
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: Saved | None = field(default=None, init=False, repr=False)
+    is_as_saved: bool = field(default=True, init=False)
+    """Whether it makes the same batches as the loader that the checkpoint was made with."""
     _before_newest: Saved | None = field(default=None, init=False, repr=False)
     """Its state before the batch that was read to see whether there is one."""
 
@@ -74,7 +77,7 @@ class Loader:
     def reader(self) -> Reader:
         """How this source is read; found out when it is first needed."""
         if self._reader is None:
-            self._reader = reader_for(self.source, self.deal, self.share.trains)
+            self._reader = reader_for(self.source, self.deal, self.share.trains, self.share.ranks.world_size)
         return self._reader
 
     def agree(self) -> None:
@@ -131,7 +134,7 @@ class Loader:
         """The same batches; before each one it is said what it is among those of all ranks."""
         turn, deal = self.share.turn, self.deal
         if self._in_step:
-            keep = self._keep_state if self.reader.moves_on else _nothing
+            keep = functools.partial(self._keep_state, itertools.count(position)) if self.reader.moves_on else _nothing
             source = OwnSource(self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name)))
             yield from in_step(batches, source, self.share.ranks, turn)
         elif deal.world_size == 1:
@@ -142,8 +145,8 @@ class Loader:
                 deal.describe(number, turn)
                 yield batch
 
-    def _keep_state(self) -> None:
-        self._before_newest = self.reader.state(True, 0)
+    def _keep_state(self, positions: Iterator[int]) -> None:
+        self._before_newest = self.reader.state(True, next(positions))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
         """A pass for an evaluation: always in the same order, and generators of the loader's own are left as they were."""
@@ -171,6 +174,7 @@ class Loader:
         first, passed_over = self._began
         passed_over += (position - first) * self.deal.per_turn
         own = self.reader.state(in_pass, position) if self._before_newest is None else self._before_newest
+        own = self.reader.checked(own, position) if in_pass else own
         return {"seed": self.seed, "kind": self.reader.kind, "in_pass": in_pass, "facts": self._facts(),
                 "of_samples": self.deal.of_samples, "passed_over": passed_over if in_pass else 0, **own}  # fmt: skip
 
@@ -196,6 +200,7 @@ class Loader:
         """The next pass that is opened begins where this was saved. What has changed since is said."""
         self.seed = saved["seed"]
         saved = as_saved_now(saved, self._facts(), self.deal.of_samples)
+        self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
         for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:

@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hookline.data.dealing import END, Deal, Dealt
 from hookline.data.generators import Found, put_back, states_of
 from hookline.data.sources import has_state
+from hookline.data.state_check import StateCheck
 from hookline.data.workers import Keyed
 from hookline.seeding import OwnStream, key_of
 
@@ -35,6 +36,7 @@ class Order:
         inner = getattr(sampler, "sampler", None)
         self.settled = type(sampler) in SETTLED and (inner is None or type(inner) in SETTLED)
         self.stateful = next((each for each in (sampler, inner) if has_state(each)), None)
+        self.check = None if self.stateful is None else StateCheck(self.stateful)
         self.may_be_spent = False
         """Whether the sampler has taken up a state that may be that of a finished pass."""
         self.begin(0, 0, 0, None)
@@ -67,6 +69,8 @@ class Order:
         stream, rank = OwnStream(self.key), self.deal.rank
         place, is_first = self.position, True
         self._keep_state(place)
+        if self.check is not None:
+            self.check.open(place)
         indices = self._start(stream)
         while self.limit is None or place < self.limit:
             if self.settled and not is_first:
@@ -76,6 +80,8 @@ class Order:
                     index = next(indices, END)
             if index is END:
                 return
+            if is_first and self.check is not None:
+                self.check.after_first()
             is_first = False
             self.drawn = place = place + 1
             self._keep_state(place)
@@ -92,11 +98,12 @@ class Order:
                 indices = self.dealt.begin(0, 0)
         return indices if first is END else itertools.chain((first,), indices)
 
-    def go_to(self, state: Any) -> None:
-        """Put the sampler where it was: nothing has to be drawn to get there."""
-        assert self.stateful is not None
+    def go_to(self, state: Any, is_stuck: bool) -> None:
+        """Put the sampler where it was: nothing has to be drawn to get there, unless its state does not say where that is."""
+        assert self.stateful is not None and self.check is not None
         self.stateful.load_state_dict(state)
-        self.goes_on = self.may_be_spent = True
+        self.check.is_stuck = is_stuck
+        self.goes_on = self.may_be_spent = not is_stuck
 
     def state_at(self, position: int) -> Any:
         """The sampler's own state when the batch before this position had been drawn, however far workers are ahead."""

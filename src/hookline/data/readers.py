@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from hookline.data.dealing import END, Deal
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
+from hookline.data.packages import is_of, pipeline_generators, takes_sample_count
 from hookline.data.sources import has_state, is_indexed
+from hookline.data.state_check import StateCheck
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
 from hookline.seeding import OwnStream
 
@@ -50,6 +52,10 @@ class Reader:
     def state(self, in_pass: bool, position: int) -> Saved:
         """What `open` needs to get to the position again; in no pass: to begin the next one."""
         return {"generators": self.begins if in_pass else states_of(self.generators)}
+
+    def checked(self, saved: Saved, position: int) -> Saved:
+        """What `state` gave at this position of the present pass, marked if it does not say where the pass is."""
+        return saved
 
     def any_batch(self, key: int) -> Any:
         """A batch for a rank that has none left in its pass: the first one of another pass."""
@@ -124,8 +130,10 @@ class IndexReader(Reader):
         if self.stateful is not None and "dataset" in saved:
             self.stateful.load_state_dict(saved["dataset"])
         if self.order.stateful is not None and "sampler" in saved and not by_reading:
-            self.order.go_to(saved["sampler"])
-        elif saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
+            self.order.go_to(saved["sampler"], saved.get("is_stuck", False))
+            if not saved.get("is_stuck", False):
+                return
+        if saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
             self.order.begins = saved["generators"]  # as of the first index: making a loader's iterator draws from them too,
         else:  # but only once for one whose workers stay
             put_back(self.generators, saved["generators"])
@@ -145,6 +153,13 @@ class IndexReader(Reader):
             saved["sampler"] = order.state_at(position) if in_pass else order.stateful.state_dict()
         return saved
 
+    def checked(self, saved: Saved, position: int) -> Saved:
+        """A sampler whose state does not advance is drawn from again, up to the position."""
+        check = self.order.check
+        if check is None or "sampler" not in saved or not check.check(saved["sampler"], position):
+            return saved
+        return {**saved, "is_stuck": True}
+
 
 class StateReader(Reader):
     """A loader, or the dataset of one without workers, that can say itself where it is."""
@@ -160,18 +175,46 @@ class StateReader(Reader):
         self.copy = None if owner is source else PrivateCopy(source)
         self.may_be_spent = False
         """Whether it has taken up a state that may be that of a finished pass."""
+        self.check = StateCheck(owner)
+        self.stands_at = 0
+        """The batch that the state belongs to, if it does not advance."""
+        self.is_over = True
+        """Whether the present pass was read to its end."""
+        self.starts_over = is_of(source, "torchdata")
+        """Whether each iterator begins a new pass, also if the one before was left in the middle."""
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """It goes on where its state says."""
+        """It goes on where its state says; one that does not advance is read again up to the position."""
+        self.stands_at = 0
+        is_stuck = False
         if saved is not None and "state" in saved:
             self.owner.load_state_dict(saved["state"])
             self.may_be_spent = True
+            is_stuck = "stands_at" in saved
+            self.stands_at = saved["stands_at"] if is_stuck else position
+            if saved.get("is_left", False):
+                next(self._start(key), None)  # the pass that was left in the middle is left once more
+        batches = self._start(key)
+        self.check.open(position, is_stuck)
         if self.may_be_spent:
-            batches = self._not_spent(self._start(key), key, position)
-        else:
-            batches = self._start(key)
+            batches = self._not_spent(batches, key, position)
+        if is_stuck and position > self.stands_at:
+            batches = read_again(batches, (position - self.stands_at) * self.deal.per_turn)
+        self.is_over = False
+        batches = itertools.chain(self._first(batches), batches, self._end())
         # without a limit it is let run to its end, where it may put itself back to the beginning
         return batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The first batch; when the next one is asked for, the state is looked at."""
+        batch = next(batches, END)
+        if batch is not END:
+            yield batch
+            self.check.after_first()
+
+    def _end(self) -> Iterator[Any]:
+        self.is_over = True
+        yield from ()
 
     def any_batch(self, key: int) -> Any:
         """The same, and it stands again where it stood."""
@@ -196,7 +239,48 @@ class StateReader(Reader):
 
     def state(self, in_pass: bool, position: int) -> Saved:
         """Its own."""
-        return {"state": self.owner.state_dict()}
+        state = self.owner.state_dict()
+        return {"state": state, "is_left": True} if self.starts_over and not in_pass and not self.is_over else {"state": state}
+
+    def checked(self, saved: Saved, position: int) -> Saved:
+        """With the batch that the state belongs to, if it does not advance."""
+        return {**saved, "stands_at": self.stands_at} if self.check.check(saved["state"], position) else saved
+
+
+class CountReader(StateReader):
+    """A DataLoader over a dataset whose state is made from the number of samples that were read: MosaicML's StreamingDataset."""
+
+    moves_on = False  # the position says it all
+
+    def __init__(self, loader: DataLoader[Any], deal: Deal, world_size: int) -> None:
+        super().__init__(loader, loader.dataset, deal)
+        replication = getattr(loader.dataset, "replication", None)
+        self.samples = (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
+        """Samples that all ranks read together for one batch of each."""
+        self.unread: Saved | None = None
+        """A state that was loaded, and of which nothing was read yet."""
+
+    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+        """It goes on at the sample of its state. A pass of which nothing was left to read is over, and the next one is new."""
+        if saved is None and self.unread is not None:
+            saved = {"state": {**self.unread, "epoch": self.unread["epoch"] + 1, "sample_in_epoch": 0}}
+        self.unread = None if saved is None else saved["state"]
+        return super().open(key, position, passed_over, limit, saved)
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        batch = next(batches, END)
+        self.unread = None
+        if batch is not END:
+            yield batch
+
+    def state(self, in_pass: bool, position: int) -> Saved:
+        """As of the position, or of the beginning of the next pass."""
+        state = self.owner.state_dict(num_samples=position * self.samples, from_beginning=True)
+        return {"state": state if in_pass else {**state, "epoch": state["epoch"] + 1}}
+
+    def checked(self, saved: Saved, position: int) -> Saved:
+        """It advances, because it is made from the position."""
+        return saved
 
 
 class StreamReader(Reader):
@@ -209,6 +293,7 @@ class StreamReader(Reader):
         self.source = source
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.generators = find_generators(source=source, dataset=None if self.workers else getattr(source, "dataset", None))
+        self.generators |= pipeline_generators(source)
         self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
@@ -290,10 +375,12 @@ class PrivateCopy:
             end_workers(batches)
 
 
-def reader_for(source: Any, deal: Deal, trains: bool) -> Reader:
+def reader_for(source: Any, deal: Deal, trains: bool, world_size: int = 1) -> Reader:
     """The best way to read a source."""
     if isinstance(source, list | tuple):
         return ListReader(source)
+    if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
+        return CountReader(source, deal, world_size)
     if has_state(source):
         return StateReader(source, source, deal)
     if is_indexed(source):

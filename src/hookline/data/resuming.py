@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from hookline.data.generators import find_generators
+from hookline.data.packages import buffer_limits, package_limits, required_arguments
 from hookline.data.sources import has_state
 
 Facts = dict[str, int | None]
@@ -57,15 +58,27 @@ def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
 
 def resume_limits(loader: Any) -> list[str]:
     """What of this loader (a `Loader`) could not be resumed exactly, each as a sentence; empty if nothing is known."""
-    name, source = f"The {loader.name} loader", loader.source
-    if has_state(source) or isinstance(source, list | tuple):
-        return []
-    if isinstance(source, Iterator):
-        return [f"{name} is a {type(source).__name__}, which can be iterated over only once: a resumed run must be given a new "
-                "one, from the epoch's start on. A list, a DataLoader or an object with __iter__ begins again."]  # fmt: skip
-    if not isinstance(source, DataLoader) or not source.num_workers:
-        return []
-    return [f"{name} {limit}" for limit in _limits_of_workers(source)]
+    source = loader.source
+    limits = [*package_limits(source), *_limits_of_state(loader)]
+    if isinstance(source, Iterator) and not has_state(source):
+        limits.append(f"is a {type(source).__name__}, which can be iterated over only once: a resumed run must be given a "
+                      "new one, from the epoch's start on. A list, a DataLoader or an object with __iter__ begins again.")
+    elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
+        limits += _limits_of_workers(source)
+    return [f"The {loader.name} loader {limit}" for limit in limits]
+
+
+def _limits_of_state(loader: Any) -> Iterator[str]:
+    """What a state leaves out, or why it is not used."""
+    if loader.reader.kind == "state":
+        yield from buffer_limits(loader.source)
+        return
+    for each in (loader.source, getattr(loader.source, "dataset", None)):
+        save, load = getattr(each, "state_dict", None), getattr(each, "load_state_dict", None)
+        needed = [*required_arguments(save), *required_arguments(load, 1)] if callable(save) and callable(load) else []
+        if needed:
+            yield (f"has a state of its own that is not used, because {type(each).__name__}.state_dict or load_state_dict needs "
+                   f"further arguments ({', '.join(needed)}). It is resumed by reading the epoch again.")  # fmt: skip
 
 
 def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:

@@ -14,12 +14,15 @@ from torch.utils.data import (
     default_convert,
 )
 
+from hookline.data.packages import knows_ranks, required_arguments
+
 
 def has_state(value: Any) -> bool:
     """Whether it can say where it is and be put there again."""
     if getattr(value, "use_stateful_dataloader", None) is False:  # Accelerate's loaders have the methods, also if they fail
         return False
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    save, load = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
+    return callable(save) and callable(load) and not required_arguments(save) and not required_arguments(load, 1)
 
 
 def length_of(source: Any) -> int | None:
@@ -56,10 +59,11 @@ def counts_samples(source: Any) -> bool:
 def shards_itself(source: Any) -> bool:
     """Whether it knows of ranks by itself: it says so, or one of its parts does by how many there are.
 
-    Torch's DistributedSampler and samplers like it have `num_replicas`; what Accelerate has prepared, `num_processes`.
+    Torch's DistributedSampler and samplers like it have `num_replicas`; what Accelerate has prepared, `num_processes`. Datasets
+    of other packages that split themselves by rank are known by their classes.
     """
     parts = [source, *(getattr(source, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
     parts.append(getattr(parts[-1], "sampler", None))
-    if any(getattr(each, "shards_itself", False) is True for each in parts):
+    if any(getattr(each, "shards_itself", False) is True or knows_ranks(each) for each in parts):
         return True
     return any(isinstance(getattr(each, name, None), int) for each in parts for name in ("num_replicas", "num_processes"))

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 RESUME = b'{"type": "resume"'
 """How the line of such a record begins; `JSONLines` writes the type first."""
+
+LONGEST_LINE = 2**26
+"""Bytes."""
 
 Range = tuple[int, int]
 
@@ -35,7 +38,7 @@ def read_log(path: str | Path, superseded: bool = False, until: int | None = Non
         ranges.append((end, end))
         file.seek(0)
         start, (first, last) = 0, ranges.pop(0)
-        for line in file:
+        for line in lines_of(file):
             if start >= end:
                 break
             while start >= last and ranges:
@@ -48,11 +51,16 @@ def read_log(path: str | Path, superseded: bool = False, until: int | None = Non
                     yield record if holds else {**record, "superseded": True}
 
 
-def _resumes(lines: Any) -> tuple[list[tuple[int, Range]], int]:
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a log. One that is longer than any that we write comes in pieces, which are no JSON."""
+    return iter(lambda: file.readline(LONGEST_LINE), b"")
+
+
+def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
     """Where each resume record is, with the bytes that it supersedes; and how long the log is."""
     found: list[tuple[int, Range]] = []
     start = 0
-    for line in lines:
+    for line in lines_of(file):
         if line.startswith(RESUME):
             marked = (_parse(line) or {}).get("superseded")
             if isinstance(marked, dict):

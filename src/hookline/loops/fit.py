@@ -15,6 +15,7 @@ from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.final_checkpoint import noticing_changes, save_final_state
+from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
@@ -97,6 +98,8 @@ def train_epoch(run: Run, loader: Any) -> None:
         if is_finished(run):
             is_leaving, batches = True, iter(())
     for s.batch_idx, s.batch in enumerate(batches, run.position):
+        if run.first_batches is not None:
+            run.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
             if train_batch(run, plan, s, batches_left) is END_EPOCH:
@@ -156,6 +159,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
     if saved is not None:
         loader.load_state_dict(saved)
+        after_resume(run)
     batches = loader.open(run.state.epoch, run.position, run.options.seed)
     if streams is not None:  # whatever was drawn while the run was set up, and for a seed
         set_rng_state(streams)

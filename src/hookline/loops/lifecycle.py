@@ -32,6 +32,7 @@ from hookline.loops.restoring import restore_module, restore_progress
 from hookline.loops.run import Run, ending
 from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
+from hookline.loops.settings import settings_of
 from hookline.loops.step import settle_failed_batch
 from hookline.loops.together import Together
 from hookline.metrics import Metrics
@@ -201,6 +202,7 @@ def place_on_strategy(run: Run) -> None:
     settle_closures(run)
     run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
+    run.settings = settings_of(run)
     if run.resume_from is not None:
         restore_progress(run)
         plan.on_checkpoint_load(s)

@@ -23,12 +23,13 @@ from hookline.foreign import HookAdapter
 from hookline.listener import overrides
 from hookline.loops.run import Run
 from hookline.loops.saving import kinds, naming
+from hookline.loops.settings import report_changes
 from hookline.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.state import State
 from hookline.urls import shown
 
 log = logging.getLogger("hookline")
-STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers")
+STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
 """What hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole run."""
 
 
@@ -167,12 +168,13 @@ def restore_progress(run: Run) -> None:
         s.log.load_state_dict(contents["log"])
     s.checkpoint = None
     s.path = run.resume_from
+    report_changes(run, contents.get("settings"))
     if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
     with restoring(run, "the state of a random stream"):
         set_rng_state(contents["rng"])
-    run.restored = {key: contents[key] for key in STILL_NEEDED}
+    run.restored = {key: contents.get(key) for key in STILL_NEEDED}
     run.on_disk = run.progress
 
 

@@ -241,6 +241,8 @@ class Run:
     # where it comes from, and how it ends
     run_id: str = ""
     """What all checkpoints of one run have in common, over its resumes."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the run was set up with (`settings_of`), for its checkpoints."""
     is_noted: bool = False
     """Whether the run's directory has its record."""
     resume_from: Path | str | None = None
@@ -263,6 +265,8 @@ class Run:
     """`progress` as of the newest durable checkpoint, or of the one that the run was resumed from."""
     revision: int = 0
     """Counts the events between batches whose listeners may have changed the state."""
+    first_batches: Any = None
+    """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
     sealed: bool = False
     """The checkpoint of a signal is written: nothing of what follows may replace it."""
 

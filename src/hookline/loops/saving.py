@@ -22,6 +22,7 @@ from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
 from hookline.hooklist import Entry
 from hookline.loops.errands import carries_out
+from hookline.loops.first_batches import after_save, path_from
 from hookline.loops.record import note_training
 from hookline.loops.run import Run
 from hookline.metrics import Metrics
@@ -54,7 +55,8 @@ def save(run: Run, request: SaveRequest) -> None:
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
-    s.checkpoint, s.path, s.reason = collect(run), path, request.reason
+    s.checkpoint, s.path, s.reason = {**collect(run), "record": path_from(path, run)}, path, request.reason
+    after_save(run)
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
     about = describe(s, request, run.run_id)
@@ -173,6 +175,7 @@ def collect(run: Run) -> dict[str, Any]:
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
         "kinds": kinds(s),
+        "settings": run.settings,
         "precision": run.strategy.precision.state_dict(),
         "counters": {name: getattr(s, name) for name in COUNTERS},
         "position": {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.reading import RESUME
+from hookline.loggers.reading import LONGEST_LINE, RESUME, lines_of
 from hookline.report.reading import LOG, RunData, read_beside, read_logged, take
 from hookline.report.traced import TraceReader
 
@@ -58,8 +58,8 @@ class FollowedRun:
         """Read the lines that were added; False if one of them says that earlier ones no longer hold."""
         with self._log.open("rb") as file:
             file.seek(self._end)
-            for line in file:
-                if not line.endswith(b"\n"):
+            for line in lines_of(file):
+                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break  # it is being written right now
                 if line.startswith(RESUME):
                     return False

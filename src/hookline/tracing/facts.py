@@ -18,6 +18,7 @@ COUNTERS: dict[str, str] = {
 """Known at every event; written when they change."""
 RAW: dict[str, str] = {
     "s.loss": "s.last_loss",
+    "s.path": "plain(s.path)",
     "s.window_loss": "s.mean_of_window()",
     "s.used_lr": "s.used_lr",
     "s.grad_norm": "s.norm_on_device() if 'grad_norm' in p.wanted else s.norm_tensor",
@@ -25,7 +26,7 @@ RAW: dict[str, str] = {
     "s.batch_metrics": "s._batch_values(s.returned)",
     "s.row": "dict(s.row.raw())",
     **{f"s.{name}": f"s.{name}" for name in (
-        "dataloader_idx", "dataloader_name", "optimizer_idx", "reason", "path", "stage", "saved_step", "metric",
+        "dataloader_idx", "dataloader_name", "optimizer_idx", "reason", "stage", "saved_step", "metric",
         "gradient_clip_val", "gradient_clip_algorithm",
     )},
 }  # fmt: skip

@@ -14,6 +14,11 @@ from hookline.tracing.writer import FORMAT, is_trace
 Record = dict[str, Any]
 HEADER = {"stage": str, "rank": int, "world_size": int, "clock_ns": int, "unix_ns": int}
 """What its first line says."""
+LISTENER = ("receiver", "name", "function", "origin", "when", "why")
+"""What the plan says of every listener."""
+MOST_BRANCHES = 20
+LONGEST_LINE = 2**26
+"""Characters. A longer line is not one that we write; it comes in pieces, which are no JSON."""
 FAR_AWAY = 1e17
 """Microseconds: what lies beyond, NaN included, is no time."""
 
@@ -23,7 +28,7 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     path = Path(path)
     check_trace(path)
     with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+        while line := file.readline(LONGEST_LINE):
             text = line.strip().removeprefix("[").removesuffix(",")
             if text in ("", "]"):
                 continue
@@ -50,12 +55,23 @@ def _is_whole(record: Record) -> bool:
     if record.get("ph") == "M" and record["name"] == "hookline":
         return _is_header(args)
     if record.get("ph") == "M" and record["name"] == "hookline_plan":
-        return isinstance(args.get("rows"), list) and isinstance(args.get("verb"), str)
+        return isinstance(args.get("verb"), str) and isinstance(args.get("rows"), list) and all(map(_is_row, args["rows"]))
     if record.get("ph") != "X":
         return "cat" not in record  # only calls and events have one
     return (
         isinstance(record.get("cat", ""), str) and _is_time(record.get("dur")) and _is_time(record.get("ts"))
         and isinstance(args.get("step", 0), int) and isinstance(args.get("event", ""), str)
+    )  # fmt: skip
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it is an event of the plan with its listeners."""
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("branch", "event")):
+        return False
+    listeners = row.get("listeners")
+    return row["branch"].count("/") < MOST_BRANCHES and isinstance(listeners, list) and all(
+        isinstance(each, dict) and all(isinstance(each.get(key), str) for key in LISTENER)
+        and isinstance(each.get("asks"), list) and all(isinstance(fact, str) for fact in each["asks"]) for each in listeners
     )  # fmt: skip
 
 
@@ -80,7 +96,7 @@ def check_trace(path: Path) -> None:
     if not is_trace(path):
         raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
     with path.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline()
+        first = file.readline(LONGEST_LINE)
     written: Any = None
     try:
         about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]

@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > LONGEST_REQUEST:
             raise Refusal(400, "A request is a short JSON object.")
         asked: Any = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             asked = json.loads(self.rfile.read(int(length)))
         if not isinstance(asked, dict) or not isinstance(asked.get("command"), str) or asked["command"] not in ASKED:
             raise Refusal(400, f"A request has a command: {', '.join(ASKED)}.")

@@ -1,0 +1,81 @@
+"""Hugging Face datasets: exact where their state is, and what it leaves out is said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import pytest
+import torch
+from data.resumed import Seen, check, run
+from datasets import Dataset
+from datasets.distributed import split_dataset_by_node
+from torch.utils.data import DataLoader
+
+from hookline.data.loaders import make_loaders
+from hookline.data.resuming import resume_limits
+from hookline.data.sources import shards_itself
+
+
+def rows(count: int = 12) -> Any:
+    return Dataset.from_dict({"index": list(range(count))})
+
+
+def stream(count: int = 12) -> Any:
+    return rows(count).to_iterable_dataset(num_shards=2)
+
+
+def collate(samples: list[dict[str, int]]) -> Any:
+    inputs = torch.stack([torch.full((4,), each["index"] / 12) for each in samples])
+    return inputs, inputs[:, :2] * 2
+
+
+def loader(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, 3, collate_fn=collate, **options)
+
+
+def limits(source: Any) -> str:
+    return "\n".join(resume_limits(make_loaders(source, 1.0, "train")[0]))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: loader(rows(), shuffle=True), lambda: loader(stream()), lambda: loader(stream().shuffle(seed=1, buffer_size=1)),
+], ids=["rows", "stream", "shuffled shards"])  # fmt: skip
+def test_rows_and_streams_without_a_buffer_go_on_exactly(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check(make, tmp_path, (1, 3, 4, 6))
+    assert "does not advance" not in caplog.text
+    assert limits(make()) == ""
+
+
+def test_with_workers_a_seeded_shuffle_buffer_is_filled_again_exactly(tmp_path: Path) -> None:
+    check(lambda: loader(stream().shuffle(seed=1, buffer_size=4), num_workers=1), tmp_path, (3,), max_epochs=2)
+
+
+def test_a_shuffle_buffer_that_the_state_leaves_out_is_said_at_the_start_and_noticed_at_the_resume(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def make() -> Any:
+        return loader(stream(48).shuffle(seed=1, buffer_size=16))
+
+    run(make(), Seen(tmp_path, (3,)), 1, max_epochs=1, run_dir=tmp_path / "run")
+    said = "reads a Hugging Face stream with .shuffle(buffer_size=16), whose state_dict leaves out the shuffle buffer"
+    assert said in caplog.text
+    caplog.clear()
+    run(make(), Seen(), 1, max_epochs=1, run_dir=tmp_path / "run", resume=tmp_path / "after-3")
+    assert said in caplog.text
+    assert "The train loader (DataLoader of IterableDataset) did not deliver the expected batch: batch 3 of epoch 0" in caplog.text
+
+
+def test_a_shuffle_without_a_seed_is_said() -> None:
+    said = "shuffles a Hugging Face stream without a seed"
+    assert said in limits(loader(stream().shuffle(buffer_size=4)))
+    assert said in limits(loader(stream().shuffle(buffer_size=4).map(lambda row: row), num_workers=1))
+    assert said not in limits(loader(stream().shuffle(seed=2**32, buffer_size=4)))
+
+
+def test_a_stream_that_is_split_by_rank_is_not_split_again() -> None:
+    assert shards_itself(loader(split_dataset_by_node(stream(), 0, 2)))
+    assert not shards_itself(loader(stream()))
