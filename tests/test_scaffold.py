@@ -39,10 +39,21 @@ def test_its_run_learns(folder: Path) -> None:
     assert [each.name for each in (folder / "runs").iterdir()] == [Path(told["run_dir"]).name]
 
 
+def test_its_model_can_be_loaded_from_the_run_whatever_it_was_made_with(folder: Path) -> None:
+    fitted = run(folder, "-W", "error", "-m", "hookline", "fit", "run.toml", "--trainer.max_epochs", "1", "--module.width", "24",
+                 "--trainer.run_dir", "wide")  # fmt: skip
+    assert fitted.returncode == 0, fitted.stderr
+    code = ("from model import Classifier\n"
+            "print(Classifier.load_from_checkpoint('wide').net[0].out_features)")  # fmt: skip
+    loaded = run(folder, "-W", "error", "-c", code)
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.split() == ["24"]
+
+
 def test_its_tests_pass(folder: Path) -> None:
     done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
 
 
 def test_its_test_fails_when_the_hook_does_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

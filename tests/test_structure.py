@@ -30,6 +30,7 @@ LAYERS = {
     # 2: what a run works with
     "context": 2, "accumulator": 2, "metrics": 2, "state": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
     "loggers": 2, "seeding": 2, "rundir": 2, "runlock": 2, "urls": 2, "ranks": 2, "replay": 2, "uncopied": 2,
+    "init_arguments": 2,
     # 3: what a run does
     "checkpoint": 3, "loops": 3, "control": 3,
     # 4: the facade

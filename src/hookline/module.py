@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline._methods import DataMethods, ModuleMethods
 from hookline.data.batch import move
 from hookline.errors import HooklineError
+from hookline.init_arguments import record_init
 from hookline.seeding import Creation
 from hookline.strategies.sharded import clip_norm, clip_values
 from hookline.uncopied import Uncopied
@@ -127,6 +128,11 @@ class Module(Actions, ModuleMethods, nn.Module):
     """A model with its training: override `training_step` and `configure_optimizers`, and any event you care about."""
 
     __hookline_base__: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let every module remember its constructor arguments, for `HParams` and `load_from_checkpoint`."""
+        super().__init_subclass__(**options)
+        record_init(cls)
 
     def __init__(self) -> None:
         super().__init__()

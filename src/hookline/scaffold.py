@@ -106,6 +106,13 @@ seed = 1
 [hooks.rises]
 class_path = "hooks.WarnOnRise"
 by = 0.05
+
+[hooks.checkpoint]
+class_path = "model_checkpoint"
+monitor = "val/loss"
+
+[hooks.hparams]                                # keeps `width`: Classifier.load_from_checkpoint("runs/...") needs no arguments
+class_path = "hparams"
 '''
 
 TEST = '''"""A hook's methods are ordinary methods: call them, or watch a real run."""
@@ -114,6 +121,7 @@ from hooks import WarnOnRise
 from model import Classifier, Points
 
 from hookline import Trainer
+from hookline.hooks import HParams
 
 
 def test_a_rise_is_counted_and_said(capsys):
@@ -130,6 +138,13 @@ def test_it_sees_every_validation_of_a_run():
     trainer.fit(Classifier(), datamodule=Points(size=64))
     assert hook.best < float("inf")
     assert hook.best <= trainer.metrics["val/loss"]
+
+
+def test_a_trained_model_can_be_loaded_again(tmp_path):
+    trainer = Trainer(max_epochs=1, run_dir=tmp_path, logger=False, enable_progress_bar=False, hooks=[HParams()])
+    trainer.fit(Classifier(width=8), datamodule=Points(size=64))
+    trainer.save_checkpoint(tmp_path / "saved")
+    assert Classifier.load_from_checkpoint(tmp_path / "saved").net[0].out_features == 8
 '''
 
 PROJECT = {"model.py": MODEL, "hooks.py": HOOKS, "run.toml": RUN, "test_hooks.py": TEST, ".gitignore": "runs/\n__pycache__/\n"}

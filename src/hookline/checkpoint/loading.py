@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from hookline.state import State
 from hookline.urls import is_url
 
 M = TypeVar("M", bound=nn.Module)
+log = logging.getLogger("hookline")
 
 
 def load_module(
@@ -33,7 +35,8 @@ def load_module(
     check_weights(weights)
     read = read_checkpoint(path)
     where, contents = read.where, read.contents
-    module: Any = cls(**_arguments(cls, contents.get("hparams", {}), overrides, where))
+    bound = _arguments(cls, contents, overrides, where)
+    module: Any = cls(*bound.args, **bound.kwargs)
     if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
         state = State(module=module, checkpoint=contents, path=where if is_url(where) else Path(where))
@@ -47,18 +50,30 @@ def load_module(
     return module  # type: ignore[no-any-return]
 
 
-def _arguments(cls: type[nn.Module], kept: dict[str, Any], overrides: dict[str, Any], where: str) -> dict[str, Any]:
+def _arguments(cls: type[nn.Module], contents: dict[str, Any], overrides: dict[str, Any], where: str) -> inspect.BoundArguments:
     """What `__init__` takes of them; kept ones that it does not take are there for the log only."""
+    kept, left_out = contents.get("hparams", {}), contents.get("hparams_left_out", {})
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    anything = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    named = {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
+    named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
     for name in overrides:
-        if name not in named and not anything:
+        if name not in named and rest is None:
             raise OptionError(f"{cls.__name__}.__init__ has no argument {name!r}.{closest(name, named)} "
                               f"It has: {', '.join(named) or 'none'}.")  # fmt: skip
     known = {**kept, **overrides}
-    missing = [name for name, each in named.items() if each.default is each.empty and name not in known]
+    missing = [name for name, each in named.items() if each.default is each.empty and each.kind is not each.VAR_POSITIONAL
+               and name not in known]  # fmt: skip
     if missing:
-        raise OptionError(f"{where} does not say what {cls.__name__} was made with: {', '.join(missing)}. Pass it "
-                          f"(load_from_checkpoint(path, {missing[0]}=...)), or train with hooks=[HParams()].")  # fmt: skip
-    return {name: value for name, value in known.items() if name in named or anything}
+        held = ", ".join(f"{name} ({left_out[name]}, which a checkpoint cannot hold)" if name in left_out else name
+                         for name in missing)  # fmt: skip
+        hint = "" if kept or left_out else ", or train with hooks=[HParams()]"
+        raise OptionError(f"{where} does not say what {cls.__name__} was made with: {held}. Pass it "
+                          f"(load_from_checkpoint(path, {missing[0]}=...)){hint}.")  # fmt: skip
+    for name in left_out.keys() & named.keys() - overrides.keys():
+        log.warning("%s was made with %s=%s, which a checkpoint cannot hold: now it has its default. To make it as it was: "
+                    "load_from_checkpoint(path, %s=...).", cls.__name__, name, left_out[name], name)  # fmt: skip
+    bound = inspect.Signature(parameters).bind_partial()
+    bound.arguments = {name: known[name] for name in named if name in known}
+    if rest is not None:
+        bound.arguments[rest] = {name: value for name, value in known.items() if name not in named}
+    return bound

@@ -11,6 +11,8 @@ from typing import Any
 
 from hookline.errors import OptionError
 from hookline.hook import Hook
+from hookline.init_arguments import InitArguments, cannot_keep, init_arguments
+from hookline.module import Module
 
 log = logging.getLogger("hookline")
 
@@ -20,8 +22,9 @@ MISSING = object()
 class HParams(Hook):
     """Hyper-parameters: in every checkpoint, in the log, and used by `Module.load_from_checkpoint`.
 
-    Without `params` they are the arguments of the module's `__init__` that it keeps under their own names
-    (`self.width = width`). Numbers, text, None, and lists, tuples and dictionaries of them can be kept.
+    Without `params` they are the arguments that the module was made with, defaults included. Numbers, text, None, and lists,
+    tuples and dictionaries of them can be kept; of others the checkpoint has the type, and `load_from_checkpoint` asks for them.
+    Only a `hookline.Module` remembers its arguments. Of a plain nn.Module they are the attributes named like its arguments.
     """
 
     tier = "builtin"
@@ -44,39 +47,63 @@ class HParams(Hook):
             raise OptionError(f"HParams: ignore={ignore!r} must be a tuple of names, such as ({ignore!r},).")
         self.ignore = tuple(ignore)
         self.params: dict[str, Any] = dict(self._given or {})
+        self.left_out: dict[str, str] = {}
+        """Arguments that cannot be kept, each with what it is."""
 
-    def setup(self, stage: str, module: Any, logger: Any) -> None:
+    def setup(self, stage: str, module: Any, logger: Any, rank: int = 0) -> None:
         if stage != "fit":
             return
         if self._given is None:
-            self.params = self._from_module(module)
+            self._read(module, is_first=rank == 0)
         logger.log_hyperparams(dict(self.params))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["hparams"] = dict(self.params)
+        if self.left_out:
+            checkpoint["hparams_left_out"] = dict(self.left_out)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         before = checkpoint.get("hparams", {})
-        changed = [f"{key}: {before.get(key, 'none')!r} -> {self.params.get(key, 'none')!r}" for key in {**before, **self.params}
+        keys = {**before, **self.params} if self._given is not None else before.keys() & self.params
+        changed = [f"{key}: {before.get(key, 'none')!r} -> {self.params.get(key, 'none')!r}" for key in keys
                    if before.get(key, MISSING) != self.params.get(key, MISSING)]  # fmt: skip
         if before and changed:
             log.warning("HParams: the resumed run has other hyper-parameters than its checkpoint: %s.", "; ".join(changed))
 
-    def _from_module(self, module: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        left_out: list[str] = []
-        for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
-            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.name in self.ignore:
-                continue
-            value = getattr(module, each.name, MISSING)
-            if value is MISSING or cannot_keep(value):
-                left_out.append(each.name)
-            else:
-                found[each.name] = value
-        if left_out:
-            log.info("HParams: %s of %s.__init__ cannot be kept: no attribute of that name, or none a checkpoint can hold.",
-                     ", ".join(left_out), type(module).__name__)  # fmt: skip
-        return found
+    def _read(self, module: Any, is_first: bool) -> None:
+        made, who = init_arguments(module), type(module).__name__
+        if made is None:
+            made, unknown = _guessed(module)
+            if is_first and not isinstance(module, Module) and (made.recorded or unknown):
+                log.warning("HParams: %s does not remember what it was made with, as only a hookline.Module does. Kept are values "
+                            "that it has under the names of its arguments: %s.%s Derive it from hookline.Module, or give them: "
+                            "HParams({...}).", who, ", ".join(made.recorded) or "none",
+                            f" Not known: {', '.join(unknown)}." if unknown else "")  # fmt: skip
+        self.params = {name: value for name, value in made.recorded.items() if name not in self.ignore}
+        self.left_out = {name: why for name, why in made.left_out.items() if name not in self.ignore}
+        if is_first and self.left_out and isinstance(module, Module):
+            log.warning("HParams: a checkpoint cannot hold %s, which %s was made with: pass %s to load_from_checkpoint.",
+                        ", ".join(f"{name} ({why})" for name, why in self.left_out.items()), who,
+                        "it" if len(self.left_out) == 1 else "them")  # fmt: skip
+
+
+def _guessed(module: Any) -> tuple[InitArguments, list[str]]:
+    """What a module has of its arguments: in Lightning's `hparams`, or as attributes. And the names of which it has nothing."""
+    kept = getattr(module, "hparams", None)
+    known = dict(kept) if isinstance(kept, Mapping) else {}
+    made, unknown = InitArguments({name: each for name, each in known.items() if not cannot_keep(each)}), []
+    for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
+        if each.name in made.recorded:
+            continue
+        value = getattr(module, each.name, MISSING) if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) else MISSING
+        if value is MISSING:
+            unknown.append(each.name)
+        elif why := cannot_keep(value):
+            made.left_out[each.name] = why
+            unknown.append(each.name)
+        else:
+            made.recorded[each.name] = value
+    return made, unknown
 
 
 def _as_dict(params: Any) -> dict[str, Any]:
@@ -87,15 +114,3 @@ def _as_dict(params: Any) -> dict[str, Any]:
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
         raise OptionError(f"HParams: params={params!r} must be a mapping with names as keys, a dataclass or a namespace.")
     return dict(params)
-
-
-def cannot_keep(value: Any) -> str:
-    """What stands in the way, or an empty string. Exact types: a subclass would come back as something else."""
-    kind = type(value)
-    if value is None or kind in (bool, int, float, str):
-        return ""
-    if kind in (list, tuple):
-        return next((why for each in value if (why := cannot_keep(each))), "")
-    if kind is dict:
-        return next((why for pair in value.items() for each in pair if (why := cannot_keep(each))), "")
-    return f"a {kind.__module__}.{kind.__qualname__}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import inspect
 from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
 from hookline.errors import OptionError
-from hookline.hooks.hparams import HParams, cannot_keep
+from hookline.hooks.hparams import HParams
+from hookline.init_arguments import cannot_keep, record_init, running_arguments
 
 
 class AttributeDict(dict[str, Any]):
@@ -43,15 +43,18 @@ class HyperParameters:
         """A copy, as they were when they were kept."""
         return AttributeDict(copy.deepcopy(self.__dict__.get("_hparams_initial", {})))
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        record_init(cls)
+
     def save_hyperparameters(
         self, *args: Any, ignore: str | Iterable[str] | None = None, frame: FrameType | None = None, logger: bool = True
     ) -> None:
         """Keep the arguments of `__init__`: all, those that are named here, or those in the one mapping or namespace given.
 
-        logger: whether they are logged as well.
+        logger: whether they are logged as well. frame: not needed, because every call of `__init__` records its arguments.
         """
-        here = inspect.currentframe()
-        made_with = _arguments(frame or (here.f_back if here is not None else None), self)
+        made_with = running_arguments(self)
         objects = [each for each in args if not isinstance(each, str)]
         if objects:
             kept = _as_dict(objects[0])
@@ -65,18 +68,6 @@ class HyperParameters:
         self.hparams.update({name: value for name, value in kept.items() if name not in left_out})
         self.__dict__["_hparams_initial"] = {name: _copied(value) for name, value in self.hparams.items()}
         self._log_hyperparams = logger
-
-
-def _arguments(frame: FrameType | None, owner: Any) -> dict[str, Any]:
-    """What the running `__init__` was called with, and those of the classes derived from it that called it."""
-    found: dict[str, Any] = {}
-    while frame is not None and frame.f_code.co_name == "__init__":
-        given = inspect.getargvalues(frame)
-        if not given.args or given.locals[given.args[0]] is not owner:
-            break
-        found |= {name: given.locals[name] for name in given.args[1:]} | (given.locals[given.keywords] if given.keywords else {})
-        frame = frame.f_back
-    return found
 
 
 def _as_dict(given: Any) -> dict[str, Any]:
@@ -109,7 +100,7 @@ class KeptHParams(HParams):
             if getattr(each, "_log_hyperparams", False):
                 self.logged |= _plain(each.hparams_initial)
 
-    def setup(self, stage: str, module: Any, logger: Any) -> None:
+    def setup(self, stage: str, module: Any, logger: Any, rank: int = 0) -> None:
         """Log them."""
         if stage == "fit" and self.logged:
             logger.log_hyperparams(self.logged)
