@@ -13,7 +13,6 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError
-from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.finding import find
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
