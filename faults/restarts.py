@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -137,8 +138,10 @@ def train(folder: Path, settings: Settings, plan: Plan, again: bool = False) -> 
         if has_saved(folder):
             load_weights(other := Net(), folder / RUN, weights="raw")
             feed(into, other.state_dict())
-        result = {"status": trainer.status, "step": trainer.global_step, "left": digest(trainer), "loaded": ends.loaded,
-                  "trained": ends.trained, "batches": ends.batches, "answer": ends.answer, "weights": into.hexdigest()}  # fmt: skip
+        result = {
+            "status": trainer.status, "step": trainer.global_step, "left": digest(trainer), "loaded": ends.loaded,
+            "trained": ends.trained, "batches": ends.batches, "answer": ends.answer, "weights": into.hexdigest(),
+        }  # fmt: skip
         (folder / f".{RESULT}").write_text(json.dumps(result))
         os.rename(folder / f".{RESULT}", folder / RESULT)
 
@@ -159,7 +162,7 @@ class Restarts(Kind):
         """One run to one ending, then the same program again."""
         rng = random.Random(f"restarts {self.seed} {number}")
         settings = draw(rng)
-        updates = EPOCHS * -(-(-(-SAMPLES // 3)) // settings.accumulate)
+        updates = EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / settings.accumulate)
         plan = Plan(ENDINGS[number % len(ENDINGS)], rng.randint(1, updates - 1), rng.choice((1, 3, 5, 7)),
                     rng.choice(("steps", "steps", "epochs", "best", "last")), rng.random() < 0.3)  # fmt: skip
         outcome = Outcome(number, note=plan.ending)

@@ -355,13 +355,13 @@ def test_a_loop_written_by_hand_does_not_save_it_either(tmp_path: Path) -> None:
     net = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(net.parameters())
     for breaks in (False, True):
-        with pytest.raises(NonFiniteLoss, match="optimizer's state is not finite") if breaks else contextlib.nullcontext():
-            with Line(net, optimizer, run_dir=tmp_path) as line:
-                for batch in line.epoch(batches(2)):
-                    optimizer.zero_grad()
-                    line.backward(torch.nn.functional.mse_loss(net(batch[0]), batch[1]))
-                    optimizer.step()
-                if breaks:
-                    optimizer.state[net.weight]["exp_avg"].fill_(math.nan)
-                line.save_checkpoint(tmp_path / "good")
+        refused = pytest.raises(NonFiniteLoss, match="optimizer's state is not finite")
+        with refused if breaks else contextlib.nullcontext(), Line(net, optimizer, run_dir=tmp_path) as line:
+            for batch in line.epoch(batches(2)):
+                optimizer.zero_grad()
+                line.backward(torch.nn.functional.mse_loss(net(batch[0]), batch[1]))
+                optimizer.step()
+            if breaks:
+                optimizer.state[net.weight]["exp_avg"].fill_(math.nan)
+            line.save_checkpoint(tmp_path / "good")
     assert read(tmp_path / "good")["optimizers"][0]["state"][0]["exp_avg"].isfinite().all()

@@ -211,7 +211,7 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
     added.add_argument("path", metavar="PATH", help="of a run: its newest whole checkpoint")
     added.add_argument("out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)")
     added.add_argument("--weights", metavar="KIND", default="scored",
-                       help="where a hook averages: scored (those that evaluations used, the default), raw or averaged")  # fmt: skip
+                       help="where a hook averages: scored (as evaluations used them, the default), raw or averaged")  # fmt: skip
     added.add_argument("--hook", metavar="NAME", help="the weights that this hook keeps, such as weight_averaging")
     added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 

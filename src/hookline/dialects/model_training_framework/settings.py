@@ -64,8 +64,8 @@ class PreemptionConfig(Settings):
     """How long the step that is going on and the save may take."""
     requeue_job: bool = True
     resume_from_latest_symlink: bool | None = None
-    """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in a job that SLURM has
-    started again, if requeue_job is set. False: never. There is no link: the checkpoint is found by its manifest."""
+    """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in a job that SLURM
+    has started again, if requeue_job is set. False: never. There is no link: the checkpoint is found by its manifest."""
     cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
     backup_checkpoints: bool | None = elsewhere("UploadCheckpoint copies checkpoints to another place")
 
