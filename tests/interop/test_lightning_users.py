@@ -22,6 +22,7 @@ from torchmetrics import MeanMetric
 import hookline
 from hookline import load_module
 from hookline.cli import main
+from hookline.hooks import HParams
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -347,3 +348,22 @@ def test_a_callback_that_cannot_run_here_is_an_error_of_the_configuration(capfd:
     assert main(["fit", "run.toml", "--allow", "lightning", "--module.in_features=4", "--module.out_features=2"]) != 0
     told = capfd.readouterr().err
     assert "hooks.swa" in told and "StochasticWeightAveraging cannot run in Hookline" in told
+
+
+def test_hyper_parameters_that_lightning_has_kept_are_those_of_the_hook(caplog: pytest.LogCaptureFixture) -> None:
+    class Wide(pl.LightningModule):
+        def __init__(self, width: int, note: str = "x") -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = nn.Linear(4, width)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    hook = HParams()
+    quiet(hooks=[hook]).fit(Wide(3), [torch.ones(2, 4)])
+    assert hook.params == {"width": 3, "note": "x"}
+    assert "HParams" not in caplog.text

@@ -74,10 +74,11 @@ class HParams(Hook):
         made, who = init_arguments(module), type(module).__name__
         if made is None:
             made, unknown = _guessed(module)
-            if is_first and not isinstance(module, Module) and (made.recorded or unknown):
-                log.warning("HParams: %s does not remember what it was made with, as only a hookline.Module does. Kept are values "
-                            "that it has under the names of its arguments: %s.%s Derive it from hookline.Module, or give them: "
-                            "HParams({...}).", who, ", ".join(made.recorded) or "none",
+            is_sure = isinstance(module, Module) or getattr(module, "hparams", None)
+            if is_first and not is_sure and (made.recorded or unknown):
+                log.warning("HParams: %s does not remember what it was made with, as only a hookline.Module does. Kept are the "
+                            "values that it has under the names of its arguments: %s.%s Derive it from hookline.Module, or give "
+                            "them: HParams({...}).", who, ", ".join(made.recorded) or "none",
                             f" Not known: {', '.join(unknown)}." if unknown else "")  # fmt: skip
         self.params = {name: value for name, value in made.recorded.items() if name not in self.ignore}
         self.left_out = {name: why for name, why in made.left_out.items() if name not in self.ignore}
