@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.files import read, read_manifest, read_weights
-from hookline.checkpoint.finding import Read, find, first_whole
+from hookline.checkpoint.finding import Read, find, first_whole, newest_first
 from hookline.checkpoint.importing import Imported
 from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
 from hookline.checkpoint.remote import as_url, list_urls, shown
@@ -243,7 +243,7 @@ def _read_below_url(url: str, read: Read) -> tuple[str, dict[str, Any]]:
     if url.rstrip("/") in below or not below:
         return shown(url), read(url)
     problems = []
-    for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
+    for each in newest_first(below, _manifest_at):
         try:
             return shown(each), read(each)
         except CheckpointError as error:
@@ -252,11 +252,11 @@ def _read_below_url(url: str, read: Read) -> tuple[str, dict[str, Any]]:
     raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {shown(url)}.", *problems]))
 
 
-def _saved_at(url: str) -> str:
+def _manifest_at(url: str) -> Mapping[str, Any]:
     try:
-        return str(read_manifest(url)["saved_at"])
+        return read_manifest(url)
     except CheckpointError:
-        return ""
+        return {}
 
 
 def _plain(source: str | os.PathLike[str]) -> Path | str:

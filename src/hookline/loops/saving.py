@@ -53,10 +53,11 @@ def save(run: Run, request: SaveRequest) -> None:
     run.watch.settle()  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
+    run.saves += 1
     s.checkpoint, s.path, s.reason = collect(run), path, request.reason
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
-    about = describe(s, request, run.run_id)
+    about = {**describe(s, request, run.run_id), "saves": run.saves, "started_at": run.started_at}
     saved = Saved(path, request.reason, s.step)
     in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     if not in_background or not run.strategy.ranks.alone:
@@ -163,6 +164,7 @@ def collect(run: Run) -> dict[str, Any]:
     entries = [*s.hooks.entries(), *run.brought]
     whole = {
         "run": run.run_id,
+        "saves": run.saves,
         "world_size": s.world_size,
         "module": run.module.state_dict(),
         "hooks": states_of(entries, s),
