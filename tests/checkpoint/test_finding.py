@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from checkpoint.older_run import run as older_run
+from tiny import Net, batches, quiet
 
+from hookline import Hook, load_weights
+from hookline.checkpoint import manifest
 from hookline.checkpoint.files import write
-from hookline.checkpoint.finding import best_first, find, first_whole, tidy_below
+from hookline.checkpoint.finding import best_first, find, first_whole, newest_first, tidy_below
 from hookline.checkpoint.writing import machine
+from hookline.cli import main
+from hookline.hooks import ModelCheckpoint
 
 
 def save(path: Path, step: int, **about: Any) -> Path:
@@ -76,3 +85,100 @@ def test_one_that_was_being_replaced_when_its_process_died_is_found_again(tmp_pa
     tidy_below(tmp_path / "run")
     (found,) = find(tmp_path)[0]
     assert found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
+
+# ---- a clock that goes back --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime.datetime]:
+    """What the wall clock shows from now on; each look takes it back by an hour."""
+    shown = [datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)]
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            shown[0] -= datetime.timedelta(hours=1)
+            return shown[0]
+
+    monkeypatch.setattr(manifest, "datetime", Clock)
+    return shown
+
+
+def began_at(run_dir: Path, **options: Any) -> str:
+    """The checkpoint that a run goes on from."""
+    class Notes(Hook):
+        path = ""
+
+        def on_checkpoint_load(self, path: Path) -> None:
+            self.path = Path(path).name
+
+    notes = Notes()
+    quiet(run_dir=run_dir, hooks=[notes, ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)], **options).fit(
+        Net(), batches(4), resume=options.pop("resume", "auto"))
+    return notes.path
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_newest_state_is_found_although_the_clock_goes_back(tmp_path: Path) -> None:
+    assert began_at(tmp_path / "run", max_epochs=1) == ""
+    assert [each.manifest["step"] for each in find(tmp_path / "run")[0]] == [4, 3, 2, 1]
+    assert began_at(tmp_path / "run", max_epochs=2) == "epoch=0-step=4"
+    assert began_at(tmp_path / "run", max_epochs=3) == "epoch=1-step=8"
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_although_its_step_is_lower(tmp_path: Path) -> None:
+    run_dir, every = tmp_path / "run", ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)
+    began_at(run_dir, max_epochs=1)
+    older = run_dir / "checkpoints" / "epoch=0-step=1"
+    quiet(run_dir=run_dir, hooks=[every], max_steps=2).fit(Net(), batches(4), resume=older)
+    newest = find(run_dir)[0]
+    assert [each.path.name for each in newest] == ["epoch=0-step=2-v1", "epoch=0-step=4", "epoch=0-step=3", "epoch=0-step=2", "epoch=0-step=1"]
+    assert began_at(run_dir, max_epochs=1) == "epoch=0-step=2-v1"
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_run_that_begins_afresh_is_newer_than_what_was_in_its_directory_before(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    quiet(run_dir=tmp_path / "run", hooks=[ModelCheckpoint(filename="first")]).fit(Net(), batches())
+    second = Net()
+    quiet(run_dir=tmp_path / "run", hooks=[ModelCheckpoint(filename="second")]).fit(second, batches())
+    assert [each.path.name for each in find(tmp_path / "run")[0]] == ["second", "first"]
+    loaded = Net()
+    load_weights(loaded, tmp_path / "run")
+    assert torch.equal(loaded.layer.weight, second.layer.weight)
+
+
+def test_runs_below_one_folder_are_in_the_order_in_which_they_were_started_last(tmp_path: Path) -> None:
+    for name in ("one", "two", "one"):
+        epochs = 2 if (tmp_path / name).exists() else 1
+        began_at(tmp_path / name, max_epochs=epochs)
+    runs = [each.path.parent.parent.name for each in find(tmp_path)[0]]
+    assert runs == ["one"] * 8 + ["two"] * 4
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(tmp_path: Path, clock: list[datetime.datetime]) -> None:
+    clock[0] = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
+    shutil.copytree(Path(__file__).with_name("older"), tmp_path / "run" / "checkpoints" / "older")
+    trainer = older_run(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "older")
+    trainer.save_checkpoint()
+    new, old = find(tmp_path / "run")[0]
+    assert (new.path.name, old.path.name) == ("step-6", "older") and new.run == old.run
+    assert new.manifest["saved_at"] < old.manifest["saved_at"]
+
+
+def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[datetime.datetime], capsys: pytest.CaptureFixture[str]) -> None:
+    net, url = Net(), f"memory://{tmp_path.name}"
+    keep = ModelCheckpoint(dirpath=url, every_n_train_steps=1, save_top_k=-1)
+    quiet(run_dir=tmp_path / "run", hooks=[keep]).fit(net, batches(4))
+    assert main(["checkpoint", "show", url, "--json"]) == 0
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [4, 3, 2, 1]
+    loaded = Net()
+    load_weights(loaded, url)
+    assert torch.equal(loaded.layer.weight, net.layer.weight)
+
+
+def test_manifests_that_say_nothing_of_it_are_the_oldest() -> None:
+    said: list[dict[str, Any]] = [{}, {"saves": "9"}, {"saved_at": "2030", "saves": None}, {"run": 3, "saves": 1, "started_at": "2031"}]
+    assert newest_first([0, 1, 2, 3], lambda each: said[each]) == [3, 2, 0, 1]

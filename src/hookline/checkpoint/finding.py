@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hookline.checkpoint.files import read, read_manifest, tidy
 from hookline.checkpoint.tidying import LEFT_OVER
@@ -15,6 +15,7 @@ from hookline.ranks import Ranks
 from hookline.urls import MANIFEST, is_ours
 
 ALONE = Ranks()
+T = TypeVar("T")
 Read = Callable[[Path | str], dict[str, Any]]
 
 
@@ -30,10 +31,38 @@ class Found:
         """Which run it belongs to."""
         return str(self.manifest.get("run", ""))
 
-    @property
-    def age(self) -> tuple[str, int]:
-        """Larger is newer. Time comes first: after a resume from an older one, a lower step can be the newer state."""
-        return self.manifest["saved_at"], self.manifest["batches_seen"]
+
+def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any]]) -> list[T]:
+    """Order checkpoints by the progress of their run: the number of the save decides, not the clock and not the step.
+
+    After a resume from an older checkpoint a lower step can be the newer state, and a clock can be set back. The clock decides
+    only which of several runs was started last, and between checkpoints without a number, which an older version wrote.
+    """
+    listed = [(each, manifest_of(each)) for each in given]
+    started: dict[str, str] = {}
+    for _, manifest in listed:
+        run = str(manifest.get("run", ""))
+        started[run] = max(started.get(run, ""), start_of(manifest))
+
+    def age(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
+        run = str(manifest.get("run", ""))
+        return started[run], run, number_of(manifest), str(manifest.get("saved_at", "")), _whole(manifest.get("batches_seen"))
+
+    return [each for each, _ in sorted(listed, key=lambda one: age(one[1]), reverse=True)]
+
+
+def number_of(manifest: Mapping[str, Any]) -> int:
+    """The how-manieth checkpoint of its run it is; 0: an older version wrote it."""
+    return _whole(manifest.get("saves"))
+
+
+def start_of(manifest: Mapping[str, Any]) -> str:
+    """When the job that wrote it was started; an older version did not say so, then when it was written."""
+    return str(manifest.get("started_at") or manifest.get("saved_at") or "")
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
 
 
 def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
@@ -44,7 +73,7 @@ def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
             found.append(Found(path, read_manifest(path)))
         except CheckpointError as error:
             broken[path] = str(error)
-    return sorted(found, key=lambda each: each.age, reverse=True), broken
+    return newest_first(found, lambda each: each.manifest), broken
 
 
 def tidy_below(folder: Path, alone: bool = False) -> None:

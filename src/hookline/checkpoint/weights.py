@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.averages import check_weights, choose_weights
 from hookline.checkpoint.files import read, read_manifest, read_weights
-from hookline.checkpoint.finding import Read, find, first_whole
+from hookline.checkpoint.finding import Read, find, first_whole, newest_first
 from hookline.checkpoint.importing import Imported
 from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
 from hookline.checkpoint.remote import as_url, list_urls
@@ -300,7 +300,7 @@ def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
     if url.rstrip("/") in below or not below:
         return ReadCheckpoint(redact(url), read(url), read_manifest(url)["step"])
     problems = []
-    for _, each in sorted(((_saved_at(each), each) for each in below), reverse=True):
+    for each in newest_first(below, _manifest_at):
         try:
             taken = ReadCheckpoint(redact(each), read(each), read_manifest(each)["step"])
         except CheckpointError as error:
@@ -312,11 +312,11 @@ def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
     raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {redact(url)}.", *problems]))
 
 
-def _saved_at(url: str) -> str:
+def _manifest_at(url: str) -> Mapping[str, Any]:
     try:
-        return str(read_manifest(url)["saved_at"])
+        return read_manifest(url)
     except CheckpointError:
-        return ""
+        return {}
 
 
 def _plain(source: str | os.PathLike[str]) -> Path | str:

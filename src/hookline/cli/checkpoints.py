@@ -13,7 +13,7 @@ from typing import Any
 from hookline.checkpoint import files, manifest, remote
 from hookline.checkpoint.averages import scored_hook
 from hookline.checkpoint.exporting import export_weights
-from hookline.checkpoint.finding import Found, best_first, find
+from hookline.checkpoint.finding import Found, best_first, find, newest_first
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.limits import STRUCTURE_BYTES, parse_json
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
@@ -57,8 +57,7 @@ class Listed:
 def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
     """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
     if is_url(path):
-        found = [_at_url(each) for each in remote.list_urls(path)]
-        found.sort(key=lambda each: each.manifest["saved_at"] if each.manifest else "", reverse=True)
+        found = newest_first([_at_url(each) for each in remote.list_urls(path)], lambda each: each.manifest or {})
         if not found:
             raise CheckpointError(f"There is no checkpoint at {redact(path)} or below it: nothing there has a "
                                   f"{manifest.NAME}.")  # fmt: skip

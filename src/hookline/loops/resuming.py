@@ -9,11 +9,23 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.files import read_together
-from hookline.checkpoint.finding import ALONE, Found, being_replaced, best_first, find, first_whole, places_below, tidy_below
+from hookline.checkpoint.finding import (
+    ALONE,
+    Found,
+    being_replaced,
+    best_first,
+    find,
+    first_whole,
+    number_of,
+    places_below,
+    start_of,
+    tidy_below,
+)  # fmt: skip
 from hookline.checkpoint.tidying import left_overs, tidy
 from hookline.checkpoint.together import PATIENCE
 from hookline.errors import CheckpointError, OptionError, RunLockedError, closest
@@ -38,22 +50,35 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
     if found is not None:
         run.resume_from, run.restored = found.path, found.contents
 
-    def settle() -> list[str]:
+    def settle() -> list[Any]:
         if resume is None:
             _begin_afresh(run, directory)
         elif found is not None and found.run_dir is not None:
             directory.continue_in(found.run_dir)
             run.finished_before = _why_finished(run, read_record(found.run_dir))
         run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
-        return [run.run_id, run.finished_before, "" if ranks.alone else directory.chosen()]
+        _count_on(run, directory.existing())
+        return [run.run_id, run.finished_before, "" if ranks.alone else directory.chosen(), run.saves, run.started_at]
 
-    run.run_id, run.finished_before, run_dir = ranks.decide(settle)
+    run.run_id, run.finished_before, run_dir, run.saves, run.started_at = ranks.decide(settle)
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
     known = directory.existing()
     record = read_record(known) if known is not None else {}
     run.is_noted = record.get("id") == run.run_id and record["status"] == "training"
+
+
+def _count_on(run: Run, known: Path | None) -> None:
+    """Number the run's checkpoints on from the newest that it has, which need not be the one that it goes on from."""
+    there = [each.manifest for each in find(known)[0]] if known is not None and (known / RECORD).exists() else []
+    own = [number_of(each) for each in there if each.get("run") == run.run_id]
+    run.saves = max([number_of(run.restored), *own])
+    now = datetime.now(UTC)
+    for each in there:  # the clock may have been set back since
+        with contextlib.suppress(ValueError, TypeError):
+            now = max(now, datetime.fromisoformat(start_of(each)) + timedelta(microseconds=1))
+    run.started_at = now.isoformat(timespec="microseconds")
 
 
 def require_shared(run_dir: Path, ranks: Ranks) -> None:

@@ -243,6 +243,10 @@ class Run:
     """What all checkpoints of one run have in common, over its resumes."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the run was set up with (`settings_of`), for its checkpoints."""
+    started_at: str = ""
+    """When this job was started, by the wall clock, but never before anything that its directory knows of."""
+    saves: int = 0
+    """Checkpoints of the run so far, over its resumes: the number of the newest."""
     is_noted: bool = False
     """Whether the run's directory has its record."""
     resume_from: Path | str | None = None

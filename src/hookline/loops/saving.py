@@ -55,11 +55,12 @@ def save(run: Run, request: SaveRequest) -> None:
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
     path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
+    run.saves += 1
     s.checkpoint, s.path, s.reason = {**collect(run), "record": path_from(path, run)}, path, request.reason
     after_save(run)
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
-    about = describe(s, request, run.run_id)
+    about = {**describe(s, request, run.run_id), "saves": run.saves, "started_at": run.started_at}
     saved = Saved(path, request.reason, s.step, progress=run.progress)
     in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     if not in_background or not run.strategy.ranks.alone:
@@ -168,6 +169,7 @@ def collect(run: Run) -> dict[str, Any]:
     entries = [*s.hooks.in_order(), *run.brought]
     whole = {
         "run": run.run_id,
+        "saves": run.saves,
         "world_size": s.world_size,
         "module": run.module.state_dict(),
         "hooks": states_of(entries, s),
