@@ -233,14 +233,14 @@ def test_where_checkpoints_go_to_a_url_the_last_state_goes_there(tmp_path: Path)
     assert report.step == 8 and same(dict(net.state_dict()), state_of(trainer)["module"])
 
 
-def test_a_checkpoint_elsewhere_makes_no_directory_and_the_log_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_elsewhere_makes_no_folder_of_checkpoints_and_the_log_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Asks(Hook):
         def on_step_end(self, trainer: Any, step: int) -> None:
             if step == 5:
                 trainer.save_checkpoint(tmp_path / "elsewhere" / "mine")
 
     train(tmp_path / "run", Asks(), every=0, resume=None)
-    assert not (tmp_path / "run").exists() and os.listdir(tmp_path / "elsewhere") == ["mine"]
+    assert not (tmp_path / "run" / "checkpoints").exists() and os.listdir(tmp_path / "elsewhere") == ["mine"]
     assert "its last state, of step 8, is not saved" in caplog.text and "of step 5" in caplog.text
 
 
