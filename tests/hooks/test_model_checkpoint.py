@@ -237,8 +237,8 @@ def test_without_validation_it_looks_at_epoch_ends() -> None:
 
 def test_only_after_validations_if_told_so() -> None:
     hook = ModelCheckpoint(save_on_train_epoch_end=False, save_top_k=-1)
-    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2))
-    assert names() == []
+    quiet(max_epochs=4, run_dir="run", check_val_every_n_epoch=2, hooks=[hook]).fit(Net(), batches(2), batches(1))
+    assert names() == ["epoch=1-step=4", "epoch=3-step=8"]
 
 
 def test_a_run_of_steps_without_validation_leaves_its_end() -> None:
