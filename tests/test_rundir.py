@@ -78,4 +78,4 @@ def test_looking_whether_a_directory_can_be_made_leaves_nothing_behind(tmp_path:
     quiet(run_dir=tmp_path / "a" / "b", control=False).fit(Net(), batches(1))
     assert [each.name for each in tmp_path.iterdir()] in ([], ["a"])
     quiet(default_root_dir=tmp_path / "c", control=False).fit(Net(), batches(1))
-    assert not [each for each in tmp_path.rglob(".hookline*")]
+    assert not list(tmp_path.rglob(".hookline*"))

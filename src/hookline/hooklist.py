@@ -183,11 +183,12 @@ class HookList:
     def _refuse_second(self, hook: Any) -> None:
         """Of some kinds of hooks a trainer can have one: two progress bars would draw over each other."""
         word = getattr(hook, "only_one", "")
-        other = next((entry.name for entry in self._entries.values() if getattr(entry.hook, "only_one", "") == word), "") if word else ""
-        if other:
-            raise HookError(f"There would be two {word}s: the hook {other!r} is one. Take it out with remove_hook({other!r}), or leave "
-                            f"this {type(hook).__name__} out. The trainer adds a progress bar of its own unless it is made with "
-                            "enable_progress_bar=False, or with a progress bar among its hooks.")  # fmt: skip
+        for entry in self._entries.values() if word else ():
+            if getattr(entry.hook, "only_one", "") == word:
+                raise HookError(f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
+                                f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer adds a "
+                                "progress bar of its own unless it is made with enable_progress_bar=False, or with one among its "
+                                "hooks.")  # fmt: skip
 
     def _join(self, entry: Entry) -> None:
         """Let an entry hear events; in the middle of a run it is set up first."""

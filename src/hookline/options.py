@@ -8,8 +8,10 @@ import inspect
 import math
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -237,9 +239,10 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
-    """A whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name}={value!r} must be a whole number from {least}.")
+    """A whole number from `least` on, as far as a machine counts."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < sys.maxsize:
+        most = f" to {sys.maxsize - 1}" if isinstance(value, int) and value >= sys.maxsize else ""
+        raise OptionError(f"{name}={value!r} must be a whole number from {least}{most}.")
 
 
 def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
@@ -249,17 +252,25 @@ def check_number(name: str, value: Any, least: float = -math.inf, most: float = 
         raise OptionError(f"{name}={value!r} must be a number{limits}.")
 
 
+def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
+    """Seconds that a thread can wait."""
+    check_number(name, seconds, least, threading.TIMEOUT_MAX)
+
+
 def check_seed(name: str, seed: Any) -> None:
     """A seed that Python, numpy and torch take."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
-        raise OptionError(f"{name}={seed!r} must be a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; "
-                          "numpy is seeded with its lower 32 bits.")  # fmt: skip
+        raise OptionError(f"{name}={seed!r} must be a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch "
+                          "takes; numpy is seeded with its lower 32 bits.")  # fmt: skip
 
 
-def check_list(name: str, given: Any, of: str, is_one: Callable[[Any], bool] = lambda each: isinstance(each, str)) -> None:
-    """A list, tuple or set, and every member is one of these."""
-    if not isinstance(given, list | tuple | set | frozenset) or not all(map(is_one, given)):
+def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
+    """What was given as one text or as a list; anything that is neither is refused."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise OptionError(f"{name}={given!r} must be a list of {of}.")
+    return tuple(given)
 
 
 def check_path(name: str, path: Any, wanted: str = "a path") -> None:
@@ -270,8 +281,8 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
         raise OptionError(f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.")
     for each in Path(os.fsdecode(text)).parts:
         if len(os.fsencode(each)) > LONGEST_NAME:
-            raise OptionError(f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} bytes, and a "
-                              f"name may have {LONGEST_NAME}.")  # fmt: skip
+            raise OptionError(f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} bytes, and "
+                              f"a name may have {LONGEST_NAME}.")  # fmt: skip
 
 
 def longest_name(path: Path) -> int:
@@ -353,7 +364,7 @@ def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_
         with contextlib.suppress(HookError):
             number, unit = parse_interval(given, name)
             seconds = number * SECONDS.get(unit, 0.0)
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise OptionError(f"{name}={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0.")
     return seconds
 

@@ -97,8 +97,8 @@ class Trainer(RunView):
         own = hook_class("progress_bar")()
         given = [entry.name for entry in self.hooks.entries() if getattr(entry.hook, "only_one", "") == own.only_one]
         if given and asked:
-            raise OptionError(f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave one of them "
-                              "out.")  # fmt: skip
+            raise OptionError(f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave one of "
+                              "them out.")  # fmt: skip
         if not given:
             self.hooks.add(own)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline.errors import OptionError
 from hookline.hook import Hook
+from hookline.options import members
 
 log = logging.getLogger("hookline")
 
@@ -42,7 +43,7 @@ class HParams(Hook):
                                   "lists, tuples and dictionaries of them.")  # fmt: skip
         if isinstance(ignore, str):
             raise OptionError(f"HParams: ignore={ignore!r} must be a tuple of names, such as ({ignore!r},).")
-        self.ignore = tuple(ignore)
+        self.ignore = members("HParams: ignore", ignore, "names")
         self.params: dict[str, Any] = dict(self._given or {})
 
     def setup(self, stage: str, module: Any, logger: Any) -> None:

@@ -378,8 +378,8 @@ class FileName:
         """The metrics that are in it."""
         for field in self.metrics:
             if meant := misspelt(field):
-                raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are epoch, "
-                                  "step and metrics, such as val/loss.")  # fmt: skip
+                raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are "
+                                  "epoch, step and metrics, such as val/loss.")  # fmt: skip
         if any(field == "" for _, field, _ in self.parts):
             raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.")
         if not template or template.startswith(".") or set(literal) & FORBIDDEN or not template.strip():
@@ -389,8 +389,8 @@ class FileName:
 
     def check_length(self, most: int) -> None:
         """Refuse a template whose names a file system cannot hold, with the longest values that its fields may get."""
-        samples = dict.fromkeys(self.metrics, -1.2345678901234567e-300) | dict.fromkeys(COUNTERS, 10**9)
-        made = self.fill(samples["epoch"], samples["step"], samples, lambda name: True)
+        longest = dict.fromkeys(self.metrics, -1.2345678901234567e-300)
+        made = self.fill(10**9, 10**9, longest, lambda name: True)
         if (length := len(os.fsencode(made))) > most - SET_ASIDE:
             shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
             raise OptionError(f"{WHO}: filename={shown!r} makes names of up to {length} bytes; there may be {most - SET_ASIDE} "

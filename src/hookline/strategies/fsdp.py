@@ -203,8 +203,8 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
     if missing or len(ranks) != world_size:
         raise OptionError(f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: {right}.")
     if mesh.ndim not in (1, 2) or mesh.device_type != device:
-        raise OptionError(f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for {device!r}, the "
-                          f"device of this strategy: {right}.")  # fmt: skip
+        raise OptionError(f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for {device!r}, "
+                          f"the device of this strategy: {right}.")  # fmt: skip
 
 
 def _explain(error: RuntimeError) -> None:
