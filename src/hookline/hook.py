@@ -44,6 +44,10 @@ class Hook(HookMethods):
     """What it may cost: '1%' of the training time, or '5 ms' for a call on average; None: no limit."""
     over_budget: str = "warn"
     """Beyond that: 'warn' (once), 'throttle' (leave out calls that come with every batch) or 'disable'."""
+    needs_metrics: Iterable[str] = ()
+    """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
+    needs_validation: bool = False
+    """Whether the hook acts after validations only: a fit without validation data is refused before it trains."""
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:

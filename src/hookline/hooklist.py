@@ -212,12 +212,23 @@ class HookList:
         hook = adopt(hook)
         if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
+        self._refuse_second(hook)
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
         self._entries[entry.name] = entry
         self._ids[id(entry.given)] += 1
         self._join(entry)
         return Handle(self, entry)
+
+    def _refuse_second(self, hook: Any) -> None:
+        """Of some kinds of hooks a trainer can have one: two progress bars would draw over each other."""
+        word = getattr(hook, "only_one", "")
+        for entry in self._entries.values() if word else ():
+            if getattr(entry.hook, "only_one", "") == word:
+                raise HookError(f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
+                                f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer adds a "
+                                "progress bar of its own unless it is made with enable_progress_bar=False, or with one among its "
+                                "hooks.")  # fmt: skip
 
     def _join(self, entry: Entry) -> None:
         """Let an entry hear events; in the middle of a run it is set up first."""

@@ -8,7 +8,10 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,6 +22,10 @@ from hookline.filters import SECONDS, parse_interval
 PRECISIONS = {
     "32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
 }  # fmt: skip
+LARGEST_SEED = 2**64 - 1
+"""What torch.manual_seed takes."""
+LONGEST_NAME = 255
+"""Bytes in the name of a file or directory, on nearly every file system."""
 
 
 class OptionArguments(TypedDict, total=False):
@@ -143,8 +150,8 @@ class Options:
         self._whole("prefetch_batches", 0)
         self._choice("gradient_clip_algorithm", ("norm", "value"))
         self._choice("nonfinite", ("stop", "skip"))
-        if not callable(self.val_aggregation) and str(self.val_aggregation).partition(":")[0] != "primary":
-            self._choice("val_aggregation", ("micro", "macro", "primary"))
+        if not callable(self.val_aggregation) and not re.fullmatch("primary:.+", str(self.val_aggregation), re.DOTALL):
+            self._choice("val_aggregation", ("micro", "macro", "primary", "primary:NAME"))
         self._choice("save", ("sync", "async"))
         self._choice("on_save_error", ("raise", "warn"))
         self._choice("hang_action", ("warn", "abort"))
@@ -155,20 +162,20 @@ class Options:
         if self.gradient_clip_val is not None and not (_is_number(self.gradient_clip_val) and self.gradient_clip_val > 0):
             raise OptionError(f"gradient_clip_val={self.gradient_clip_val!r} must be a number above 0, or None for no clipping.")
         if self.seed is not None:
-            self._whole("seed", 0)
+            check_seed("seed", self.seed)
         if not isinstance(self.fast_dev_run, int) or self.fast_dev_run < 0:
             raise OptionError(f"fast_dev_run={self.fast_dev_run!r} must be True, False or a number of batches.")
         for name in ("enable_progress_bar", "deterministic", "control"):
             check_bool(name, getattr(self, name))
         if self.count_tokens is not None and not callable(self.count_tokens):
             raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")
-        if not isinstance(self.compile, bool | dict):
+        if not isinstance(self.compile, bool | dict) or (isinstance(self.compile, dict) and not _is_named(self.compile)):
             raise OptionError(f"compile={self.compile!r} must be True, False or a dictionary of arguments for torch.compile.")
-        if not isinstance(self.trace, bool | str | os.PathLike) or self.trace == "":
-            raise OptionError(f"trace={self.trace!r} must be True, False or the path of a file.")
-        for name in ("default_root_dir", "run_dir"):
-            if not isinstance(getattr(self, name), str | os.PathLike) and not (name == "run_dir" and self.run_dir is None):
-                raise OptionError(f"{name}={getattr(self, name)!r} must be a path.")
+        if not isinstance(self.trace, bool):
+            check_path("trace", self.trace, "True, False or the path of a file")
+        check_path("default_root_dir", self.default_root_dir)
+        if self.run_dir is not None:
+            check_path("run_dir", self.run_dir)
         self.max_time = parse_time(self.max_time)
         self.grace_period = parse_time(self.grace_period, "grace_period")
         self.hang_after = parse_time(self.hang_after, "hang_after")
@@ -232,9 +239,10 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
-    """A whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name}={value!r} must be a whole number from {least}.")
+    """A whole number from `least` on, as far as a machine counts."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < sys.maxsize:
+        most = f" to {sys.maxsize - 1}" if isinstance(value, int) and value >= sys.maxsize else ""
+        raise OptionError(f"{name}={value!r} must be a whole number from {least}{most}.")
 
 
 def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
@@ -244,9 +252,69 @@ def check_number(name: str, value: Any, least: float = -math.inf, most: float = 
         raise OptionError(f"{name}={value!r} must be a number{limits}.")
 
 
+def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
+    """Seconds that a thread can wait."""
+    check_number(name, seconds, least, threading.TIMEOUT_MAX)
+
+
+def check_seed(name: str, seed: Any) -> None:
+    """A seed that Python, numpy and torch take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise OptionError(f"{name}={seed!r} must be a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch "
+                          "takes; numpy is seeded with its lower 32 bits.")  # fmt: skip
+
+
+def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
+    """What was given as one text or as a list; anything that is neither is refused."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise OptionError(f"{name}={given!r} must be a list of {of}.")
+    return tuple(given)
+
+
+def check_path(name: str, path: Any, wanted: str = "a path") -> None:
+    """Text or a Path that can name something on a disk."""
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
+        raise OptionError(f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.")
+    if "\0" in str(text):
+        raise OptionError(f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.")
+    for each in Path(os.fsdecode(text)).parts:
+        if len(os.fsencode(each)) > LONGEST_NAME:
+            raise OptionError(f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} bytes, and "
+                              f"a name may have {LONGEST_NAME}.")  # fmt: skip
+
+
+def longest_name(path: Path) -> int:
+    """Bytes that a name may have in this directory, or in the nearest one above it that exists."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    try:
+        return os.pathconf(there, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # a system that does not tell
+        return LONGEST_NAME
+
+
+def check_place(name: str, path: Path) -> None:
+    """Refuse a directory that cannot be made or written to, before anything is trained for it.
+
+    A directory of that name is made beside it and removed again, because permissions alone do not tell.
+    """
+    whole = path.absolute()
+    there = next(each for each in (whole, *whole.parents) if each.exists())
+    if not there.is_dir():
+        raise OptionError(f"{name}={str(path)!r} cannot be a directory: {there} is a file.")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hookline-", dir=there) as probe:
+            Path(probe, *whole.relative_to(there).parts).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{name}={str(path)!r} cannot be written to: nothing can be created in {there} "
+                          f"({error.strerror or error}).") from None  # fmt: skip
+
+
 def check_file(name: str, path: Any) -> None:
     """The path of a file that a run writes."""
-    if not isinstance(path, str | Path) or ".." in Path(path).parts or not Path(path).name:
+    check_path(name, path, "the path of a file")
+    if ".." in Path(path).parts or not Path(path).name:
         raise OptionError(f"{name}={path!r} must be the path of a file, without '..'; "
                           "a relative one is below the run's directory.")  # fmt: skip
 
@@ -296,7 +364,7 @@ def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_
         with contextlib.suppress(HookError):
             number, unit = parse_interval(given, name)
             seconds = number * SECONDS.get(unit, 0.0)
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise OptionError(f"{name}={given!r}: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0.")
     return seconds
 
@@ -304,6 +372,10 @@ def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_
 def _seconds(parsed: Any) -> float | None:
     assert parsed is None or isinstance(parsed, float)
     return parsed
+
+
+def _is_named(arguments: dict[Any, Any]) -> bool:
+    return all(isinstance(name, str) for name in arguments)
 
 
 def _is_number(value: Any) -> bool:

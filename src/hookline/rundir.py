@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hookline.errors import OptionError
-from hookline.options import Options
+from hookline.options import Options, check_place
 from hookline.runlock import RunLock
 
 
@@ -32,7 +32,9 @@ class RunDirectory:
     def renew(self) -> None:
         """A run begins: it gets a directory of its own, or the one that was already asked for."""
         if self._options.run_dir is not None:
-            _check_place(self._here(self._options.run_dir))
+            check_place("run_dir", self._here(self._options.run_dir))
+        elif self._here(self._options.default_root_dir).absolute() != self._home:  # which may be read-only if nothing is written
+            check_place("default_root_dir", self._here(self._options.default_root_dir))
         if self._used:
             self._named = None
         self._used = True
@@ -122,23 +124,22 @@ class RunDirectory:
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
             path = self._named = next(base / each for each in candidates if _made(base / each))
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
         self._take_lock(path)
         return path
 
 
-def _check_place(path: Path) -> None:
-    """Refuse a directory that cannot be made, or not be written to, before anything is trained for it."""
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    if not there.is_dir():
-        raise OptionError(f"run_dir={str(path)!r} cannot be a directory: {there} is a file.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OptionError(f"run_dir={str(path)!r} cannot be written to: {there} is read-only for this user.")
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"The run's directory {path} cannot be made ({error.strerror or error}); choose another place by "
+                          "Trainer(run_dir=...) or default_root_dir.") from None  # fmt: skip
 
 
 def _made(path: Path) -> bool:
     """Make a directory that was not there; of several processes that start together, one gets it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent)
     try:
         path.mkdir()
     except FileExistsError:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hookline.options import check_seed
+
 numpy_random: Any = np.random  # its stubs know neither get_bit_generator nor set_bit_generator
 seed_torch = torch.default_generator.manual_seed
 """The CPU's stream only: 1.3 µs, where torch.manual_seed looks at every kind of device for 188."""
@@ -26,7 +28,8 @@ MT_BYTES = 625 * 4
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch, on the CPU and on every accelerator."""
+    """Seed Python, numpy and torch, on the CPU and on every accelerator. seed: from 0 to 2**64 - 1."""
+    check_seed("seed", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)  # covers the CPU and all devices

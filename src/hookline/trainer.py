@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Never, TypeVar, Unpack
@@ -26,7 +27,7 @@ from hookline.loops.begin import begin_together
 from hookline.loops.evaluate import TEST, VALIDATION, evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
-from hookline.loops.loading import load
+from hookline.loops.loading import is_off, limit_of, load
 from hookline.loops.locking import locked
 from hookline.loops.noting import Recorded
 from hookline.loops.peers import Peers
@@ -51,6 +52,7 @@ from hookline.strategies import Strategy, make_strategy
 from hookline.tracing.session import Tracing
 
 T = TypeVar("T")
+log = logging.getLogger("hookline")
 
 
 class Trainer(RunView):
@@ -85,7 +87,7 @@ class Trainer(RunView):
         for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
             self.hooks.add(hook)
         if self.options.enable_progress_bar:
-            self.hooks.add(hook_class("progress_bar")())
+            self._add_progress_bar(asked=options.get("enable_progress_bar", False))
         self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
         self._run: Run | None = None
         self._last: Run | None = None
@@ -94,6 +96,16 @@ class Trainer(RunView):
         self.tracing = Tracing(self.plan, self.options.trace)
         self._created: Creation | None = Creation()
         """Until it was reported that a module was created after it without a seed."""
+
+    def _add_progress_bar(self, asked: bool) -> None:
+        """Add the trainer's own, unless there is one among the hooks; to ask for both is an error."""
+        own = hook_class("progress_bar")()
+        given = [entry.name for entry in self.hooks.entries() if getattr(entry.hook, "only_one", "") == own.only_one]
+        if given and asked:
+            raise OptionError(f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave one of "
+                              "them out.")  # fmt: skip
+        if not given:
+            self.hooks.add(own)
 
     # ---- the verbs ----------------------------------------------------------------------------------------------
 
@@ -148,7 +160,7 @@ class Trainer(RunView):
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(run, lambda run: evaluate(run, VALIDATION) if load(run, "val") else _no_loader("validate"))
+        return self._finish(run, lambda run: _on_loaders(run, "val", lambda: evaluate(run, VALIDATION)) or Metrics())
 
     def test(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
@@ -160,7 +172,7 @@ class Trainer(RunView):
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(run, lambda run: evaluate(run, TEST) if load(run, "test") else _no_loader("test"))
+        return self._finish(run, lambda run: _on_loaders(run, "test", lambda: evaluate(run, TEST)) or Metrics())
 
     def predict(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
@@ -171,7 +183,7 @@ class Trainer(RunView):
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         self._use_weights(run, checkpoint)
-        return self._finish(run, lambda run: predict(run, return_predictions) if load(run, "predict") else [])
+        return self._finish(run, lambda run: _on_loaders(run, "predict", lambda: predict(run, return_predictions)) or [])
 
     def _start(
         self, stage: str, module: nn.Module | None, datamodule: Any, loaders: dict[str, Any],
@@ -251,6 +263,8 @@ class Trainer(RunView):
             events = ", ".join(each.name for each in EVENTS if each.nested_validate)
             raise HooklineError("validate() can be called from a hook at the end of a batch, step or training epoch "
                                 f"({events}), not here: elsewhere it would change what the run is in the middle of.")  # fmt: skip
+        if is_off(run, "val"):
+            return Metrics()
         if not load(run, "val"):
             _no_loader("validate")
         s.nested_validate = False
@@ -393,6 +407,14 @@ def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     """A data module may stand where loaders stand, and may be another package's."""
     loaders = adopt_data(loaders)
     return (None, loaders) if isinstance(loaders, DataModule) else (loaders, datamodule)
+
+
+def _on_loaders(run: Run, kind: str, go: Callable[[], T]) -> T | None:
+    """Evaluate or predict; None if `limit_..._batches=0` has switched it off."""
+    if is_off(run, kind):
+        log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, limit_of(run, kind))
+        return None
+    return go() if load(run, kind) else _no_loader(run.stage)
 
 
 def _no_loader(verb: str) -> Any:

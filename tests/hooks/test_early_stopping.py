@@ -142,8 +142,9 @@ def test_one_that_both_have_is_checked_after_validations() -> None:
 
 def test_checks_after_validation_need_a_validation() -> None:
     trainer = quiet(max_epochs=3, hooks=[EarlyStopping("train/loss", check_on_train_epoch_end=False)])
-    with pytest.raises(OptionError, match="this run has none"):
+    with pytest.raises(OptionError, match="acts after validations, and this run has no validation data"):
         trainer.fit(Net(), batches(2))
+    assert trainer.global_step == 0
 
 
 def test_epochs_without_a_due_validation_are_no_checks() -> None:

@@ -179,6 +179,64 @@ def test_names_that_lead_elsewhere_or_are_no_templates_are_refused(filename: str
         ModelCheckpoint(filename=filename)
 
 
+@pytest.mark.parametrize(("field", "meant"), [
+    ("val/lss", "val/loss"), ("val/los", "val/loss"), ("vall/loss", "val/loss"), ("train/losss", "train/loss"), ("tarin/loss", "train/loss"),
+    ("Val/Loss", "val/loss"), ("epcoh", "epoch"), ("Epoch", "epoch"), ("stpe", "step"), ("sttep", "step"),
+])  # fmt: skip
+def test_a_misspelt_name_that_every_run_has_is_refused_when_it_is_written(field: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"has the field '{field}'. Did you mean '{meant}'?"):
+        ModelCheckpoint(filename=f"x-{{{field}}}")
+
+
+@pytest.mark.parametrize("field", ["val/mloss", "val/loss_a", "val_loss", "loss", "epochs", "lr", "val/acc", "train/acc"])
+def test_names_that_a_metric_may_have_are_not(field: str) -> None:
+    ModelCheckpoint(filename=f"x-{{{field}}}")
+
+
+@pytest.mark.parametrize("options", [{}, {"every_n_train_steps": 1}])
+def test_a_field_that_is_nearly_a_metric_is_refused_in_the_sanity_check(options: dict[str, int]) -> None:
+    hook = ModelCheckpoint(filename="x-{val_loss:.2f}", **options)
+    trainer = quiet(num_sanity_val_steps=1, run_dir="run", hooks=[hook])
+    with pytest.raises(OptionError, match="names 'val_loss', which was not logged. Did you mean 'val/loss'?"):
+        trainer.fit(Net(), batches(2), batches(1))
+    assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize("val", [None, 1])
+def test_an_unknown_metric_in_a_name_by_steps_is_an_error_the_first_time_it_should_be_known(val: int | None) -> None:
+    hook = ModelCheckpoint(every_n_train_steps=1, filename="{step}-{accuracy}", save_top_k=-1)
+    trainer = quiet(max_epochs=3, run_dir="run", hooks=[hook], val_check_interval=2)
+    with pytest.raises(OptionError, match="names 'accuracy', which was not logged. There are: "):
+        trainer.fit(Net(), batches(4), batches(1) if val else None)
+    assert trainer.global_step == (3 if val else 1)  # after the first validation, which might have logged it
+
+
+def test_a_metric_that_comes_with_the_epochs_end_is_not_a_number_before_it() -> None:
+    hook = ModelCheckpoint(every_n_train_steps=1, filename="{step}-{train/loss:.0f}-{val/loss:.0f}", save_top_k=-1)
+    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2), batches(1))
+    kept = names()
+    assert kept[0].endswith("train_loss=nan-val_loss=nan") and "nan" not in kept[2] and len(kept) == 4
+
+
+@pytest.mark.parametrize("filename", ["x" * 300, "ä" * 150, "x" * 230, "{epoch}" * 20, "{val/loss}" * 8, "{%s}" % ("m" * 260), "{epoch:0300d}"])
+def test_names_that_no_file_system_holds_are_refused_when_they_are_written(filename: str) -> None:
+    with pytest.raises(OptionError, match="filename=") as caught:
+        ModelCheckpoint(filename=filename)
+    assert len(str(caught.value)) < 600
+
+
+def test_the_longest_name_that_is_taken_can_be_written() -> None:
+    hook = ModelCheckpoint(filename="x" * 229, save_top_k=-1)
+    quiet(run_dir="run", max_epochs=2, hooks=[hook]).fit(Net(), batches(1))
+    assert names() == ["x" * 229, "x" * 229 + "-v1"]
+
+
+@pytest.mark.parametrize(("dirpath", "said"), [("", "is empty"), ("a\0b", "NUL"), ("x" * 300, "300 bytes"), (3, "must be a path")])
+def test_folders_that_cannot_be_are_refused_when_they_are_written(dirpath: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=f"(?s)ModelCheckpoint: dirpath=.*{said}"):
+        ModelCheckpoint(dirpath=dirpath)
+
+
 @pytest.mark.parametrize("dirpath", ["../elsewhere", "a/../../b"])
 def test_folders_outside_the_run_are_refused(dirpath: str) -> None:
     with pytest.raises(OptionError, match="inside the run's directory"):
@@ -239,8 +297,8 @@ def test_without_validation_it_looks_at_epoch_ends() -> None:
 
 def test_only_after_validations_if_told_so() -> None:
     hook = ModelCheckpoint(save_on_train_epoch_end=False, save_top_k=-1)
-    quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2))
-    assert names() == []
+    quiet(max_epochs=4, run_dir="run", check_val_every_n_epoch=2, hooks=[hook]).fit(Net(), batches(2), batches(1))
+    assert names() == ["epoch=1-step=4", "epoch=3-step=8"]
 
 
 def test_a_run_of_steps_without_validation_leaves_its_end() -> None:

@@ -25,7 +25,7 @@ from test_budgets import per_step
 from tiny import Net, batches, quiet
 
 from hookline import Trainer
-from hookline.errors import OptionError
+from hookline.errors import HookError, OptionError
 from hookline.hooks import _screens
 from hookline.hooks._fitting import fit
 from hookline.hooks.progress_bar import ProgressBar
@@ -464,3 +464,30 @@ def test_a_notebook_has_one_output_that_is_replaced(log: io.StringIO, monkeypatc
     assert re.match(r"epoch 1 █+ 3/3 .*it/s loss .* acc 0.25 val/loss", output["text/plain"])
     assert output["text/html"] == f"<pre>{output['text/plain']}</pre>"
     assert log.getvalue() == ""
+
+
+# ---- one of them -------------------------------------------------------------------------------------------------
+
+
+def test_a_progress_bar_among_the_hooks_takes_the_place_of_the_trainers_own() -> None:
+    trainer = Trainer(hooks=[ProgressBar(refresh=7.0)], logger=False)
+    assert [type(each).__name__ for each in trainer.hooks] == ["ProgressBar"]
+    assert trainer.hooks["progress_bar"].refresh == 7.0
+    assert [type(each).__name__ for each in Trainer(logger=False).hooks] == ["ProgressBar"]
+
+
+class Own(ProgressBar):
+    """Of a user's own."""
+
+
+@pytest.mark.parametrize("second", [ProgressBar, Own])
+def test_two_progress_bars_are_refused(second: type[ProgressBar]) -> None:
+    with pytest.raises(OptionError, match="enable_progress_bar=True and the hook '.*' would make two progress bars"):
+        Trainer(hooks=[second()], enable_progress_bar=True, logger=False)
+    with pytest.raises(HookError, match="There would be two progress bars: the hook 'progress_bar' is one"):
+        Trainer(hooks=[ProgressBar(), second()], logger=False)
+    trainer = Trainer(logger=False)
+    with pytest.raises(HookError, match=r"remove_hook\('progress_bar'\)"):
+        trainer.add_hook(second())
+    trainer.remove_hook("progress_bar")
+    trainer.add_hook(second())

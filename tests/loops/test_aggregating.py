@@ -63,6 +63,20 @@ def test_one_loader_is_nothing_to_aggregate() -> None:
     assert quiet(val_aggregation="primary:odd").validate(Measuring(), LOADERS["small"])["val/loss"] == 1
 
 
+@pytest.mark.parametrize("val", [batches(1), {"web": batches(1)}], ids=["without a name", "with another name"])
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_there_is_only_one(val: Any, sanity: int) -> None:
+    trainer = quiet(val_aggregation="primary:webb", num_sanity_val_steps=sanity)
+    with pytest.raises(OptionError, match="there is no loader named 'webb'.* Loaders: (val|web)"):
+        trainer.fit(Net(), batches(1), val)
+    assert trainer.state.batches_seen == 0
+
+
+def test_a_primary_loader_needs_a_name() -> None:
+    with pytest.raises(OptionError, match="val_aggregation='primary:', allowed: 'micro', 'macro', 'primary', 'primary:NAME'"):
+        quiet(val_aggregation="primary:")
+
+
 def test_every_batch_of_every_loader_is_measured_once_whatever_their_lengths() -> None:
     class Counts(Hook):
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import Hook, HooklineError, Recorder, on
+from hookline import Hook, HooklineError, OptionError, Recorder, on
 
 
 class Mixed(Net):
@@ -246,6 +246,40 @@ def test_every_verb_ends_as_completed(verb: str) -> None:
     trainer = quiet()
     getattr(trainer, verb)(Net(), batches(2))
     assert trainer.status == "completed"
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize("off", [0, 0.0])
+@pytest.mark.parametrize("loaders", [batches(2), {"a": batches(1), "b": batches(1)}, None], ids=["one", "two", "none"])
+def test_a_limit_of_zero_switches_the_verb_off_and_says_so(
+    verb: str, kind: str, off: float, loaders: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Never(Hook):
+        def on_validation_start(self) -> None:
+            raise AssertionError
+
+        on_test_start = on_predict_start = on_validation_start
+
+    trainer = quiet(hooks=[Never()], **{f"limit_{kind}_batches": off})
+    came = getattr(trainer, verb)(Net(), loaders)
+    assert list(came) == []
+    assert isinstance(came, list) == (verb == "predict")
+    assert f"Nothing to {verb}: limit_{kind}_batches={off} switches it off." in caplog.text
+    assert trainer.status == "completed"
+
+
+def test_a_limit_of_zero_switches_a_validation_from_a_hook_off_too() -> None:
+    came = []
+    trainer = quiet(limit_val_batches=0)
+    trainer.on("step_end")(lambda trainer: came.append(dict(trainer.validate())))
+    trainer.fit(Net(), batches(2), batches(1))
+    assert came == [{}, {}]
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+def test_a_fraction_that_is_no_batch_is_an_error_of_its_own(verb: str, kind: str) -> None:
+    with pytest.raises(OptionError, match=f"limit_{kind}_batches=0.1 of 4 batches is none; pass more, or 0 if you mean none"):
+        getattr(quiet(**{f"limit_{kind}_batches": 0.1}), verb)(Net(), batches(4))
 
 
 # ---- validate() called from a hook -------------------------------------------------------------------------------

@@ -343,6 +343,8 @@ def main() -> None:
     report("stops at the end", lambda: fit(DDP(), mine(broken()[:4]), Momentum))
     report("line search", line_search)
     report("wrong wrap", lambda: fit(FSDP(wrap="block.*"), mine(DATA)))
+    report("mesh of some ranks", lambda: fit(FSDP(mesh=dist.device_mesh.DeviceMesh("cpu", [0])), mine(DATA)))
+    report("mesh of too many dimensions", lambda: fit(FSDP(mesh=dist.init_device_mesh("cpu", (1, 2, 1))), mine(DATA)))
     report("from meta", from_meta)
     report("draws", lambda: [draws(None), draws(5), draws(5)])
     report("started alike", started_alike)

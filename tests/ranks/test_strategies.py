@@ -126,6 +126,14 @@ def test_a_part_to_wrap_that_is_not_there_is_an_error_with_the_nearest_name(foun
         assert each["error"] == "OptionError" and "Did you mean 'blocks." in each["text"]
 
 
+def test_a_mesh_that_does_not_cover_the_world_is_refused_when_the_strategy_is_made(found: Found) -> None:
+    for each in found["mesh of some ranks"]:
+        assert each["error"] == "OptionError" and "covers rank 0 of 2 ranks, and must cover them all" in each["text"]
+        assert "init_device_mesh('cpu', (2,))" in each["text"]
+    for each in found["mesh of too many dimensions"]:
+        assert each["error"] == "OptionError" and "must have one dimension (shards) or two" in each["text"]
+
+
 def test_a_layers_weight_used_outside_of_it_is_an_error_that_says_what_to_do(found: Found) -> None:
     for each in found["outside"]:
         assert each["error"] == "RuntimeError" and "leave that layer out of wrap" in each["notes"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hookline.errors import HookError, OptionError
-from hookline.options import check_number, check_whole
+from hookline.options import check_timeout, check_whole
 
 log = logging.getLogger("hookline")
 
@@ -52,7 +52,7 @@ class Outbox:
     def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
         if address.problem:
             raise OptionError(f"{who}: {address.problem}")
-        check_number(f"{who}: timeout", timeout, least=0.001)
+        check_timeout(f"{who}: timeout", timeout, least=0.001)
         check_whole(f"{who}: queue_size", size, least=1)
         if importlib.util.find_spec("httpx") is None:
             raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")

@@ -16,7 +16,7 @@ from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, plain
 from hookline.hooks._naming import as_patterns, choose
-from hookline.options import check_bool, check_whole
+from hookline.options import check_bool, check_whole, members
 
 log = logging.getLogger("hookline")
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -53,10 +53,10 @@ class ActivationMonitor(Hook):
         keep: how many captures are kept; the oldest is dropped.
         """
         super().__init__(name)
-        self.modules = as_patterns("ActivationMonitor: modules", modules if isinstance(modules, str) else list(modules))
-        self.statistics = tuple([statistics] if isinstance(statistics, str) else statistics)
+        self.modules = as_patterns("ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names")))
+        self.statistics = members("ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}")
         for each in self.statistics:
-            if each not in STATISTICS:
+            if each not in tuple(STATISTICS):
                 raise OptionError(f"ActivationMonitor: statistics={each!r}, allowed: {', '.join(STATISTICS)}."
                                   f"{closest(str(each), STATISTICS)}")  # fmt: skip
         for what, value in (("every", every), ("keep", keep)):

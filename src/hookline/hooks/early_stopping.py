@@ -59,6 +59,8 @@ class EarlyStopping(Hook):
         check_bool("EarlyStopping: check_finite", check_finite)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
         self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.needs_metrics = (monitor,) if strict else ()
+        self.needs_validation = strict and check_on_train_epoch_end is False
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
         self._begin()
 

@@ -16,7 +16,7 @@ from hookline.hook import Hook
 from hookline.hooks._gradients import History, Measured, Reading
 from hookline.hooks._naming import as_patterns, choose, is_match, listed
 from hookline.hooks._pictures import heat_map, need_matplotlib, save
-from hookline.options import check_bool, check_whole
+from hookline.options import check_bool, check_whole, members
 
 log = logging.getLogger("hookline")
 GROUPS = ("layer", "parameter")
@@ -62,7 +62,8 @@ class GradientMonitor(Hook):
         if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
             raise OptionError(f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
                               "two numbers from 0, the first below the second.")  # fmt: skip
-        self.percentiles = tuple(percentiles or ())
+        percentiles = () if percentiles is None else percentiles
+        self.percentiles = members("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
             raise OptionError(f"GradientMonitor: percentiles={percentiles!r} must be numbers from 0 to 100.")
         self.param_filter = None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)

@@ -13,6 +13,7 @@ from hookline.errors import OptionError
 from hookline.hook import Hook
 from hookline.init_arguments import InitArguments, cannot_keep, init_arguments
 from hookline.module import Module
+from hookline.options import members
 
 log = logging.getLogger("hookline")
 
@@ -45,7 +46,7 @@ class HParams(Hook):
                                   "lists, tuples and dictionaries of them.")  # fmt: skip
         if isinstance(ignore, str):
             raise OptionError(f"HParams: ignore={ignore!r} must be a tuple of names, such as ({ignore!r},).")
-        self.ignore = tuple(ignore)
+        self.ignore = members("HParams: ignore", ignore, "names")
         self.params: dict[str, Any] = dict(self._given or {})
         self.left_out: dict[str, str] = {}
         """Arguments that cannot be kept, each with what it is."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.errors import HookError, LossError, OptionError, closest
+from hookline.errors import HookError, LossError, OptionError, closest, described
 from hookline.filters import UNITS
 from hookline.hook import Hook
 from hookline.hooks._asking import facts_asked
@@ -66,7 +66,7 @@ class LossSchedule(Hook):
         for each in self.weights:
             if each not in self.terms:
                 raise OptionError(f"LossSchedule: weights has {each!r}, which is none of the terms "
-                                  f"({', '.join(self.terms) or 'none'}).{closest(each, self.terms)}")  # fmt: skip
+                                  f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}")  # fmt: skip
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
         check_bool("LossSchedule: log", log)
@@ -147,7 +147,12 @@ class _Weight:
         if self.number is not None:
             return self.number
         if self.function is not None:
-            return float(self.function(state))
+            came = self.function(state)
+            try:
+                return float(came)
+            except (TypeError, ValueError):
+                what = self.function.what
+                raise LossError(f"LossSchedule: {what} must return a number; it returned {described(came)}.") from None
         value = _current(self.moments, state)
         return 0.0 if value is None else float(value)
 

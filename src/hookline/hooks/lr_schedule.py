@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline.errors import HookError, OptionError, closest
+from hookline.errors import HookError, OptionError, closest, described
 from hookline.hook import Hook
 from hookline.hooks._asking import facts_asked
 from hookline.options import check_number, check_whole
@@ -143,7 +143,12 @@ class LRSchedule(Hook):
         """What the initial learning rate is multiplied with."""
         if callable(self.schedule):
             facts = {"step": step, "epoch": epoch, "total": self._until}
-            return float(self._shape(**{name: facts[name] for name in self._asks}))
+            came = self._shape(**{name: facts[name] for name in self._asks})
+            try:
+                return float(came)
+            except (TypeError, ValueError):
+                raise OptionError(f"LRSchedule: the function must return the factor, a number; "
+                                  f"it returned {described(came)}.") from None  # fmt: skip
         now = step if self.interval == "step" else epoch
         if now < self.warmup:
             return (now + 1) / (self.warmup + 1)

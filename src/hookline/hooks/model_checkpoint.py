@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import functools
 import math
+import os
 import string
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.hooks.monitored import Monitored, no_validation_in
-from hookline.options import check_bool, check_whole, parse_time
+from hookline.hooks.monitored import NEARLY_THE_SAME, Monitored, no_validation_in
+from hookline.options import LONGEST_NAME, check_bool, check_path, check_whole, longest_name, parse_time
 from hookline.urls import below, check_url, is_url, shown, split_query
 
 WHO = "ModelCheckpoint"
@@ -71,9 +74,13 @@ class ModelCheckpoint(Hook):
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
+        if dirpath is not None:
+            check_path(f"{WHO}: dirpath", dirpath)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
+        self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
+        self.needs_validation = strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, time: Any) -> int:
@@ -113,7 +120,7 @@ class ModelCheckpoint(Hook):
         """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new one."""
         self._seen: Any = None
         self._validated_at: tuple[int, Any] = (-1, None)
-        self._waiting = self._validated = False
+        self._waiting = self._validated = self._measured = False
         self._looked_at = (-1, -1)
         self._owed: dict[str, float] = {}
         """Asked for at the very state that the run resumes from, and perhaps not written any more."""
@@ -122,6 +129,9 @@ class ModelCheckpoint(Hook):
         if stage != "fit":
             return
         self._begin()
+        options = state.trainer.options
+        if not self.url:
+            self.filename.check_length(longest_name(Path(options.run_dir or options.default_root_dir)))
         if self.dirpath.is_absolute():
             self._folder(state)  # refuses one outside before anything is trained
         for other in hooks:
@@ -140,7 +150,9 @@ class ModelCheckpoint(Hook):
         if state.sanity_checking:
             if self.monitor is not None:
                 self.watch.look_ahead(metrics)
+            self.filename.look_ahead(metrics)
             return
+        self._measured = True
         if self.monitor is not None:
             self._validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
         if self._is_of_training(state):
@@ -167,7 +179,7 @@ class ModelCheckpoint(Hook):
         step, value = self._validated_at
         old = self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
         if self._is_fresh(state.metrics) and not old:
-            self._look(state, state.metrics, certain=False)
+            self._look(state, state.metrics, certain=self._measured or not state.trainer.num_batches("val"))
         else:
             self._waiting = True  # the score is of older weights: decide when the next one is known
             if self.save_last:
@@ -217,7 +229,8 @@ class ModelCheckpoint(Hook):
         return self.watch.is_better(score, known[self._ranked(known)[-1]])
 
     def _ask(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
-        stem, known = self.filename.fill(state.epoch, state.step, metrics, certain), self._with_asked()
+        known = self._with_asked()
+        stem = self.filename.fill(state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name))
         path = self._place(state, stem)
         if not (self.save_top_k == 1 and str(path) in known):  # with one to keep, a fixed name is written over
             versions = 1
@@ -361,6 +374,11 @@ class ModelCheckpoint(Hook):
 
 
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
+COUNTERS = ("epoch", "step")
+WELL_KNOWN = (*COUNTERS, "train/loss", "val/loss")
+"""Names that every run has."""
+SET_ASIDE = 26
+"""Bytes that are added to a checkpoint's name while it is written: `.NAME-v99.0123abcd-4194304.new`."""
 
 
 class FileName:
@@ -379,26 +397,64 @@ class FileName:
         except (ValueError, TypeError) as error:
             raise OptionError(f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, {{step:06d}} "
                               "or {val/loss:.2f}.") from None  # fmt: skip
+        self.metrics = [field for _, field, _ in self.parts if field and field not in COUNTERS]
+        """The metrics that are in it."""
+        for field in self.metrics:
+            if meant := misspelt(field):
+                raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are "
+                                  "epoch, step and metrics, such as val/loss.")  # fmt: skip
         if any(field == "" for _, field, _ in self.parts):
             raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.")
         if not template or template.startswith(".") or set(literal) & FORBIDDEN or not template.strip():
             raise OptionError(f"{WHO}: filename={template!r} must be one plain file name: no '/', no '..', nothing before it; "
                               "choose the folder by dirpath.")  # fmt: skip
+        self.check_length(LONGEST_NAME)
 
-    def fill(self, epoch: int, step: int, metrics: Any, certain: bool) -> str:
-        """The name. A metric that is missing is an error once it should be known (`certain`), and 'nan' before."""
+    def check_length(self, most: int) -> None:
+        """Refuse a template whose names a file system cannot hold, with the longest values that its fields may get."""
+        longest = dict.fromkeys(self.metrics, -1.2345678901234567e-300)
+        made = self.fill(10**9, 10**9, longest, lambda name: True)
+        if (length := len(os.fsencode(made))) > most - SET_ASIDE:
+            shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
+            raise OptionError(f"{WHO}: filename={shown!r} makes names of up to {length} bytes; there may be {most - SET_ASIDE} "
+                              f"({most} less {SET_ASIDE} that are added while a checkpoint is written).")  # fmt: skip
+
+    def look_ahead(self, metrics: Any) -> None:
+        """In the sanity check: refuse a field that is nearly the name of a metric. Others may still come, with the training."""
+        for field in self.metrics:
+            alike = difflib.get_close_matches(field, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
+            if alike and field not in metrics:
+                raise self._missing(field, metrics)
+
+    def _missing(self, field: str, known: Any) -> OptionError:
+        return OptionError(f"{WHO}: filename={self.template!r} names {field!r}, which was not logged."
+                           f"{closest(field, known)} There are: {', '.join(known)}.")  # fmt: skip
+
+    def fill(self, epoch: int, step: int, metrics: Any, may_come: Callable[[str], bool]) -> str:
+        """The name. A metric that is missing is 'nan' if it may still come, at the end of the epoch say, and else an error."""
         made = ""
         for text, field, spec in self.parts:
             made += text
             if field is None:
                 continue
             known = {**metrics, "epoch": epoch, "step": step}
-            if field not in known and certain:
-                raise OptionError(f"{WHO}: filename={self.template!r} names {field!r}, which was not logged."
-                                  f"{closest(field, known)} There are: {', '.join(known)}.")  # fmt: skip
+            if field not in known and not may_come(field):
+                raise self._missing(field, known)
             value = known.get(field, math.nan)
             made += (f"{field}=" if self.insert_names else "") + format(value, spec)
         return "".join("_" if each in FORBIDDEN else each for each in made)
+
+
+def misspelt(name: str) -> str | None:
+    """The well-known name that this one was meant to be: in small letters, with one letter missing, doubled or swapped."""
+    given = name.lower()
+    for right in WELL_KNOWN if name not in WELL_KNOWN else ():
+        places = range(len(right))
+        forms = {right, *(right[:i] + right[i + 1 :] for i in places), *(right[:i] + right[i] + right[i:] for i in places),
+                 *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places)}  # fmt: skip
+        if given in forms:
+            return right
+    return None
 
 
 def _raw(metrics: Any) -> Any:

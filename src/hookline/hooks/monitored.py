@@ -22,7 +22,7 @@ class Monitored:
     """The metric `monitor` on behalf of a hook called `who`; lower is better with mode 'min', higher with 'max'."""
 
     def __init__(self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True) -> None:
-        if not isinstance(monitor, str) or not monitor.strip():
+        if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
             raise OptionError(f"{who}: monitor={monitor!r} must be the name of a metric, such as 'val/loss'.")
         if mode not in MODES:
             raise OptionError(f"{who}: mode={mode!r}, allowed: 'min', 'max'.{closest(str(mode), MODES)}")

@@ -16,7 +16,7 @@ from hookline.errors import NonFiniteLoss, OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, norms
 from hookline.hooks._naming import listed
-from hookline.options import check_bool, check_whole
+from hookline.options import check_bool, check_whole, members
 from hookline.strategies.sharded import held
 
 log = logging.getLogger("hookline")
@@ -48,10 +48,11 @@ class NaNGuard(Hook):
         super().__init__(name)
         check_bool("NaNGuard: break_on_nan", break_on_nan)
         check_bool("NaNGuard: log_shapes", log_shapes)
-        self.check = frozenset([check] if isinstance(check, str) else check)
-        for each in self.check:
-            if each not in CHECKS:
+        checks = members("NaNGuard: check", check, f"these: {', '.join(CHECKS)}")
+        for each in checks:
+            if each not in tuple(CHECKS):
                 raise OptionError(f"NaNGuard: check={each!r}, allowed: {', '.join(CHECKS)}.{closest(str(each), CHECKS)}")
+        self.check = frozenset(checks)
         if not self.check:
             raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.")
         check_whole("NaNGuard: every", every, 1)

@@ -20,6 +20,8 @@ class ProgressBar(Hook):
     tier = "builtin"
     ranks = "zero"
     on_error = "disable"
+    only_one = "progress bar"
+    """A second one is refused when it is added."""
 
     def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
         """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines off a terminal."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookline.errors import OptionError, closest
 from hookline.hook import Hook
-from hookline.options import check_number
+from hookline.options import check_timeout
 
 log = logging.getLogger("hookline")
 SIGNALS = ("SIGUSR1", "SIGTERM")
@@ -32,7 +32,7 @@ class SlurmRequeue(Hook):
         super().__init__(name)
         if on not in SIGNALS or not hasattr(signal, on):
             raise OptionError(f"SlurmRequeue: on={on!r}, allowed: {', '.join(SIGNALS)}.{closest(str(on), SIGNALS)}")
-        check_number("SlurmRequeue: timeout", timeout, least=0.0)
+        check_timeout("SlurmRequeue: timeout", timeout)
         self.on, self.timeout = on, timeout
 
     def on_train_end(self, state: Any) -> None:

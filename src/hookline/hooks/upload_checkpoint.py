@@ -15,7 +15,7 @@ from typing import Any
 
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
-from hookline.options import check_number, check_whole
+from hookline.options import check_timeout, check_whole, members
 from hookline.text import printable, redact
 from hookline.urls import MANIFEST, below, check_url, is_ours, is_url, open_url, put_folder, remove_folder
 
@@ -62,11 +62,14 @@ class UploadCheckpoint(Hook):
             check_whole("UploadCheckpoint: keep", keep, 1)
         check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
         check_whole("UploadCheckpoint: attempts", attempts, 1)
-        check_number("UploadCheckpoint: timeout", timeout, least=0.0)
-        for each in reasons or ():
-            if each not in REASONS:
+        check_timeout("UploadCheckpoint: timeout", timeout)
+        for each in members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}") if reasons is not None else ():
+            if each not in tuple(REASONS):
                 raise OptionError(f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
                                   f"{closest(str(each), REASONS)}")  # fmt: skip
+        if not isinstance(storage_options or {}, Mapping) or not all(isinstance(name, str) for name in storage_options or ()):
+            raise OptionError("UploadCheckpoint: storage_options (not shown, it may hold secrets) must be a mapping of names to "
+                              "values.")  # fmt: skip
         self.keep, self.reasons, self.max_waiting, self.attempts, self.timeout = keep, reasons, max_waiting, attempts, timeout
         self.pause = 1.0
         """Seconds before the second attempt; twice as many before each further one."""

@@ -13,6 +13,7 @@ from hookline.errors import OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
 from hookline.hooks.monitored import Monitored
+from hookline.options import members
 from hookline.text import redact
 from hookline.urls import shown
 
@@ -132,9 +133,9 @@ class _Fields(dict[str, Any]):
 
 
 def _events(given: Iterable[str]) -> tuple[str, ...]:
-    events = (given,) if isinstance(given, str) else tuple(given)
+    events = members("Webhook: notify_on", given, "events")
     for event in events:
-        if event not in TEMPLATES:
+        if event not in tuple(TEMPLATES):
             raise OptionError(f"Webhook: there is no event {event!r} to notify on.{closest(str(event), TEMPLATES)} "
                               f"There are: {', '.join(TEMPLATES)}.")  # fmt: skip
     return events
@@ -143,8 +144,10 @@ def _events(given: Iterable[str]) -> tuple[str, ...]:
 def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
     if given is None:
         return {}
+    if not isinstance(given, str | Mapping):
+        raise OptionError(f"Webhook: template={given!r} must be text, or a mapping from events to texts.")
     found = dict.fromkeys(TEMPLATES, given) if isinstance(given, str) else dict(given)
-    _events(found)
+    _events(list(found))
     for template in found.values():
         if not isinstance(template, str):
             raise OptionError(f"Webhook: template={template!r} must be text.")

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hookline.errors import HooklineError, OptionError
+from hookline.options import check_path
 
 log = logging.getLogger("hookline")
 
@@ -383,6 +384,7 @@ def printable(text: str) -> str:
 
 def check_folder(name: str, folder: str | Path) -> str:
     """A folder below the run's directory, and nowhere else."""
+    check_path(name, folder, "a folder inside the run's directory")
     path = PurePath(folder)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise OptionError(f"{name}={str(folder)!r} must be a folder inside the run's directory: no '..', no absolute path.")

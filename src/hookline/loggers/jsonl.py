@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
+from hookline.options import check_path
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -35,6 +36,8 @@ class JSONLines(Logger):
     tells_rows_apart = True
 
     def __init__(self, path: str | Path | None = None) -> None:
+        if path is not None:
+            check_path("path", path, "the path of a file")
         self._given = Path(path) if path is not None else None
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None

@@ -17,7 +17,7 @@ import torch
 from hookline.errors import OptionError
 from hookline.loggers.base import Logger, number, numbers, picture, pixels
 from hookline.loggers.jsonl import jsonable
-from hookline.options import check_whole
+from hookline.options import check_timeout, check_whole
 
 log = logging.getLogger("hookline")
 
@@ -45,8 +45,7 @@ class Queued(Logger):
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
             raise OptionError(f"Queued(logger={logger!r}) takes one logger.")
         check_whole("size", size, 1)
-        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < float("inf"):
-            raise OptionError(f"timeout={timeout!r} must be a number of seconds above 0.")
+        check_timeout("timeout", timeout, least=0.001)
         self.logger, self.size, self.timeout = logger, size, timeout
         self.tells_rows_apart = logger.tells_rows_apart
         self.dropped = 0

@@ -31,10 +31,13 @@ def aggregated(results: dict[str, Any], prefix: str, loaders: list[str], how: st
     return {_overall(key, prefix, results): value for key, value in chosen.items()}
 
 
-def check_aggregation(how: str | Aggregate, loaders: list[str]) -> None:
-    """A primary loader that is not there is refused before anything is measured."""
+def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> None:
+    """Refuse a primary loader that does not exist, before anything is measured.
+
+    A trainer that was made for several loaders may still validate or test on a single one of another name.
+    """
     primary = how.partition(":")[2] if isinstance(how, str) else ""
-    if primary and len(loaders) > 1 and primary not in loaders:
+    if primary and loaders and primary not in loaders and (len(loaders) > 1 or stage == "fit"):
         raise OptionError(f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
                           f"Loaders: {', '.join(loaders)}.")  # fmt: skip
 

@@ -19,6 +19,7 @@ from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
+from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending
 from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
@@ -52,6 +53,7 @@ def fit(run: Run) -> None:
     if not run.module.training:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
                     "should, before fit.", type(run.module).__name__)  # fmt: skip
+    check_before_training(run, epoch_length(run))  # before the loggers mark an earlier log as superseded
     if run.resume_from is not None:
         where = shown(run.resume_from) if is_url(run.resume_from) else run.resume_from  # loggers write it down
         s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, where)
@@ -90,7 +92,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
         run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
-    validate_every = validation_interval(run, loader.began_with if run.mixes else loader.length)
+    validate_every = validation_interval(run)
     if run.owes_validation and not is_leaving:
         validate(run)
         settle(run)
@@ -264,22 +266,17 @@ def validate(run: Run) -> None:
         settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
 
 
-def validation_interval(run: Run, length: int | None) -> int:
+def validation_interval(run: Run) -> int:
     """Batches between validations in this epoch; 0 if none is due in it, or only at its end."""
-    options = run.options
-    if not run.loaders["val"] or (run.state.epoch + 1) % options.check_val_every_n_epoch:
+    if not run.loaders["val"] or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
         return 0
-    if isinstance(options.val_check_interval, int):
-        if length is not None and options.val_check_interval > length:
-            raise OptionError(f"val_check_interval={options.val_check_interval} would never come: an epoch has "
-                              f"{length} batches.")  # fmt: skip
-        return options.val_check_interval
-    if length is None:
-        if options.val_check_interval != 1.0:
-            raise OptionError(f"val_check_interval={options.val_check_interval} is a fraction of an epoch, but the "
-                              "training loader has no length; pass a whole number of batches.")  # fmt: skip
-        return 0
-    return max(1, int(length * options.val_check_interval))
+    return batches_between(run.options, epoch_length(run))
+
+
+def epoch_length(run: Run) -> int | None:
+    """Batches of a training epoch; None if the loader cannot tell."""
+    length: int | None = run.train.began_with if run.mixes else run.train.length
+    return length
 
 
 def validation_closes_epoch(run: Run, complete: bool) -> bool:

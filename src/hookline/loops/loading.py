@@ -23,16 +23,26 @@ log = logging.getLogger("hookline")
 STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
-def load(run: Run, kind: str) -> list[Loader]:
-    """The loaders of one kind, made when first asked for."""
-    if kind in run.loaders:
-        return run.loaders[kind]
+def is_off(run: Run, kind: str) -> bool:
+    """Whether `limit_val_batches=0` and the like have switched this kind of pass off, whatever loaders there are."""
+    return limit_of(run, kind) == 0
+
+
+def limit_of(run: Run, kind: str) -> int | float:
+    """How many batches of each loader of a kind are used: a number of them, or a fraction."""
     options = run.options
-    limit = {
+    return {
         "train": options.limit_train_batches,
         "val": options.limit_val_batches and (options.overfit_batches or options.limit_val_batches),
         "test": options.limit_test_batches, "predict": options.limit_predict_batches,
     }[kind]  # fmt: skip
+
+
+def load(run: Run, kind: str) -> list[Loader]:
+    """The loaders of one kind, made when first asked for."""
+    if kind in run.loaders:
+        return run.loaders[kind]
+    limit = limit_of(run, kind)
     given = run.given_loaders.get(kind)
     if given is None and (kind != "val" or limit != 0):
         ask = {
@@ -51,13 +61,13 @@ def load(run: Run, kind: str) -> list[Loader]:
             raise OptionError(f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on.")
         for name in empty:
             log.warning("The validation loader %r is empty; %s.", name, "it is left out" if loaders else "nothing is validated")
-    if kind == "train" and options.overfit_batches:
+    if kind == "train" and run.options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
     _check(run, kind, loaders)
     for loader in loaders:
         loader.agree()
     if kind in ("val", "test"):
-        check_aggregation(run.options.val_aggregation, [each.name for each in loaders])
+        check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
     run.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)

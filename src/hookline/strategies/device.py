@@ -16,7 +16,7 @@ def pick_device(device: Any) -> torch.device:
         return accelerator if accelerator is not None else torch.device("cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"device={device!r} is no device: {str(error).splitlines()[0]}") from None
     try:
         torch.empty(0, device=chosen)

@@ -12,6 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline.errors import OptionError, closest
+from hookline.ranks import listed
 from hookline.strategies.distributed import ManyRanks
 from hookline.strategies.shell import Shell, put_on, worn_by
 
@@ -46,6 +47,8 @@ class FSDP(ManyRanks):
             raise OptionError("FSDP: offload=True keeps the parameters of an accelerator on the CPU, and the device is the CPU.")
         if replicas > 1 and mesh is not None:
             raise OptionError("FSDP: pass either replicas= or a mesh of two dimensions.")
+        if mesh is not None:
+            _check_mesh(mesh, self.world_size, self.device.type)
         self.wrap = None if wrap is None else _choices("wrap", wrap)
         self.activation_checkpointing = activation_checkpointing
         self.reshard_after_forward, self.replicas, self.mesh, self.offload = reshard_after_forward, replicas, mesh, offload
@@ -187,6 +190,21 @@ class FSDP(ManyRanks):
             self._shell(functools.partial(torch.mul, nothing, 1)).backward()
             for each in self._units:
                 each.reshard()
+
+
+def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
+    """Refuse a mesh that leaves ranks out: they would train copies of their own, or wait for ever."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    right = f"init_device_mesh({device!r}, ({world_size},))"
+    if not isinstance(mesh, DeviceMesh):
+        raise OptionError(f"FSDP: mesh={mesh!r} must be a DeviceMesh, such as {right}.")
+    ranks, missing = sorted(mesh.mesh.flatten().tolist()), sorted(set(range(world_size)) - set(mesh.mesh.flatten().tolist()))
+    if missing or len(ranks) != world_size:
+        raise OptionError(f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: {right}.")
+    if mesh.ndim not in (1, 2) or mesh.device_type != device:
+        raise OptionError(f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for {device!r}, "
+                          f"the device of this strategy: {right}.")  # fmt: skip
 
 
 def _explain(error: RuntimeError) -> None:

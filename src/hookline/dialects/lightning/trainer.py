@@ -111,6 +111,8 @@ class Trainer(NamedTrainer):
     def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
         """A dictionary for each loader, with what was measured on it and what is of none."""
         results = dict(measured.read())
+        if not results and not self.num_batches(kind):
+            return []  # switched off by limit_test_batches=0
         if verbose:
             self.print("\n".join(f"{name}: {value:g}" for name, value in results.items()))
         ends = [f"/dataloader_idx_{index}" for index in range(max(1, len(self.num_batches(kind))))]
