@@ -78,8 +78,8 @@ def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
              for name, value in state.items() if isinstance(value, Tensor) and not all_finite([], [value.detach()])}  # fmt: skip
     kinds = ", ".join(dict.fromkeys(type(bare(each)).__name__ for each in optimizers))
     which = f" ({', '.join(sorted(names))})" if names else ""
-    return (f"The optimizer's state is not finite, though the weights are: {kinds}{which}. A gradient that overflowed, or a hook, "
-            "made it so.")  # fmt: skip
+    return (f"The optimizer's state is not finite, though the weights are: {kinds}{which}. A gradient that overflowed, "
+            "or a hook, made it so.")  # fmt: skip
 
 
 class FiniteWatch:
