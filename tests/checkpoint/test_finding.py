@@ -76,3 +76,14 @@ def test_one_that_was_being_replaced_when_its_process_died_is_found_again(tmp_pa
     tidy_below(tmp_path / "run")
     (found,) = find(tmp_path)[0]
     assert found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
+
+
+def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_too(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints" / "step-1", 1)
+    left = tmp_path / "checkpoints" / "best" / f".step-2.{machine()}-999999999.new"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_text("half")
+    inside = tmp_path / "checkpoints" / "step-1" / "hf" / ".notes.gone"
+    inside.mkdir(parents=True)
+    tidy_below(tmp_path)
+    assert not left.exists() and inside.exists()  # what lies in a checkpoint is others'

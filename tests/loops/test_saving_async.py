@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook
 from hookline.checkpoint import background
-from hookline.checkpoint.files import read
+from hookline.checkpoint.files import read, read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 
@@ -116,3 +117,31 @@ def test_checkpoints_at_a_url(tmp_path: Path) -> None:
     again = quiet(run_dir=tmp_path / "run", max_epochs=4)
     again.fit(Net(), batches(4), batches(1), resume=keep.last_model_path)
     assert again.global_step == 16
+
+
+def test_a_hook_hears_of_a_checkpoint_before_a_newer_one_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second_batch, write, seen = threading.Event(), background.write, list[tuple[int, int]]()
+
+    def late(*given: Any) -> Any:
+        second_batch.wait(20)  # so that the first one is not written when its own save point is over
+        return write(*given)
+
+    monkeypatch.setattr(background, "write", late)
+
+    class Looks(Hook):
+        def on_train_batch_start(self, batch_idx: int) -> None:
+            if batch_idx == 1:
+                second_batch.set()
+
+        def on_checkpoint_save(self, path: Path, step: int) -> None:
+            until = time.monotonic() + (1.0 if not seen else 0.0)
+            while read_manifest(path)["step"] == step and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append((step, read_manifest(path)["step"]))
+
+    class AsksForLast(Hook):
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "run" / "last")
+
+    quiet(run_dir=tmp_path / "run", save="async", hooks=[AsksForLast(), Looks()]).fit(Net(), batches(3))
+    assert seen == [(1, 1), (2, 2), (3, 3)]

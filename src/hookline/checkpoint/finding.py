@@ -49,8 +49,9 @@ def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
 
 def tidy_below(folder: Path) -> None:
     """Put in order what killed processes left in a folder and in those below it."""
-    for parent in {folder, *(path.parent for path in _folders(folder)), folder / "checkpoints"}:
-        tidy(parent)
+    for parent, names, files in os.walk(folder):
+        tidy(Path(parent))
+        names[:] = [] if _is_checkpoint(files) else [name for name in names if not name.startswith(".")]
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -58,11 +59,15 @@ def _folders(folder: Path) -> list[Path]:
     made = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        ours = {name for name in files if is_ours(name)}
-        if MANIFEST in ours or len(ours) > 1:  # model.safetensors alone is the name of weights that other tools write
+        if _is_checkpoint(files):
             made.append(Path(parent))
             names.clear()  # what others have put into a checkpoint is not searched
     return made
+
+
+def _is_checkpoint(files: list[str]) -> bool:
+    """Whether a directory with these files is one, or was; model.safetensors alone is what other tools call their weights."""
+    return MANIFEST in files or sum(map(is_ours, files)) > 1
 
 
 def being_replaced(folder: Path) -> list[Path]:

@@ -14,8 +14,8 @@ from hookline.config.making import make_hooks
 from hookline.config.parts import Part
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override
-from hookline.tracing.happened import count
 from hookline.text import printable
+from hookline.tracing.happened import count
 from hookline.tracing.reading import merge, read_trace
 
 

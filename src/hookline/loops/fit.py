@@ -17,6 +17,7 @@ from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
+from hookline.loops.restoring import restoring
 from hookline.loops.run import Run, ending, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
@@ -148,9 +149,12 @@ def begin_epoch(run: Run, loader: Any) -> Any:
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
-    if saved is not None:
-        loader.load_state_dict(saved)
-    batches = loader.open(run.state.epoch, run.position, run.options.seed)
+    if saved is None:
+        batches = loader.open(run.state.epoch, run.position, run.options.seed)
+    else:
+        with restoring(run, "the position of the training data"):
+            loader.load_state_dict(saved)
+            batches = loader.open(run.state.epoch, run.position, run.options.seed)
     if streams is not None:  # whatever was drawn while the run was set up, and for a seed
         set_rng_state(streams)
     return batches
