@@ -20,9 +20,10 @@ def odd_values(rng: random.Random) -> list[Any]:
     """What a value may be replaced with."""
     return [
         None, True, False, 0, -1, 1, 3, 2**31, 2**63, -(2**63), 2**200, -(10**300), 1.5, -0.5, 1e308, float("nan"), float("inf"),
-        "", "x", "nan", "1", ESCAPE, "\u202e\ud800", "9999-99-99T99:99:99", "x" * 100_000, [], {}, [[]], [None], {"a": 1}, [1, 2, 3],
-        {"$": "tensor", "key": "layers.0.weight"}, {"$": "tensor", "key": "nowhere"}, {"$": "tuple", "value": 3}, {"$": "int", "value": "0x" + "f" * 999},
-        {"$": "int", "value": "no"}, {"$": "set", "value": [[]]}, {"$": "sharded", "key": "x", "shape": [2**40, 2**40], "dtype": "float32"},
+        "", "x", "nan", "1", ESCAPE, "\u202e\ud800", "9999-99-99T99:99:99", "x" * 100_000, [], {}, [[]], [None], {"a": 1},
+        [1, 2, 3], {"$": "tensor", "key": "layers.0.weight"}, {"$": "tensor", "key": "nowhere"}, {"$": "tuple", "value": 3},
+        {"$": "int", "value": "0x" + "f" * 999}, {"$": "int", "value": "no"}, {"$": "set", "value": [[]]},
+        {"$": "sharded", "key": "x", "shape": [2**40, 2**40], "dtype": "float32"},
         {"$": "sharded", "key": "x", "shape": "ab", "dtype": "load"}, {"$": "what"}, {"$": None}, {"$": "dict", "value": [[1]]},
         {"$": "float", "value": []}, nested(rng.choice((30, 300, 700, 5000))),
     ]  # fmt: skip
@@ -124,7 +125,7 @@ def _change(rng: random.Random, value: Any) -> str:
         owner[key], owner[other] = owner[other], owner[key]
         return f"{where} and {str(other)[:40]!r} are swapped"
     owner[key] = rng.choice(odd_values(rng))
-    return f"{where} is {repr(owner[key])[:60]}"
+    return f"{where} is {dump(owner[key])[:60]}"
 
 
 def dump(value: Any) -> str:

@@ -182,3 +182,15 @@ def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[
 def test_manifests_that_say_nothing_of_it_are_the_oldest() -> None:
     said: list[dict[str, Any]] = [{}, {"saves": "9"}, {"saved_at": "2030", "saves": None}, {"run": 3, "saves": 1, "started_at": "2031"}]
     assert newest_first([0, 1, 2, 3], lambda each: said[each]) == [3, 2, 0, 1]
+
+
+
+def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_too(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints" / "step-1", 1)
+    left = tmp_path / "checkpoints" / "best" / f".step-2.{machine()}-999999999.new"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_text("half")
+    inside = tmp_path / "checkpoints" / "step-1" / "hf" / ".notes.gone"
+    inside.mkdir(parents=True)
+    tidy_below(tmp_path)
+    assert not left.exists() and inside.exists()  # what lies in a checkpoint is others'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook
 from hookline.checkpoint import background, writing
-from hookline.checkpoint.files import read
+from hookline.checkpoint.files import read, read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 
@@ -140,3 +141,31 @@ def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
         answers.set()
     said = caplog.text if raised is None else str(raised.value)
     assert "epoch=0-step=4 could not be written: it was still not on the disk after 0 s" in said
+
+
+def test_a_hook_hears_of_a_checkpoint_before_a_newer_one_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second_batch, write, seen = threading.Event(), background.write, list[tuple[int, int]]()
+
+    def late(*given: Any) -> Any:
+        second_batch.wait(20)  # so that the first one is not written when its own save point is over
+        return write(*given)
+
+    monkeypatch.setattr(background, "write", late)
+
+    class Looks(Hook):
+        def on_train_batch_start(self, batch_idx: int) -> None:
+            if batch_idx == 1:
+                second_batch.set()
+
+        def on_checkpoint_save(self, path: Path, step: int) -> None:
+            until = time.monotonic() + (1.0 if not seen else 0.0)
+            while read_manifest(path)["step"] == step and time.monotonic() < until:
+                time.sleep(0.01)
+            seen.append((step, read_manifest(path)["step"]))
+
+    class AsksForLast(Hook):
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "run" / "last")
+
+    quiet(run_dir=tmp_path / "run", save="async", hooks=[AsksForLast(), Looks()]).fit(Net(), batches(3))
+    assert seen == [(1, 1), (2, 2), (3, 3)]

@@ -187,19 +187,45 @@ def _is_rng(value: Any) -> bool:
     return _has(value, {"python": is_python, "numpy": is_numpy, "torch": lambda state: isinstance(state, Tensor)})
 
 
+READERS = {"indices": ("generators", "current", "opened", "by_index"), "stream": ("generators",)}
+"""What the state of a loader has beside the common parts, by the way that it is read."""
+FACTS = ("length", "batch_size", "workers", "units", "world_size", "apart")
+
+
 def _is_loader(value: Any) -> bool:
-    """The parts that all loaders have; what a loader of the user's keeps is the user's."""
-    if value is None or (isinstance(value, dict) and value.get("kind") == "mixture"):
+    """The parts that we write; what a loader or dataset of the user's keeps is the user's."""
+    if value is None:
         return True
+    if not isinstance(value, dict) or not _is_text(value.get("kind")):
+        return False
+    if value["kind"] == "mixture":
+        return _is_mixture(value)
 
     def known(each: Any) -> bool:
         return each is None or is_whole(each)
 
+    def facts(each: Any) -> bool:
+        return _values(each, known) and ("of_samples" not in value or set(FACTS) <= set(each))
+
+    own: dict[str, Check] = {"generators": _is_table, "current": _is_table, "opened": _is_flag, "by_index": _is_flag}
+    optional = ["of_samples", "passed_over", *(name for name in own if name not in READERS.get(value["kind"], ()))]
     return _has(value, {
-        "kind": _is_text, "seed": known, "in_pass": _is_flag, "of_samples": _is_flag, "passed_over": known,
-        "facts": lambda facts: _values(facts, known), "generators": _is_table, "current": _is_table, "opened": _is_flag,
-        "by_index": _is_flag,
-    }, optional=["of_samples", "passed_over", "generators", "current", "opened", "by_index"])  # fmt: skip
+        "seed": lambda seed: seed is None or is_whole(seed, -(2**63)), "in_pass": _is_flag, "of_samples": _is_flag,
+        "passed_over": known, "facts": facts, **own,
+    }, optional)  # fmt: skip
+
+
+def _is_mixture(value: dict[str, Any]) -> bool:
+    def counts(each: Any) -> bool:
+        return _values(each, _is_amount)
+
+    def loaders(each: Any) -> bool:
+        return _values(each, _is_loader)
+
+    return _has(value, {
+        "cursor": _is_table, "loaders": loaders, "left": loaders, "samples": counts, "tokens": counts, "batches": counts,
+        "seed": lambda seed: seed is None or is_whole(seed, -(2**63)), "began_with": lambda _: True,
+    })  # fmt: skip
 
 
 def _is_table(value: Any) -> bool:

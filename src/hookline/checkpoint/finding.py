@@ -84,8 +84,11 @@ def tidy_below(folder: Path, alone: bool = False) -> None:
 
 def places_below(folder: Path) -> list[Path]:
     """The folders in which checkpoints are, or may have been, written."""
-    usual = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
-    return sorted({folder, *(path.parent for path in _folders(folder)), *usual})
+    places = []
+    for parent, names, files in os.walk(folder):
+        places.append(Path(parent))
+        names[:] = [] if _is_checkpoint(files) else [name for name in names if not name.startswith(".")]
+    return sorted(places)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -93,11 +96,15 @@ def _folders(folder: Path) -> list[Path]:
     made = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
-        ours = {name for name in files if is_ours(name)}
-        if MANIFEST in ours or len(ours) > 1:  # model.safetensors alone is the name of weights that other tools write
+        if _is_checkpoint(files):
             made.append(Path(parent))
             names.clear()  # what others have put into a checkpoint is not searched
     return made
+
+
+def _is_checkpoint(files: list[str]) -> bool:
+    """Whether a directory with these files is one, or was; model.safetensors alone is what other tools call their weights."""
+    return MANIFEST in files or sum(map(is_ours, files)) > 1
 
 
 def being_replaced(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import safetensors
 import torch
 
 from hookline._version import __version__
-from hookline.checkpoint.limits import MANIFEST_BYTES, MANIFEST_LEVELS, TooLarge, parse_json, read_within
+from hookline.checkpoint.limits import MANIFEST_BYTES, MANIFEST_LEVELS, STRUCTURE_BYTES, TooLarge, parse_json, read_within
 from hookline.errors import CheckpointError, described
 from hookline.urls import FILES, MANIFEST, is_ours
 
@@ -116,8 +116,12 @@ def parse(data: bytes, path: str) -> Manifest:
 def _wrong(manifest: Mapping[str, Any]) -> str:
     """What has another type than whoever reads a manifest relies on; empty if all is as it should be."""
     for name, (fits, wanted) in TYPES.items():
-        if not fits(manifest.get(name)):
-            return f"{name}={described(manifest.get(name))}, which is not {wanted}"
+        if name not in manifest:
+            return f"no {name!r}"
+        if not fits(manifest[name]):
+            return f"{name}={described(manifest[name])}, which is not {wanted}"
+    if not _is_text(manifest.get("run", "")):
+        return "a run that is not text"
     missing = [name for name in FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
 
@@ -149,22 +153,24 @@ def _is_monitor(value: Any) -> bool:
 
 
 def _are_files(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        is_file(name) and isinstance(facts, dict) and _is_whole(facts.get("bytes")) and _is_text(facts.get("sha256"))
-        and SHA256.fullmatch(facts["sha256"]) is not None for name, facts in value.items()
-    )  # fmt: skip
+    return isinstance(value, dict) and all(is_file(name) and _is_file_entry(name, facts) for name, facts in value.items())
+
+
+def _is_file_entry(name: str, facts: Any) -> bool:
+    most = STRUCTURE_BYTES if name.endswith(".json") else 2**63 - 1
+    return (isinstance(facts, dict) and _is_whole(facts.get("bytes"), most=most) and _is_text(facts.get("sha256"))
+            and SHA256.fullmatch(facts["sha256"]) is not None)  # fmt: skip
 
 
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(COUNTERS, (_is_whole, "a whole number from 0 on")),
     "reason": (_is_text, "text"), "status": (_is_text, "text"),
-    "run": (lambda value: value is None or _is_text(value), "text"),
     "saved_at": (lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None, "a time such as 2026-01-31T12:00:00"),
     "world_size": (lambda value: _is_whole(value, 1), "a whole number from 1 on"),
     "metrics": (_is_table, "a table"), "versions": (_is_table_of_text, "a table of text"),
     "shared": (_is_table_of_text, "a table of text"),
     "monitor": (_is_monitor, "a table of a name, a mode ('min' or 'max') and a score"),
-    "files": (_are_files, "a table of files of a checkpoint, with the size and sha256 of each"),
+    "files": (_are_files, "a table of files of a checkpoint, with the size and sha256 of each, within what is read"),
 }  # fmt: skip
 """Every entry that somebody reads, and what it must be; others may be there and are not looked at."""
 

@@ -21,6 +21,7 @@ from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
 from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending
+from hookline.loops.restoring import restoring
 from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
@@ -159,10 +160,13 @@ def begin_epoch(run: Run, loader: Any) -> Any:
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
-    if saved is not None:
-        loader.load_state_dict(saved)
-        after_resume(run)
-    batches = loader.open(run.state.epoch, run.position, run.options.seed)
+    if saved is None:
+        batches = loader.open(run.state.epoch, run.position, run.options.seed)
+    else:
+        with restoring(run, "the position of the training data"):
+            loader.load_state_dict(saved)
+            after_resume(run)
+            batches = loader.open(run.state.epoch, run.position, run.options.seed)
     if streams is not None:  # whatever was drawn while the run was set up, and for a seed
         set_rng_state(streams)
     return batches

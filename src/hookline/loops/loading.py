@@ -16,6 +16,7 @@ from hookline.errors import OptionError
 from hookline.listener import overrides
 from hookline.loops.aggregating import check_aggregation
 from hookline.loops.counting import Tally
+from hookline.loops.restoring import restoring
 from hookline.loops.run import Run
 from hookline.steps import PlainSteps
 
@@ -99,7 +100,8 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
 
     run.train.picked = picked
     if run.restored.get("loader"):
-        run.train.load_state_dict(run.restored["loader"])  # now, so that hooks find and change it as it was
+        with restoring(run, "the position of the training data"):
+            run.train.load_state_dict(run.restored["loader"])  # now, so that hooks find and change it as it was
     run.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:
         if not run.steps.automatic_optimization:

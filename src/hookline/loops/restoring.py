@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint.averages import choose_weights, scored_hook
-from hookline.checkpoint.contents import check_like
+from hookline.checkpoint.contents import check_like, is_number
 from hookline.checkpoint.gradients import put_gradients
 from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
 from hookline.checkpoint.saves import COUNTERS
 from hookline.checkpoint.sharding import is_dtensor
-from hookline.errors import CheckpointError, HooklineError
+from hookline.errors import CheckpointError, HooklineError, described
 from hookline.foreign import HookAdapter
 from hookline.listener import overrides
 from hookline.loops.run import Run
@@ -196,14 +196,35 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
     """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them back."""
     for theirs, ours in zip(saved["param_groups"], optimizer.param_groups, strict=False):  # torch says what does not fit
         check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
-    optimizer.load_state_dict(saved)
     names = [name for group in saved["param_groups"] for name in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if type(optimizer).__module__.startswith("torch.optim."):
+        for name, parameter in zip(names, parameters, strict=False):
+            check_moments(saved["state"].get(name, {}), parameter)
+    optimizer.load_state_dict(saved)
     for name, parameter in zip(names, parameters, strict=True):
         held = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(name, {}).items():
             if isinstance(value, Tensor) and isinstance(held.get(key), Tensor) and held[key].dtype != value.dtype:
                 held[key] = value.to(held[key].device, copy=True)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
+           "prev", "step_size", "ax")  # fmt: skip
+"""What torch's own optimizers keep for a parameter, of its shape."""
+
+
+def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
+    """Torch takes moments of any shape and type, and fails at the next update: those of another parameter are refused here."""
+    for key in MOMENTS:
+        if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
+            raise CheckpointError(f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}.")
+    if not _is_one_number(state.get("step", 0)):
+        raise CheckpointError(f"its optimizer has a step {described(state['step'])}, which is not one number.")
+
+
+def _is_one_number(step: Any) -> bool:
+    return step.numel() == 1 if isinstance(step, Tensor) else is_number(step)
 
 
 def load_scheduler(scheduler: Any, saved: Any) -> None:

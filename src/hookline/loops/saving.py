@@ -63,8 +63,7 @@ def save(run: Run, request: SaveRequest) -> None:
     about = {**describe(s, request, run.run_id), "saves": run.saves, "started_at": run.started_at}
     saved = Saved(path, request.reason, s.step, progress=run.progress)
     in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
-    if not in_background or not run.strategy.ranks.alone:
-        finish_saving(run)  # one that is still being written is older, and may have the same name
+    finish_saving(run)  # one that is still being written is older: hooks hear of it before its name may be another's
     try:
         contents = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
         if in_background:
