@@ -121,8 +121,10 @@ def began_at(run_dir: Path, **options: Any) -> str:
 @pytest.mark.usefixtures("clock")
 def test_the_newest_state_is_found_although_the_clock_goes_back(tmp_path: Path) -> None:
     assert began_at(tmp_path / "run", max_epochs=1) == ""
-    assert [each.manifest["step"] for each in find(tmp_path / "run")[0]] == [4, 3, 2, 1]
-    assert began_at(tmp_path / "run", max_epochs=2) == "epoch=0-step=4"
+    assert [each.manifest["step"] for each in find(tmp_path / "run")[0]] == [4, 4, 3, 2, 1]
+    assert find(tmp_path / "run")[0][0].path.name == "last"  # the state that the run ended with
+    assert began_at(tmp_path / "run", max_epochs=2) == "last"
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
     assert began_at(tmp_path / "run", max_epochs=3) == "epoch=1-step=8"
 
 
@@ -133,7 +135,8 @@ def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_althoug
     older = run_dir / "checkpoints" / "epoch=0-step=1"
     quiet(run_dir=run_dir, hooks=[every], max_steps=2).fit(Net(), batches(4), resume=older)
     newest = find(run_dir)[0]
-    assert [each.path.name for each in newest] == ["epoch=0-step=2-v1", "epoch=0-step=4", "epoch=0-step=3", "epoch=0-step=2", "epoch=0-step=1"]
+    assert [each.path.name for each in newest] == ["last", "epoch=0-step=2-v1", "epoch=0-step=4", "epoch=0-step=3", "epoch=0-step=2", "epoch=0-step=1"]
+    shutil.rmtree(run_dir / "checkpoints" / "last")
     assert began_at(run_dir, max_epochs=1) == "epoch=0-step=2-v1"
 
 
@@ -154,7 +157,7 @@ def test_runs_below_one_folder_are_in_the_order_in_which_they_were_started_last(
         epochs = 2 if (tmp_path / name).exists() else 1
         began_at(tmp_path / name, max_epochs=epochs)
     runs = [each.path.parent.parent.name for each in find(tmp_path)[0]]
-    assert runs == ["one"] * 8 + ["two"] * 4
+    assert runs == ["one"] * 9 + ["two"] * 5
 
 
 @pytest.mark.usefixtures("clock")
@@ -169,11 +172,11 @@ def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(tmp_p
 
 
 def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[datetime.datetime], capsys: pytest.CaptureFixture[str]) -> None:
-    net, url = Net(), f"memory://{tmp_path.name}"
+    net, url = Net(), f"file://{tmp_path}/far"
     keep = ModelCheckpoint(dirpath=url, every_n_train_steps=1, save_top_k=-1)
     quiet(run_dir=tmp_path / "run", hooks=[keep]).fit(net, batches(4))
     assert main(["checkpoint", "show", url, "--json"]) == 0
-    assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [4, 3, 2, 1]
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [4, 4, 3, 2, 1]
     loaded = Net()
     load_weights(loaded, url)
     assert torch.equal(loaded.layer.weight, net.layer.weight)

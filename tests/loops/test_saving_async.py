@@ -158,6 +158,8 @@ def test_a_hook_hears_of_a_checkpoint_before_a_newer_one_takes_its_name(tmp_path
                 second_batch.set()
 
         def on_checkpoint_save(self, path: Path, step: int) -> None:
+            if path.parent.name == "checkpoints":  # the state that the run ends with has a name of its own
+                return
             until = time.monotonic() + (1.0 if not seen else 0.0)
             while read_manifest(path)["step"] == step and time.monotonic() < until:
                 time.sleep(0.01)
