@@ -85,9 +85,7 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
     root = Node(f"trainer.{verb}()")
-    for event in plan.table:
-        if verb not in event.verbs:
-            continue
+    for event in plan.table.in_order(verb):
         listeners = [_describe(each, plan) for each in plan.listeners(event.name)]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
     return Explanation(verb, root, mixture)
