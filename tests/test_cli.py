@@ -303,7 +303,21 @@ def test_hooks_are_listed_and_described(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("name", BUILTIN_HOOKS)
 def test_every_built_in_hook_can_be_described(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hooks", name]) == 0
-    assert name in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert name in said and "Parameters:" in said
+    listed = said.partition("Parameters:")[2].partition("Listens to")[0]
+    assert not re.search(r"\bAny\b|class_path|null|\)\s+\(|typing", listed), listed
+
+
+
+def test_a_hooks_events_come_in_the_order_of_a_run_and_what_it_needs_is_in_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hooks", "webhook"]) == 0
+    said = capsys.readouterr().out
+    events = re.findall(r"\w+", said.partition("Listens to")[2].partition(".")[0])
+    assert events == [each.name for each in EVENTS if each.name in events] and events[0] == "setup"
+    assert "  url = ...  # text\n" in said + "\n" and "text; required" in said
+    assert main(["hooks", "lr_schedule"]) == 0
+    assert "  **options     further arguments, by name\n" in capsys.readouterr().out
 
 
 def test_events_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +18,21 @@ from hookline import Hook, HooklineError, OptionError, Trainer
 from hookline.config import Config, ConfigError, HooksConfig, load_config, schema
 from hookline.config.files import read, split_overrides
 from hookline.config.load import SECTIONS
+from hookline.config.parts import annotation, parameters
 from hookline.config.permissions import Permissions
 from hookline.config.problems import Override, spelled
 from hookline.config.schema import of_type
-from hookline.config.trainer import option_names
+from hookline.config.trainer import TrainerSettings, option_names
 from hookline.hooks.console_log import ConsoleLog
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.hooks.lr_monitor import LRMonitor
 from hookline.hooks.model_checkpoint import ModelCheckpoint
-from hookline.registry import GROUP
+from hookline.loggers import CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB
+from hookline.registry import BUILTIN_HOOKS, GROUP, hook_class
+from hookline.strategies import DDP, FSDP, Accelerated
 
+LOGGERS = (CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB)
 STOP = "hookline.hooks.early_stopping.EarlyStopping"
 KEEP = "hookline.hooks.model_checkpoint.ModelCheckpoint"
 PARTS = '''
@@ -660,6 +665,21 @@ def test_types_are_spelled_in_words() -> None:
     assert spelled(list[str]) == "a list of text"
     assert spelled(dict[str, int]) == "a table"
     assert spelled(nn.Module).startswith("a Module")
+    assert spelled(bool | None) == "true, false or nothing (null)"
+    assert spelled(str | list[float] | None) == "text, a list of numbers or nothing (null)"
+    assert spelled(list[nn.Module]) == "a list of Modules (a table with class_path and init_args)"
+    assert spelled(Literal["a", "b"] | int) == '"a", "b" or a whole number'
+    for anything in (Any, object, int | Any, dict[str, Any] | Any | None):
+        assert spelled(anything) == "anything"
+
+
+@pytest.mark.parametrize("cls", [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSettings, DDP, FSDP, Accelerated], ids=lambda cls: cls.__name__)
+def test_every_parameter_of_what_hookline_brings_has_a_type_in_words(cls: type) -> None:
+    words = {name: spelled(hint) for name in parameters(cls) if (hint := annotation(cls, name)) is not None}
+    assert words or cls is DDP
+    for name, text in words.items():
+        assert not re.search(r"\bAny\b|typing|<|\[|collections|'>|\ba [AEIOU]", text), f"{name}: {text}"
+        assert "class_path" not in text or re.search(r"(Logger|Module|Accelerator) \(a table", text), f"{name}: {text}"
 
 
 # ---- where class paths may import from ---------------------------------------------------------------------------

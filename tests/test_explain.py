@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from spies import Scene, stepped_by_step
 from tiny import Net, batches, quiet
 
 import hookline
 from hookline import EVENTS, DataModule, Hook, HookError, HooklineError, Recorder, Trainer, every
+from hookline.events import EVENT_ROWS
 
 
 class Watch(Hook):
@@ -236,3 +239,34 @@ def test_rich_shows_the_whole_lifecycle_where_nobody_listens_yet():
 def test_rich_takes_square_brackets_in_names_literally():
     trainer = quiet(hooks=[Late("loss[val]")])
     assert "loss[val]" in rendered(trainer.explain())
+
+
+# ---- the order: of the table, of `explain` and of the page, against runs that were recorded ------------------------
+
+PAGE = Path(__file__).parents[1] / "docs" / "lifecycle.md"
+
+
+def happened(verb):
+    """The events of a real run with listeners everywhere, each where it came first; the sanity check's validation left out."""
+    saves = {"plain on_step_end": lambda state: state.trainer.save_checkpoint() if state.step == 2 else None}
+    scene = Scene(does=saves if verb == "fit" else {}, optimizers=stepped_by_step, gradient_clip_val=1.0)
+    names = [call.event for call in scene.run(verb)]
+    if verb == "fit":
+        begin, end = names.index("on_sanity_check_start"), names.index("on_sanity_check_end")
+        names = [name for at, name in enumerate(names) if not begin < at < end or name.startswith("on_sanity")]
+    return [name for name in dict.fromkeys(names) if name in EVENTS]
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_the_tree_is_in_the_order_of_a_real_run(verb):
+    real = happened(verb)
+    assert len(real) > 15
+    assert [row["event"] for row in hookline.explain(verb=verb).data() if row["event"] in real] == real
+
+
+def test_the_page_is_in_the_order_of_a_real_run():
+    on_page = re.findall(r"^\| `(\w+)`.*\| (?:[DHMS] ?)+ \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert on_page == [event.name for event in EVENT_ROWS]
+    real = happened("fit")
+    assert [name for name in on_page if name in real] == real
+    assert on_page.index("on_sanity_check_end") < on_page.index("on_train_start") < on_page.index("on_train_epoch_start")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 from pathlib import Path
@@ -71,18 +72,21 @@ def lifecycle() -> str:
         "",
         "<!-- Generated from src/hookline/events.py by tools/generate.py. -->",
         "",
-        "Every moment of a run, in order. An event reaches its receivers from left to right; hooks run in the order",
-        "they were registered, then built-ins, then monitors. A listener asks for facts by naming its parameters",
+        "Every moment of a run, in the order of a fit. An event reaches its receivers from left to right; hooks run in the",
+        "order they were registered, then built-ins, then monitors. A listener asks for facts by naming its parameters",
         "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner and get",
         "their facts by position. `hookline.explain()` shows this tree for a run of yours, with its listeners.",
         "",
+        "The sanity check runs a validation between its two events. The batches of a validation, test or prediction are moved",
+        "by the same three events as those of training. Test and prediction are runs of their own, with the same set-up and end.",
+        "",
         "Receivers: " + " · ".join(f"**{letter}** {name}" for letter, name in RECEIVERS.items()),
     ]
-    for branch, path in BRANCHES.items():
-        events = [event for event in rows() if event.inside == branch]
-        if not events:
-            continue
-        title = " → ".join(path.split("/")[1:]) or "the run"
+    seen: set[str] = set()
+    for branch, events in itertools.groupby(rows(), lambda event: event.inside):
+        title = " → ".join(BRANCHES[branch].split("/")[1:]) or "the run"
+        title += ", continued" if branch in seen else ""
+        seen.add(branch)
         out += ["", f"## {title[0].upper()}{title[1:]}", "", "| event | receivers | facts | what happens |", "|---|---|---|---|"]
         for event in events:
             names = f"`{event.name}`" + "".join(f", `{each}`" for each in event.spellings)

@@ -116,8 +116,7 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_checkpoint_load", "HM", ("path",),
           "Everything a checkpoint holds, optimizers and data position included, is in place."),
     Event("on_fit_start", "HM", (), "Set-up is complete; nothing has been run yet."),
-    Event("train_dataloader", "DM", (), "Return the training loader.", action=True, returns=VALUE),
-    Event("val_dataloader", "DM", (), "Return the validation loader, or several.",
+    Event("val_dataloader", "DM", (), "Return the validation loader, or several; asked for when it is first needed.",
           action=True, returns=VALUE, verbs=_EVALS),
     Event("test_dataloader", "DM", (), "Return the test loader, or several.",
           action=True, returns=VALUE, verbs=("test",)),
@@ -126,6 +125,8 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_sanity_check_start", "HMS", (), "A few validation batches run before any training.", inside="sanity"),
     Event("on_sanity_check_end", "HMS", (), "The sanity check is over; its metrics are thrown away.", inside="sanity"),
     # ---- training -----------------------------------------------------------------------------------------------
+    Event("train_dataloader", "DM", (), "Return the training loader, or several; asked for when it is first needed.",
+          action=True, returns=VALUE),
     Event("on_train_start", "HMS", (), "Training begins, fresh or resumed.",
           spellings=("on_train_begin", "on_training_start")),
     Event("on_train_epoch_start", "HM", ("epoch",), "An epoch begins, or goes on after a resume (`resumed` is true).",

@@ -85,9 +85,7 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
     root = Node(f"trainer.{verb}()")
-    for event in plan.table:
-        if verb not in event.verbs:
-            continue
+    for event in plan.table.in_order(verb):
         heard = plan.listeners(event.name)
         places = _places(heard)
         listeners = [_describe(each, places.get(each, "")) for each in heard]

@@ -95,6 +95,19 @@ class EventTable:
         """The row of this exact name; `find` also takes other spellings."""
         return self._events[name]
 
+    def in_order(self, verb: str) -> list[Event]:
+        """The events of a verb in the order in which they happen.
+
+        The rows are in the order of a fit. The batches of the other verbs are moved by the same events, in their own place.
+        """
+        events = [event for event in self if verb in event.verbs]
+        if verb == "fit":
+            return events
+        moving = [event for event in events if event.inside == "batch"]
+        others = [event for event in events if event.inside != "batch"]
+        place = next((at for at, event in enumerate(others) if event.inside.endswith(" batch")), len(others))
+        return [*others[:place], *moving, *others[place:]]
+
     def find(self, name: str, receiver: str = "H") -> Event | None:
         """The event that a method called `name` of this receiver listens to, whatever its spelling."""
         heard = [event for event in self._spellings.get(name, ()) if receiver in event.receivers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -457,3 +458,33 @@ def test_a_checkpoint_asked_for_when_the_run_fails_is_written() -> None:
     with pytest.raises(ZeroDivisionError):
         quiet(hooks=[Rescue()]).fit(Net(), batches(4))
     assert saved == [("step-2", "exception", True)]
+
+
+# ---- the keys that hooks see -------------------------------------------------------------------------------------
+
+
+class Keys(Hook):
+    """What a hook finds in a checkpoint."""
+
+    seen: list[str] = []
+    loaded: list[str] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = list(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded = list(checkpoint)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 3}, {"seed": 1}])
+def test_every_key_of_a_checkpoint_is_documented_and_there(options: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    table = page.partition("### The keys of `checkpoint`")[2].partition("```")[0]
+    documented = [key for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)]
+    saves, loads = Keys(), Keys()
+    trainer = quiet(hooks=[saves], **options)
+    trainer.on("step_end", once=True)(lambda trainer: trainer.save_checkpoint("kept"))
+    trainer.fit(Net(), batches(4), batches(1))
+    assert sorted(saves.seen) == sorted(documented)
+    quiet(hooks=[loads], max_epochs=2, **options).fit(Net(), batches(4), batches(1), resume="kept")
+    assert set(loads.loaded) == set(documented)

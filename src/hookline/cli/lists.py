@@ -59,13 +59,16 @@ def hook_data(name: str) -> dict[str, Any]:
     found = []
     for parameter in inspect.signature(cls).parameters.values():
         hint = annotation(cls, parameter.name)
-        required = parameter.default is parameter.empty
+        further = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and not further
+        kind = "further arguments, by name" if further else spelled(hint) if hint is not None else "anything"
         found.append({
-            "name": parameter.name, "type": spelled(hint) if hint is not None else "anything", "required": required,
-            "default": None if required else plain(parameter.default),
+            "name": str(parameter).partition(":")[0] if further else parameter.name, "type": kind, "required": required,
+            "default": None if required or further else plain(parameter.default),
         })  # fmt: skip
     bare = object.__new__(cls)
-    events = sorted({event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard})
+    heard = {event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard}
+    events = [event.name for event in EVENTS if event.name in heard]
     doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
     path = offered_hooks()[name].replace(":", ".")
     return {"name": name, "class_path": path, "builtin": name in BUILTIN_HOOKS, "doc": doc, "parameters": found,
@@ -102,14 +105,23 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _hook_text(data: dict[str, Any]) -> str:
-    rows = [(f"  {each['name']}", f"{each['type']}" + ("" if each["required"] else f" (default: {json.dumps(each['default'])})"))
-            for each in data["parameters"]]  # fmt: skip
-    use = f'[hooks.{data["name"]}]\nclass_path = "{data["name"]}"'
+    rows = [(f"  {each['name']}", _parameter(each)) for each in data["parameters"]]
+    needed = [f"{each['name']} = ...  # {each['type']}" for each in data["parameters"] if each["required"]]
+    use = "\n".join([f'[hooks.{data["name"]}]', f'class_path = "{data["name"]}"', *needed])
     heard = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
     return "\n\n".join([
         f"{data['name']} ({data['class_path']})", data["doc"], f"Parameters:\n{_table(rows) or '  none'}", "\n".join(heard),
         f"In a configuration:\n{textwrap.indent(use, '  ')}",
     ])  # fmt: skip
+
+
+def _parameter(about: dict[str, Any]) -> str:
+    """`a whole number (default: 3)`; nothing is what Python calls None, and YAML null."""
+    words = about["type"].replace("nothing (null)", "nothing")
+    if about["name"].startswith("*"):
+        return str(words)
+    default = "nothing" if about["default"] is None else json.dumps(about["default"])
+    return f"{words}; required" if about["required"] else f"{words} (default: {default})"
 
 
 def _event_text(data: dict[str, Any]) -> str:

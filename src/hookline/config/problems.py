@@ -8,9 +8,9 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hookline.config.limits import TooMuch, check_depth, check_yaml
 from hookline.errors import OptionError, closest
@@ -18,7 +18,8 @@ from hookline.text import redact
 
 _PLAIN: dict[Any, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing (null)",
-    Path: "a path", dict: "a table", list: "a list", datetime.timedelta: "a length of time",
+    Path: "a path", dict: "a table", list: "a list", datetime.timedelta: "a length of time", Any: "anything", object: "anything",
+    IO[str]: "an open file",
 }  # fmt: skip
 
 
@@ -121,25 +122,44 @@ def nearest(name: str, allowed: Iterable[str], what: str) -> str:
 
 def spelled(annotation: Any) -> str:
     """A type in words: `int | None` is 'a whole number or nothing (null)'."""
-    if annotation in _PLAIN:
-        return _PLAIN[annotation]
+    if (known := _PLAIN.get(annotation) if isinstance(annotation, Hashable) else None) is not None:
+        return known
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return spelled(arguments[0])
     if origin is typing.Literal:
         return " or ".join(shown(each) for each in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(spelled(each) for each in arguments))
+        words = list(dict.fromkeys(word for each in arguments for word in _words(each)))
+        if "anything" in words:
+            return "anything"
+        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (list, set, frozenset, tuple) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
         inner = spelled(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
         if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
             return "a table"
-        return f"a list of {inner.removeprefix('a ')}{'s' if inner.startswith('a ') else ''}" if inner else "a list"
+        word, bracket, more = inner.partition(" (")
+        several = f"{word.removeprefix('a ').removeprefix('an ')}s" if word.startswith(("a ", "an ")) else word
+        return f"a list of {several}{bracket}{more}" if inner else "a list"
     if Callable in (annotation, origin):
         return "a function (its dotted name, such as 'module.function')"
+    if origin is type or annotation is type:
+        return "a class (its dotted name, such as 'module.Class')"
+    if inspect.isclass(annotation) and annotation.__module__ == "torch":
+        return f"a torch.{annotation.__name__}"  # a device or a dtype, which no table makes
     if inspect.isclass(annotation):
-        return f"a {annotation.__name__} (a table with class_path and init_args)"
+        article = "an" if annotation.__name__[:1] in "AEIOU" else "a"
+        return f"{article} {annotation.__name__} (a table with class_path and init_args)"
     return str(annotation).replace("typing.", "")
+
+
+def _words(annotation: Any) -> list[str]:
+    """The members of a union, each in words."""
+    if annotation is bool:
+        return ["true", "false"]
+    if typing.get_origin(annotation) is typing.Literal:
+        return [shown(each) for each in typing.get_args(annotation)]
+    return [spelled(annotation)]
 
 
 def choices(annotation: Any) -> list[str]:
