@@ -36,7 +36,7 @@ class Order:
         inner = getattr(sampler, "sampler", None)
         self.settled = type(sampler) in SETTLED and (inner is None or type(inner) in SETTLED)
         self.stateful = next((each for each in (sampler, inner) if has_state(each)), None)
-        self.check = None if self.stateful is None else StateCheck(self.stateful)
+        self.check = None if self.stateful is None else StateCheck(self.stateful, trains)
         self.may_be_spent = False
         """Whether the sampler has taken up a state that may be that of a finished pass."""
         self.begin(0, 0, 0, None)

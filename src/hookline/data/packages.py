@@ -24,6 +24,11 @@ def is_of(value: Any, package: str) -> bool:
     return any(each.__module__.partition(".")[0] == package for each in type(value).__mro__)
 
 
+def is_stateful_loader(source: Any) -> bool:
+    """Return whether a loader is torchdata's StatefulDataLoader."""
+    return is_of(source, "torchdata") and any(each.__name__ == "StatefulDataLoader" for each in type(source).__mro__)
+
+
 def required_arguments(method: Any, given: int = 0) -> list[str]:
     """Return the arguments that a call with so many positional ones still lacks."""
     try:
@@ -83,8 +88,8 @@ def pipeline_generators(source: Any) -> Found:
     found: Found = {}
     for number, stage in enumerate(stages(source)):
         own: dict[str, Any] = getattr(stage, "__dict__", {})
-        for options in (own, own.get("kw")):
-            for name in ("rng", "seed", "epoch") if isinstance(options, dict) else ():  # a seed that was not given was drawn
+        for options in (each for each in (own, own.get("kw")) if isinstance(each, dict)):
+            for name in ("rng", "seed", "epoch"):  # a seed that was not given was drawn
                 value = options.get(name)
                 if isinstance(value, KINDS):
                     found[f"pipeline{number}.{name}"] = value
@@ -107,7 +112,7 @@ def package_limits(source: Any) -> Iterator[str]:
         entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
         if isinstance(entropy, int) and entropy.bit_length() > LARGEST_SEED:
             yield f"shuffles a Hugging Face stream without a seed. {follows} Pass .shuffle(seed=0)."
-    if is_of(source, "torchdata"):
+    if is_stateful_loader(source):
         yield from _torchdata_limits(source)
 
 
@@ -116,7 +121,7 @@ def buffer_limits(source: Any) -> Iterator[str]:
     for step in shuffles(source):
         if (size := step.buffer_size) > 1:
             yield (f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict leaves out the shuffle "
-                   f"buffer. After a resume up to {size} samples of the epoch are never seen, and some may come twice. A torch "
+                   f"buffer. After a resume up to {size} samples of the epoch may be lost, and some may come twice. A torch "
                    "DataLoader with num_workers=1 or more reads the epoch again instead, which is exact if the shuffle is "
                    "seeded.")  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from hookline.data.dealing import END, Deal
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
-from hookline.data.packages import is_of, pipeline_generators, takes_sample_count
+from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
 from hookline.data.sources import has_state, is_indexed
 from hookline.data.state_check import StateCheck
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
@@ -168,19 +168,19 @@ class StateReader(Reader):
     caps = True
     moves_on = True
 
-    def __init__(self, source: Any, owner: Any, deal: Deal) -> None:
+    def __init__(self, source: Any, owner: Any, deal: Deal, trains: bool) -> None:
         super().__init__()
         self.deal = deal
         self.source, self.owner = source, owner
         self.copy = None if owner is source else PrivateCopy(source)
         self.may_be_spent = False
         """Whether it has taken up a state that may be that of a finished pass."""
-        self.check = StateCheck(owner)
+        self.check = StateCheck(owner, trains)
         self.stands_at = 0
         """The batch that the state belongs to, if it does not advance."""
         self.is_over = True
         """Whether the present pass was read to its end."""
-        self.starts_over = is_of(source, "torchdata")
+        self.starts_over = is_stateful_loader(source)
         """Whether each iterator begins a new pass, also if the one before was left in the middle."""
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
@@ -218,7 +218,7 @@ class StateReader(Reader):
 
     def any_batch(self, key: int) -> Any:
         """The same, and it stands again where it stood."""
-        before = copy.deepcopy(self.owner.state_dict())
+        before = copy.deepcopy(self.state(True, 0)["state"])
         batch = super().any_batch(key)
         self.owner.load_state_dict(before)
         self.may_be_spent = True
@@ -253,7 +253,7 @@ class CountReader(StateReader):
     moves_on = False  # the position says it all
 
     def __init__(self, loader: DataLoader[Any], deal: Deal, world_size: int) -> None:
-        super().__init__(loader, loader.dataset, deal)
+        super().__init__(loader, loader.dataset, deal, trains=False)  # its state advances, because it is made from the position
         replication = getattr(loader.dataset, "replication", None)
         self.samples = (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
         """Samples that all ranks read together for one batch of each."""
@@ -277,10 +277,6 @@ class CountReader(StateReader):
         """As of the position, or of the beginning of the next pass."""
         state = self.owner.state_dict(num_samples=position * self.samples, from_beginning=True)
         return {"state": state if in_pass else {**state, "epoch": state["epoch"] + 1}}
-
-    def checked(self, saved: Saved, position: int) -> Saved:
-        """It advances, because it is made from the position."""
-        return saved
 
 
 class StreamReader(Reader):
@@ -382,9 +378,9 @@ def reader_for(source: Any, deal: Deal, trains: bool, world_size: int = 1) -> Re
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         return CountReader(source, deal, world_size)
     if has_state(source):
-        return StateReader(source, source, deal)
+        return StateReader(source, source, deal, trains)
     if is_indexed(source):
         return IndexReader(source, deal, trains)
     if isinstance(source, DataLoader) and source.num_workers == 0 and has_state(source.dataset):
-        return StateReader(source, source.dataset, deal)
+        return StateReader(source, source.dataset, deal, trains)
     return StreamReader(source)

@@ -13,11 +13,12 @@ log = logging.getLogger("hookline")
 class StateCheck:
     """Compares the states of one pass: a state that is the same at two batches cannot say where the loader is.
 
-    It looks when a pass is opened, after the first batch, and at each save.
+    It looks when a pass is opened, after the first batch, and at each save. Loaders that are not trained on are not looked at.
     """
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, trains: bool) -> None:
         self.owner = owner
+        self.trains = trains
         self.is_stuck = False
         self._is_reported = False
         self._first = 0
@@ -53,6 +54,6 @@ class StateCheck:
 
     def _now(self) -> str | None:
         try:
-            return digest(self.owner.state_dict())
+            return digest(self.owner.state_dict()) if self.trains else None
         except Exception:  # one that has no state before it is read; when it is saved, the error counts
             return None
