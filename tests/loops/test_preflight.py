@@ -86,6 +86,18 @@ def test_hooks_that_act_after_validations_only_need_one() -> None:
         assert f"{type(hook).__name__} acts after validations, and this run has no validation data" in refused(Net(), hook)
 
 
+def test_a_hook_of_ones_own_says_what_it_needs() -> None:
+    class Waits(Hook):
+        needs_metrics = ("val/acc", "anything/else")
+
+    class After(Hook):
+        needs_validation = True
+
+    assert "Waits needs the metric 'val/acc'" in refused(Net(), Waits())
+    assert "After acts after validations" in refused(Net(), After())
+    quiet(hooks=[Waits(), After()]).fit(Net(), batches(1), batches(1))
+
+
 def test_strict_false_is_the_way_round(caplog: pytest.LogCaptureFixture) -> None:
     hooks = [EarlyStopping(strict=False), ModelCheckpoint("val/loss", strict=False), ModelCheckpoint(save_on_train_epoch_end=False, dirpath="b", strict=False)]
     quiet(hooks=hooks).fit(Net(), batches(1))

@@ -59,8 +59,10 @@ class Permissions:
         The place where an object is defined counts, and every module on the way to it: `mine.os.system` is os.system.
         `function`: the object is to be called with arguments that the configuration does not see.
         """
-        if self.trusted or path in {each.replace(":", ".") for each in offered_hooks().values()}:
-            return ""
+        refused = "" if self.trusted else self._detour(path, found, function)
+        return "" if refused and path in {each.replace(":", ".") for each in offered_hooks().values()} else refused
+
+    def _detour(self, path: str, found: Any, function: bool) -> str:
         first, *names = path.split(".")
         if any(each.startswith("__") for each in names):
             return f"{path!r} names something inside Python's own workings."

@@ -15,8 +15,9 @@ from hookline.options import Options
 OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
 """How the names of metrics begin that come from validations."""
 NOT_IN_TRAINING = re.compile(r"on_(?:val|eval|test|predict|sanity|pre_perf|post_perf)\w*|(?:validation|test|predict)_step|"
-                             r"(?:val|test|predict)_dataloader|configure_(?:optimizers|hooks|callbacks)")  # fmt: skip
-"""Methods that a run without validation data does not call, or that name metrics only to watch them."""
+                             r"(?:val|test|predict)_dataloader|configure_(?:optimizers|hooks|callbacks)|"
+                             r"needs_metrics|monitors?")  # fmt: skip
+"""What a run without validation data does not call, and what names metrics only to watch them."""
 ENOUGH = 3
 """Letters of a text from which on it may be the beginning of a metric's name, as in `f"val/{name}"`."""
 
@@ -115,9 +116,9 @@ def _inside(thing: Any, own: set[str]) -> list[Any]:
         return [thing.fget]
     if isinstance(thing, types.ModuleType) or _package(thing) not in own:
         return []
-    if isinstance(thing, type):
-        return [*(each for name, each in vars(thing).items() if not NOT_IN_TRAINING.fullmatch(name)), *thing.__bases__]
-    return [type(thing), *(vars(thing).values() if hasattr(thing, "__dict__") else ())]
+    attributes = vars(thing).items() if hasattr(thing, "__dict__") else ()
+    own_values = [each for name, each in attributes if not NOT_IN_TRAINING.fullmatch(name)]
+    return [*own_values, *thing.__bases__] if isinstance(thing, type) else [*own_values, type(thing)]
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:

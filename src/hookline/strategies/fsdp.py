@@ -37,7 +37,7 @@ class FSDP(ManyRanks):
         None: the items of every ModuleList, which is where models keep their blocks. What is in none of them forms one more.
         activation_checkpointing: layers that compute their activations again in backward instead of keeping them; True: those
         of `wrap`. reshard_after_forward: as `fully_shard`. replicas: copies of the sharded model (HSDP). mesh: a DeviceMesh of
-        your own, of one dimension (shards) or two (copies, shards). offload: keep parameters on the CPU.
+        your own, over all ranks, of one dimension (shards) or two (copies, shards). offload: keep parameters on the CPU.
         mixed_precision: a MixedPrecisionPolicy of your own instead of the one that follows from `precision`.
         """
         super().__init__(device, precision, timeout)
