@@ -41,7 +41,8 @@ def fit(run: Run) -> None:
     if run.signal:
         run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
-        log.warning("Nothing to train: %s", why_finished(run))
+        if not run.signal:
+            log.warning("Nothing to train: %s", why_finished(run))
         return
     if not run.module.training:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
