@@ -179,7 +179,7 @@ def test_the_end_of_a_run_is_told_in_words(project: Path, capsys: pytest.Capture
 
 def test_a_run_that_a_hook_stops_went_well(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(project / "run.toml"), "--hook", "cli_parts.Stops"]) == 0
-    assert "fit stopped (enough) at step 1" in capsys.readouterr().out
+    assert "fit stopped (enough) at step 1, in the first epoch" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_is_told_from_a_wrong_configuration(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import textwrap
+from code import InteractiveInterpreter
+from typing import Any
+
 import pytest
 from tiny import Net, batches, quiet
 
@@ -536,3 +543,99 @@ def test_a_function_registered_the_wrong_way_is_an_error_that_shows_the_right_on
 
     with pytest.raises(HookError, match=said):
         register(quiet(), note)
+
+
+# ---- in a notebook, or at a prompt -------------------------------------------------------------------------------
+
+
+class Session:
+    """A real interactive interpreter: cells are compiled one by one and define names of `__main__`."""
+
+    def __init__(self, **names: Any) -> None:
+        self.names = {"__name__": "__main__", "trainer": quiet(), **names}
+        self._interpreter = InteractiveInterpreter(self.names)
+        self._interpreter.write = self._fail  # what a cell raises would only be printed
+
+    def _fail(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def run(self, *cells: str) -> list[str]:
+        for cell in cells:
+            assert self._interpreter.runsource(textwrap.dedent(cell), symbol="exec") is False
+        return self.names["trainer"].hooks.list_hooks()
+
+
+SHOW = "@trainer.on('step_end')\ndef show(step): seen.append(('first', step))\n"
+
+
+def test_a_cell_that_is_run_again_replaces_its_function():
+    seen = []
+    session = Session(seen=seen)
+    assert session.run(SHOW, SHOW) == ["show"]
+    old = session.names["show"]
+    assert session.run(SHOW.replace("first", "edited")) == ["show"]
+    old.remove()  # the handle of what is gone removes nothing else
+    session.names["trainer"].fit(Net(), batches(2))
+    assert seen == [("edited", 1), ("edited", 2)]
+
+
+def test_one_definition_that_is_carried_out_several_times_makes_several_hooks():
+    loop = "for i in range(3):\n    @trainer.on('step_end')\n    def looped(i=i): ...\n"
+    closure = "def make(i):\n    @trainer.on('step_end')\n    def made(): return i\nmake(1); make(2)\n"
+    session = Session()
+    assert session.run(loop) == session.run(loop) == ["looped", "looped_2", "looped_3"]
+    assert session.run(closure) == session.run(closure) == ["looped", "looped_2", "looped_3", "made", "made_2"]
+
+
+def test_lambdas_have_no_name_to_be_known_by():
+    session = Session()
+    cell = "trainer.on('step_end')(lambda: None)\n"
+    assert session.run(cell, cell) == ["function", "function_2"]
+
+
+def test_a_cell_with_a_name_or_several_registrations_can_be_run_again():
+    session = Session()
+    named = "@trainer.on('step_end', name='mine')\ndef show(): ...\n"
+    twice = "@trainer.on('step_end', every=2)\n@trainer.on('train_end')\ndef told(): ...\n"
+    assert session.run(named, named) == ["mine"]
+    assert session.run(twice, twice) == ["mine", "told", "told_2"]
+
+
+def test_an_edit_that_is_refused_leaves_the_function_that_was_there():
+    seen = []
+    session = Session(seen=seen)
+    session.run(SHOW)
+    with pytest.raises(AssertionError, match="los.*Did you mean 'loss'"):
+        session.run("@trainer.on('step_end')\ndef show(los): ...\n")
+    session.names["trainer"].fit(Net(), batches(1))
+    assert seen == [("first", 1)] and session.run() == ["show"]
+
+
+def test_functions_of_one_name_in_a_script_are_all_registered(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from hookline import Trainer\ntrainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False)\n"
+                      f"{SHOW}{SHOW}print(*trainer.hooks.list_hooks())\n")  # fmt: skip
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["show", "show_2"]
+
+
+def test_what_a_notebook_shows_can_be_read_and_has_no_addresses():
+    trainer = quiet(hooks=[Note([], "mine")])
+    trainer.on("step_end", every="2 steps")(lambda step: None)
+    trainer.disable_hook("mine")
+    assert repr(trainer) == "<Trainer: no run yet; hooks: mine, function>"
+    assert repr(trainer.hooks).splitlines() == [
+        "2 hooks:", "  mine (Note, switched off): setup, on_train_start, on_train_batch_end, on_train_end, teardown",
+        "  function (function): on_step_end every 2 steps"]  # fmt: skip
+    assert repr(quiet().hooks) == "no hooks"
+    assert repr(trainer.explain()) == str(trainer.explain())
+    trainer.fit(Net(), batches(3))
+    assert repr(trainer) == "<Trainer: fit completed at step 3, 1 epoch; hooks: mine, function>"
+
+    class Callable:
+        def __call__(self, step): ...
+
+    trainer.on("step_end")(Callable())
+    shown = [trainer.on("step_end"), list(trainer.hooks), trainer.hooks.add(every(2)(on("step_end")(lambda: None))), trainer.loggers,
+             trainer.strategy, trainer.tracing, trainer.state, trainer.explain(), trainer.explain().data(), trainer.metrics]  # fmt: skip
+    assert not [each for each in map(repr, shown) if re.search(r"0x[0-9a-f]{6}", each)]

@@ -61,6 +61,8 @@ class Explanation:
     def __str__(self) -> str:
         return self.text(everything=not _heard(self.root))
 
+    __repr__ = __str__  # the last line of a notebook's cell shows the tree
+
     def __rich__(self) -> Any:
         from rich.text import Text
         from rich.tree import Tree
@@ -138,7 +140,7 @@ def _describe(listener: Listener, place: str) -> dict[str, Any]:
     return {
         "receiver": RECEIVERS[listener.receiver],
         "name": listener.name,
-        "function": getattr(function, "__qualname__", repr(function)),
+        "function": getattr(function, "__qualname__", type(function).__qualname__),
         "origin": listener.origin,
         **({"kind": listener.owner.kind} if isinstance(listener.owner, Adapter) else {}),
         "asks": list(listener.binding.facts),

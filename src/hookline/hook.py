@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
@@ -60,6 +63,9 @@ class Hook(HookMethods):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned."""
 
+    def __repr__(self) -> str:
+        return f"<hook {type(self).__name__}{f' {self.name!r}' if self.name else ''}>"
+
 
 class FunctionHook:
     """A function, or several, registered for events by `@on` or `trainer.on`."""
@@ -69,6 +75,28 @@ class FunctionHook:
         self.events = events
         self.when = when
         self.name = name or getattr(function, "__name__", type(function).__name__).replace("<lambda>", "function")
+
+    def redefines(self, other: Any) -> bool:
+        """Return whether this is the function of `other`, defined once more in an interactive session: its cell was run again.
+
+        Functions that one definition makes, in a loop or as closures, share their code, and are functions of their own.
+        """
+        mine, its = typed(self.function), typed(getattr(other, "function", None))
+        if mine is None or its is None:
+            return False
+        return mine.__qualname__ == its.__qualname__ and mine.__code__ is not its.__code__
+
+    def __repr__(self) -> str:
+        return f"<hook of function {self.name}: {', '.join(self.events)}>"
+
+
+def typed(function: Any) -> types.FunctionType | None:
+    """Return the function, if it has a name and was typed into a notebook or at a prompt, and not read from a file."""
+    function = inspect.unwrap(function) if callable(function) else None
+    if not isinstance(function, types.FunctionType) or function.__module__ != "__main__" or function.__name__ == "<lambda>":
+        return None
+    is_from_file = hasattr(sys.modules["__main__"], "__file__") and not function.__code__.co_filename.startswith("<")
+    return None if is_from_file else function
 
 
 def on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import inspect
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from hookline.errors import HookError, closest
 from hookline.events import Event, EventTable
 from hookline.filters import When
 from hookline.foreign import Adapter, adopt
-from hookline.hook import TIERS, FunctionHook, Hook, check_names, snake_case
+from hookline.hook import TIERS, FunctionHook, Hook, check_names, snake_case, typed
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
+
+log = logging.getLogger("hookline")
 
 
 @dataclass(slots=True, eq=False)
@@ -144,6 +147,11 @@ class HookList:
         """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one boundary."""
         plan.disable = self._give_up
 
+    def __repr__(self) -> str:
+        count = len(self._entries)
+        head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
+        return "\n".join([head, *map(_line, self._entries.values())])
+
     # ---- looking ------------------------------------------------------------------------------------------------
 
     def list_hooks(self) -> list[str]:
@@ -210,6 +218,8 @@ class HookList:
         if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
             hook = FunctionHook(hook, hook.__hookline_on__)
         hook = adopt(hook)
+        if isinstance(hook, FunctionHook) and (earlier := self._earlier(hook)):
+            return self._replace(earlier, hook, name)
         if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
         self._refuse_second(hook)
@@ -229,6 +239,22 @@ class HookList:
                                 f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer adds a "
                                 "progress bar of its own unless it is made with enable_progress_bar=False, or with one among its "
                                 "hooks.")  # fmt: skip
+
+    def _earlier(self, hook: FunctionHook) -> list[Entry]:
+        """Return what a function that is defined once more, in a cell that was run again, takes the place of."""
+        if typed(hook.function) is None:
+            return []
+        return [entry for entry in self._entries.values() if hook.redefines(entry.hook)]
+
+    def _replace(self, earlier: list[Entry], hook: FunctionHook, name: str | None) -> Handle:
+        names = ", ".join(each.name for each in earlier)
+        log.debug("function %s was defined once more, and is registered in place of: %s", hook.name, names)
+        put_back = self.set_aside(earlier)
+        try:
+            return self.add(hook, name)
+        except BaseException:
+            put_back()
+            raise
 
     def _join(self, entry: Entry) -> None:
         """Let an entry hear events; in the middle of a run it is set up first."""
@@ -382,6 +408,17 @@ class FunctionRegistration:
         function = getattr(below.hook, "function", function) if below is not None else function
         added = self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
         return Handle(self._hooks, added.entry, below)
+
+
+    def __repr__(self) -> str:
+        return f"<registration for {', '.join(self._events)}: call it with a function>"
+
+
+def _line(entry: Entry) -> str:
+    """One hook in the list: its name, what it is, and what it listens to how often."""
+    kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
+    heard = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
+    return f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): {', '.join(heard) or 'no events'}"
 
 
 def _instance_of(cls: type) -> Any:

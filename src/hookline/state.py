@@ -211,6 +211,11 @@ class State(MutableMapping[str, Any]):
         """Where the run is, for messages."""
         return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
 
+    @property
+    def progress(self) -> str:
+        """How far the run is, in completed epochs."""
+        return progress(self.step, self.epochs_seen, is_inside=self.epoch == self.epochs_seen and self.batches_seen > 0)
+
     # ---- what listeners may do ----------------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:

@@ -18,6 +18,11 @@ class View:
     hooks: HookList
     loggers: Loggers
 
+    def __repr__(self) -> str:
+        s = self.state
+        at = f"{s.stage} {s.status} at {s.progress}" if s.stage else "no run yet"
+        return f"<{type(self).__name__}: {at}; hooks: {', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
+
     # ---- the run ------------------------------------------------------------------------------------------------
 
     @property

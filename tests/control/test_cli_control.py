@@ -26,12 +26,13 @@ def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     answers, _ = asked(
         lambda: said(capsys), lambda: said(capsys, "disable", "counts"), lambda: said(capsys, "every", "counts", "20", "steps"),
         lambda: said(capsys, "attach", "probe.py:Probe", "--name", "mine"), lambda: said(capsys, "checkpoint"),
-        lambda: said(capsys, "status", "--json"), hooks=[Counts()])  # fmt: skip
-    status, disable, often, attach, checkpoint, told = answers
+        lambda: said(capsys, "status", "--json"), lambda: said(capsys, "detach", "mine"), hooks=[Counts()])  # fmt: skip
+    status, disable, often, attach, checkpoint, told, detach = answers
     assert status[0] == 0 and re.search(r"training: step [\d,]+, .*(epoch|batch)", status[1]) and "counts  on" in status[1]
     assert disable[0] == 0 and disable[1].startswith("disable counts: done at step ")
     assert often[1].startswith("every counts 20 steps: done") and attach[1].startswith("attach mine: done")
     assert re.fullmatch(r"checkpoint: step \d+ is saved in /.*/run/checkpoints/step-\d+\n", checkpoint[1])
+    assert detach[1].startswith("detach mine: done at step ")
     hooks = {each["name"]: each for each in json.loads(told[1])["hooks"]}
     assert hooks["counts"]["enabled"] is False and hooks["counts"]["every"] == "every 20 steps" and "mine" in hooks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,65 @@ def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
 def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown() -> None:
     Path("probe.py").write_text(PROBE)
     file = str(Path("probe.py").resolve())
-    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), ("attach", {"file": f"{file}:Probe"}),
-                             ("attach", {"file": f"{file}:Probe", "name": "third"}), Steps(12))  # fmt: skip
-    assert [each["hook"] for each in answers[:3]] == ["probe", "probe_2", "third"]
+    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), ("attach", {"file": f"{file}:Probe", "name": "second"}), Steps(12))
+    assert [each["hook"] for each in answers[:2]] == ["probe", "second"]
     heard = trainer.hooks["probe"].heard
     assert heard[0] == "setup" and heard[-1] == "teardown" and heard[1].step == answers[0]["step"] + 1
     assert of_control()[0] == {**of_control()[0], "file": file, "class": "Probe", "sha256": answers[0]["sha256"]}
+
+
+def test_a_file_that_is_attached_again_takes_the_place_of_what_it_was() -> None:
+    Path("probe.py").write_text(PROBE)
+    heard: list[Any] = []
+
+    def attach(name: str | None = None) -> str:
+        answer = ask("run", "attach", file=f"{Path('probe.py').resolve()}:Probe", name=name)
+        heard.append(heard_by_probe())
+        return str(answer["hook"])
+
+    answers, trainer = asked(attach, lambda: time.sleep(0.05), attach, lambda: attach("mine"), lambda: attach("mine"), lambda: time.sleep(0.05))
+    assert [answers[index] for index in (0, 2, 3, 4)] == ["probe", "probe", "mine", "mine"]
+    assert trainer.hooks.list_hooks() == ["asks", "probe", "mine"]
+    for each in heard:
+        assert each[0] == "setup" and each[-1] == "teardown" and each.count("setup") == each.count("teardown") == 1
+    last = [each[-2].step if len(each) > 2 else 0 for each in heard]
+    assert last[0] < last[1] == trainer.global_step == last[3] > last[2]  # what was replaced heard no more steps
+
+
+def test_one_that_cannot_take_its_place_leaves_it_there() -> None:
+    Path("probe.py").write_text(PROBE)
+    file = str(Path("probe.py").resolve())
+
+    def shy() -> Any:
+        Path("probe.py").write_text(PROBE.replace('self.heard.append("setup")', "raise RuntimeError('not today')"))
+        return ask("run", "attach", file=f"{file}:Probe")
+
+    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), shy, lambda: time.sleep(0.05))
+    assert "RuntimeError: not today" in str(answers[1])
+    assert trainer.hooks.list_hooks() == ["asks", "probe"]
+    steps = [each.step for each in trainer.hooks["probe"].heard if not isinstance(each, str)]
+    assert steps and steps[-1] == trainer.global_step
+
+
+def test_what_was_attached_can_be_detached_and_nothing_else() -> None:
+    Path("probe.py").write_text(PROBE)
+    file = str(Path("probe.py").resolve())
+    heard: list[Any] = []
+    answers, trainer = asked(
+        ("detach", {"hook": "counts"}), ("attach", {"file": f"{file}:Probe"}), ("detach", {"hook": "prob"}), lambda: heard.append(heard_by_probe()),
+        ("detach", {"hook": "probe"}), ("detach", {"hook": "probe"}), hooks=[Counts()])  # fmt: skip
+    assert "was not attached from outside; disable switches it off. Attached: none." in str(answers[0])
+    assert "Did you mean 'probe'?" in str(answers[2]) and "There is no hook named 'probe'" in str(answers[5])
+    assert answers[4] == {**answers[4], "command": "detach", "hook": "probe"}
+    assert trainer.hooks.list_hooks() == ["counts", "asks"]
+    assert heard[0][0] == "setup" and heard[0][-1] == "teardown" and heard[0].count("teardown") == 1
+    assert [each["command"] for each in of_control()] == ["attach", "detach"]
+
+
+def heard_by_probe() -> Any:
+    """What the probe that was attached last has heard."""
+    attached = [name for name in sys.modules if name.startswith("hookline_attached_")]
+    return sys.modules[max(attached, key=lambda name: int(name.split("_")[2]))].Probe.heard
 
 
 @pytest.mark.parametrize(

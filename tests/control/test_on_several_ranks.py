@@ -34,6 +34,12 @@ def ask_it_all():
     attempt("attach", file=os.path.abspath("uneven.py"))
     attempt("attach", file=os.path.abspath("shy.py"))
     attempt("attach", file=os.path.abspath("good.py"))
+    attempt("attach", file=os.path.abspath("good.py"))
+    Path("good.py").write_text("from hookline import Hook\\nclass Good(Hook):\\n    def setup(self, rank): assert rank == 0, 'shy'\\n")
+    attempt("attach", file=os.path.abspath("good.py"))
+    Path("gone.py").write_text("from hookline import Hook\\nclass Gone(Hook):\\n    def on_step_end(self): ...\\n")
+    attempt("attach", file=os.path.abspath("gone.py"))
+    attempt("detach", hook="gone")
     attempt("every", hook="good", interval="3 steps")
     attempt("checkpoint")
     attempt("stop")
@@ -84,7 +90,14 @@ def test_a_file_that_one_rank_cannot_load_is_attached_nowhere(outcome: tuple[Out
     answers = told(outcome)[0]["answers"]
     assert isinstance(answers, list) and "on rank 1: AssertionError: not here" in answers[1]
     assert "on rank 1: AssertionError: shy" in answers[2]  # nor one that it cannot set up
-    assert answers[3]["hook"] == "good" and answers[6]["command"] == "stop"
+    assert answers[3]["hook"] == answers[4]["hook"] == "good" and answers[10]["command"] == "stop"
+    assert "on rank 1: AssertionError: shy" in answers[5]  # what it was to replace is still there
+
+
+def test_what_was_attached_is_detached_on_every_rank(outcome: tuple[Outcome, Path]) -> None:
+    answers = told(outcome)[0]["answers"]
+    assert isinstance(answers, list)
+    assert (answers[6]["hook"], answers[7]["hook"], answers[7]["command"]) == ("gone", "gone", "detach")
 
 
 def test_the_answers_say_which_steps_are_on_disk(outcome: tuple[Outcome, Path]) -> None:
@@ -97,4 +110,4 @@ def test_the_answers_say_which_steps_are_on_disk(outcome: tuple[Outcome, Path]) 
 
 def test_it_is_logged_once(outcome: tuple[Outcome, Path]) -> None:
     commands = [each["command"] for each in read_log(outcome[1] / "run") if each["type"] == "control"]
-    assert commands == ["disable", "attach", "attach", "attach", "every", "checkpoint", "stop"]
+    assert commands == ["disable", *["attach"] * 6, "detach", "every", "checkpoint", "stop"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import traceback
 from pathlib import Path
 
@@ -225,3 +227,62 @@ def test_a_run_that_is_taken_up_and_then_fails_has_failed():
         logged(max_epochs=2, hooks=[Fails(4)]).fit(Net(), batches(3), resume="auto")
     assert records("end")[-1]["status"] == "error"
     assert "To resume" in failed.value.__notes__[-1]
+
+
+# ---- an interrupt -------------------------------------------------------------------------------------------------
+
+
+class Interrupted(Hook):
+    """Ctrl-C, once or twice."""
+
+    def __init__(self, times=1):
+        self.times = times
+
+    def on_step_end(self, step):
+        if step == 7:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as Python has it by itself: the tests may run where somebody has switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_says_where_the_run_was_and_how_to_resume_and_a_notebook_shows_only_that():
+    with pytest.raises(KeyboardInterrupt) as ended:
+        quiet(run_dir="run", max_epochs=3, hooks=[Interrupted()]).fit(Net(), batches(5))
+    lines = ["Interrupted at step 7, 1 epoch and 2 batches.", "Saved: run/checkpoints/step-7, at step 7.",
+             "To resume: trainer.fit(module, ..., resume='run/checkpoints/step-7')"]  # fmt: skip
+    assert type(ended.value) is KeyboardInterrupt and ended.value.__notes__[-1].splitlines() == lines
+    assert ended.value._render_traceback_() == lines  # what IPython shows in place of the traceback
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_second_interrupt_shows_where_it_came():
+    with pytest.raises(KeyboardInterrupt) as ended:
+        quiet(run_dir="run", max_epochs=3, hooks=[Interrupted(times=2)]).fit(Net(), batches(5))
+    assert ended.value.__notes__[-1] == ("Interrupted at step 7, 1 epoch and 2 batches.\n"
+                                         "Nothing was saved, so there is nothing to resume from.")  # fmt: skip
+    assert not hasattr(ended.value, "_render_traceback_")
+
+
+def test_an_interrupt_that_a_hook_raises_keeps_its_traceback():
+    trainer = quiet(run_dir="run")
+    trainer.on("step_end")(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        trainer.fit(Net(), batches(5))
+    assert not hasattr(ended.value, "_render_traceback_") and "Interrupted at step 1" in ended.value.__notes__[-1]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_before_the_first_batch_is_not_called_nothing_to_train(caplog):
+    trainer = quiet(run_dir="run")
+    trainer.on("fit_start")(lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        trainer.fit(Net(), batches(5))
+    assert "Nothing to train" not in caplog.text and ended.value._render_traceback_() == ["Interrupted at step 0, 0 epochs."]

@@ -124,6 +124,10 @@ def test_a_hook_is_attached_and_its_name_is_text_whatever_is_in_it(live: Opened,
     wait_until(live.page, "[...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))")
     assert live.page.locator(".job b, .job img").count() == 0 and live.page.evaluate("window.hacked") is None
     assert "<b>bold</b>" in hooks(run)
+    assert live.page.get_by_role("button", name="Detach gradient_monitor").count() == 0  # a hook of the program stays
+    live.page.get_by_role("button", name="Detach <b>bold</b>").click()
+    wait_until(live.page, "![...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))")
+    assert "<b>bold</b>" not in hooks(run)
 
 
 def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(live: Opened, run: Path, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ CONTROL_CODES = """ACTION is one of
   every HOOK INTERVAL   let it be heard every so often: 200 steps, 10 minutes
   checkpoint            save now
   stop                  end the run after this step, as it would by itself
-  attach FILE.py:CLASS  add a hook from a file
+  attach FILE.py:CLASS  add a hook from a file; attached again, it takes the place of the earlier one
+  detach HOOK           remove a hook that was attached
 
 Everything but status is carried out at the next step, by all ranks, and written to the run's log.
 

@@ -16,7 +16,7 @@ LONGEST_NAME = 60
 """Characters of a hook's name in the table."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (), "enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
-    "attach": ("file",),
+    "attach": ("file",), "detach": ("hook",),
 }  # fmt: skip
 """What can be asked for, and what each needs to know."""
 

@@ -116,9 +116,7 @@ def _say(
         return
     reason = f" ({state.stop_reason})" if state.stop_reason else ""
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
-    from hookline.state import progress
-
-    at = progress(told["step"], told["epochs"] if chosen.command == "fit" else None)
+    at = state.progress if chosen.command == "fit" else f"step {told['step']:,}"
     print(f"{chosen.command} {told['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
     for what in ("predictions", "checkpoint", "run_dir"):
         if told.get(what) or (what == "checkpoint" and chosen.command == "fit"):

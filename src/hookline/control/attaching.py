@@ -13,9 +13,12 @@ from typing import Any
 
 from hookline.errors import HookError, closest
 from hookline.hook import Hook, snake_case
+from hookline.hooklist import Entry, HookList
 
 LARGEST_FILE = 1_000_000
 LONGEST_NAME = 200
+MARK = "__hookline_attached__"
+"""On a hook that was attached from outside: the file and the class that it was made of, and the name that it was given."""
 _serial = itertools.count(1)
 
 
@@ -62,7 +65,20 @@ def make_hook(about: dict[str, Any]) -> Hook:
     except TypeError as error:
         raise HookError(f"{cls.__name__} cannot be made without arguments ({error}); give them defaults.") from error
     check_name(about["name"] or hook.name)
+    setattr(hook, MARK, (str(file), cls.__name__, about["name"]))
     return hook
+
+
+def attached(hooks: HookList) -> list[Entry]:
+    """Return the hooks that were attached from outside."""
+    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARK)]
+
+
+def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
+    """Return what a hook takes the place of: the attached one of its name, or without a name that of the same file and class."""
+    if name:
+        return [entry for entry in attached(hooks) if entry.name == name]
+    return [entry for entry in attached(hooks) if getattr(entry.hook, MARK) == getattr(hook, MARK)]
 
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:

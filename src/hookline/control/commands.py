@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.saves import Saved
-from hookline.control.attaching import check_name, make_hook, read_file
+from hookline.control.attaching import MARK, attached, check_name, make_hook, read_file, replaced_by
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
+from hookline.loops.guests import see_off
 from hookline.loops.run import Run
 from hookline.state import progress
 from hookline.urls import is_url, shown
 
 Plain = dict[str, Any]
+log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +90,19 @@ def _check_file(run: Run, asked: Plain) -> Plain:
     name = asked.get("name")
     if name is not None:
         check_name(name)
-        if name in run.state.hooks:
-            raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet. "
-                            f"Hooks: {', '.join(each.name for each in run.state.hooks.entries())}.")  # fmt: skip
+        hooks = run.state.hooks
+        if name in hooks and name not in [each.name for each in attached(hooks)]:
+            raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet, or the name of one that was "
+                            f"attached before. Hooks: {', '.join(each.name for each in hooks.entries())}.")  # fmt: skip
     return {**read_file(_text(asked, "file")), "name": name}
 
 
 def _attach(run: Run, asked: Plain) -> Plain:
-    """Everybody has the hook, or nobody: a rank that cannot make it must not leave the others with another plan."""
-    ranks = run.strategy.ranks
+    """Add the hook on all ranks or on none, in place of what the same file was attached as before.
+
+    A rank that cannot make it must not leave the others with another plan.
+    """
+    ranks, hooks = run.strategy.ranks, run.state.hooks
     hook: Any = None
     problem = ""
     try:
@@ -103,17 +110,44 @@ def _attach(run: Run, asked: Plain) -> Plain:
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run
         problem = _problem(error)
     _agree(ranks.gather(problem))
-    handle = None
+    handle, earlier = None, replaced_by(hook, asked["name"], hooks)
+    put_back = hooks.set_aside(earlier)
+    _tear_down_removed(run)  # before the new one is set up: both may want the same file or port
     try:
         handle = run.trainer.add_hook(hook, asked["name"])
     except (Exception, SystemExit) as error:
         problem = _problem(error)
     problems = ranks.gather(problem)
-    if any(problems) and handle is not None:
-        handle.remove()
+    if any(problems):
+        if handle is not None:
+            handle.remove()
+        put_back()
     _agree(problems)
     assert handle is not None
     return {"hook": handle.name, "file": asked["file"], "class": type(hook).__name__, "sha256": asked["sha256"]}
+
+
+def _check_attached(run: Run, asked: Plain) -> Plain:
+    name, hooks = _text(asked, "hook"), run.state.hooks
+    there = [each.name for each in attached(hooks)]
+    if hooks.entry(name).name not in there:
+        raise HookError(f"detach: {name!r} is a hook of the program, and was not attached from outside; disable switches it off. "
+                        f"Attached: {', '.join(there) or 'none'}.")  # fmt: skip
+    return {"hook": name}
+
+
+def _detach(run: Run, asked: Plain) -> Plain:
+    run.state.hooks.remove(asked["hook"])
+    _tear_down_removed(run)
+    return {"hook": asked["hook"]}
+
+
+def _tear_down_removed(run: Run) -> None:
+    """Call the teardown of hooks that were removed; what fails there is of no consequence for the run."""
+    try:
+        see_off(run)
+    except Exception as error:
+        log.warning("a hook that was removed from outside failed in its teardown: %s", _problem(error))
 
 
 def _problem(error: BaseException) -> str:
@@ -134,6 +168,7 @@ COMMANDS: dict[str, Command] = {
     "checkpoint": Command(_nothing, _checkpoint, answered="saved"),
     "stop": Command(_nothing, _stop, answered="ended"),
     "attach": Command(_check_file, _attach),
+    "detach": Command(_check_attached, _detach),
 }
 
 
@@ -217,6 +252,7 @@ def _about(entry: Any, elapsed: float) -> Plain:
     spent = sum(each.total for each in accounts) / 1e9
     return {
         "name": entry.name, "class": type(entry.given).__name__, "enabled": entry.enabled, "every": interval_of(entry),
+        "attached": hasattr(entry.hook, MARK),
         "events": [each.event.name for each in entry.listeners], "calls": sum(each.calls for each in accounts),
         "total": spent, "worst": max((each.worst for each in accounts), default=0) / 1e9, "share": spent / elapsed,
     }  # fmt: skip

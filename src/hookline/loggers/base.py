@@ -117,6 +117,9 @@ class Loggers(Logger):
     def __bool__(self) -> bool:
         return bool(self.members)
 
+    def __repr__(self) -> str:
+        return f"<loggers: {', '.join(type(each).__name__ for each in self.members) or 'none'}>"
+
     def _tell_all(self, method: str, *given: Any) -> None:
         for each in self._called:
             self._tell(each, method, *given)

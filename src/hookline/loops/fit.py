@@ -47,7 +47,8 @@ def fit(run: Run) -> None:
     if run.signal:
         run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
-        log.warning("Nothing to train: %s", why_finished(run))
+        if not run.signal:
+            log.warning("Nothing to train: %s", why_finished(run))
         if run.finished_before:
             restore_ending(run)
         return

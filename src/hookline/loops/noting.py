@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from hookline.loops.errands import carries_out
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
+from hookline.loops.signals import Signals
 from hookline.plan import blamed
+from hookline.state import progress
 from hookline.text import redact
 from hookline.urls import is_url, shown
 
@@ -129,6 +132,8 @@ class Recorded:
         show_costs(self._run)
         if error is not None and self._run.stage == "fit" and self._run.setup_began:
             words = LastWords.of(self._run, error)
+            if isinstance(error, KeyboardInterrupt) and self._run.signal and not _is_at_once(error):
+                error._render_traceback_ = words.note().splitlines  # type: ignore[attr-defined]  # what IPython shows instead
             with contextlib.suppress(AttributeError):  # an exception with slots
                 setattr(error, _WORDS, words)
             error.add_note(words.note())
@@ -161,8 +166,12 @@ class LastWords:
         s, guilty = run.state, blamed(error)
         who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
         text = _short(error)
-        word = "Pruned" if type(error).__name__ == PRUNED else "Failed"
-        failed = f"{word}: {type(error).__name__}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
+        if isinstance(error, KeyboardInterrupt):
+            batches = run.position if s.epoch == s.epochs_seen else 0
+            failed = f"Interrupted at {progress(s.step, s.epochs_seen, batches)}."
+        else:
+            word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
+            failed = f"{word}: {kind}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
         if (other := _other_rank(run)) is not None:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
@@ -183,6 +192,12 @@ class LastWords:
 def _is_exit(error: BaseException) -> bool:
     """Whether somebody has called `sys.exit` in the middle of the run."""
     return isinstance(error, SystemExit) and not isinstance(error, Preempted)
+
+
+def _is_at_once(error: BaseException) -> bool:
+    """Whether a second Ctrl-C has broken off what was going on: then its traceback says where that was."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1] is Signals._heard.__code__
 
 
 def last_words(error: BaseException) -> LastWords | None:

@@ -143,9 +143,9 @@ def shown(run: RunData) -> dict[str, Series]:
     if "lr" in found and rates:
         plain, named = found["lr"], found[rates[0]]
         if len(rates) == 1 and len(named.values) <= len(plain.values):
-            if np.isin(named.values, plain.values).all():
+            if np.isin(named.arrays()[1], plain.arrays()[1]).all():
                 del found[rates[0]]
-        elif np.isin(plain.values, named.values).all():
+        elif np.isin(plain.arrays()[1], named.arrays()[1]).all():
             del found["lr"]
     return found
 
@@ -153,13 +153,13 @@ def shown(run: RunData) -> dict[str, Series]:
 def newest(run: RunData) -> list[dict[str, Any]]:
     """The losses for a run's card: the value of the newest step, or the epoch's mean if that is as new, and the lowest."""
     found = shown(run)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in HEADLINES:
         known = [each for each in (f"{name}{EPOCH}", name) if each in found]
         if known:
             chosen = max(known, key=lambda each: found[each].steps[-1])  # of equals the first, which is the mean
             row = _extremes(found[chosen])
-            rows.append({"name": chosen, **{key: row[key] for key in ("last", "min") if key in row}})
+            rows.append({"name": chosen, "last": row["last"], "min": row.get("min")})
     return rows
 
 

@@ -46,6 +46,10 @@ class Strategy(StrategyMethods):
         self.ranks = Ranks()
         """What the processes say to each other; complete once `connect` was called."""
 
+    def __repr__(self) -> str:
+        ranks = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        return f"<{type(self).__name__}: {self.device}, precision {self.precision.name}{ranks}>"
+
     def connect(self) -> None:
         """Find the other ranks, if there are any. Called when a run begins, once or often."""
 

@@ -28,6 +28,9 @@ class Tracing:
         self._written: set[Path] = set()
         """Files since the last fit began: started again, a trace goes on in the same file."""
 
+    def __repr__(self) -> str:
+        return f"<tracing: {'on' if self.is_on else 'off'}>"
+
     @property
     def is_on(self) -> bool:
         """Whether a trace is being written."""

@@ -24,7 +24,7 @@ LONGEST_REQUEST = 10_000
 KEEP_ALIVE = 15.0
 """Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
 ASKED = {"enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
-         "attach": ("file", "name")}  # fmt: skip
+         "attach": ("file", "name"), "detach": ("hook",)}  # fmt: skip
 NOTHING = "There is nothing here."
 ONCE = ("Open the address that hookline watch has printed. It works once: from then on the page is where that browser was sent. "
         "Start hookline watch again for another address.")  # fmt: skip

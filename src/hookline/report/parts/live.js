@@ -74,7 +74,8 @@ function hookRow(hook) {
   };
   const form = el("form", { class: "every", onsubmit: change }, often, set);
   const cells = ["calls", "total", "worst", "share"].map(() => el("td", { class: "number" }));
-  const row = el("tr", {}, el("th", { scope: "row" }, hook.name, el("div", { class: "soft small" }, hook.class)), el("td", {}, power), el("td", {}, form), cells);
+  const leave = hook.attached ? el("button", { type: "button", "aria-label": `Detach ${hook.name}`, onclick: () => command({ command: "detach", hook: hook.name }, leave) }, "detach") : null;
+  const row = el("tr", {}, el("th", { scope: "row" }, hook.name, el("div", { class: "soft small" }, hook.class)), el("td", {}, el("div", { class: "every" }, power, leave)), el("td", {}, form), cells);
   row.update = (now) => {
     row.className = now.enabled ? "" : "off";
     power.setAttribute("aria-checked", String(now.enabled));
@@ -113,7 +114,8 @@ function jobPanel() {
 }
 
 function jobLine(job) {
-  const limit = job.max_steps > 0 ? `, of ${number(job.max_steps)} steps` : job.max_epochs > 0 ? `, of ${number(job.max_epochs)} epochs` : "";
+  const ends = (most, one) => ` · ends after ${number(most)} ${one}${most === 1 ? "" : "s"}`;
+  const limit = job.max_steps > 0 ? ends(job.max_steps, "step") : job.max_epochs > 0 ? ends(job.max_epochs, "epoch") : "";
   const ranks = job.world_size > 1 ? ` · ${job.world_size} ranks` : "";
   return [el("span", { class: `badge ${job.stopping ? "warn" : "good"}` }, job.stopping ? "stopping" : job.status),
     document.createTextNode(` ${job.progress || job.position}${limit} · ${elapsed(job.elapsed)} · process ${job.pid}${ranks}`)];
