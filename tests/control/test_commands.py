@@ -154,7 +154,7 @@ def test_a_stop_that_ends_in_a_failure_says_what_is_saved() -> None:
 
     asks = Asks(lambda: ask("run", "checkpoint"), lambda: ask("run", "stop"))
     with pytest.raises(RuntimeError, match="at the end"):
-        quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(Net(), batches())
+        quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(Net(), batches() * 50_000)  # one epoch
     asks.thread.join()
     path, step = asks.answers[0]["path"], asks.answers[0]["saved_step"]
     assert f"the newest checkpoint is {path} of step {step}" in str(asks.answers[1])
@@ -198,7 +198,7 @@ def test_a_file_that_is_attached_again_takes_the_place_of_what_it_was() -> None:
         heard.append(heard_by_probe())
         return str(answer["hook"])
 
-    answers, trainer = asked(attach, lambda: time.sleep(0.05), attach, lambda: attach("mine"), lambda: attach("mine"), lambda: time.sleep(0.05))
+    answers, trainer = asked(attach, Steps(12), attach, lambda: attach("mine"), lambda: attach("mine"), Steps(12))
     assert [answers[index] for index in (0, 2, 3, 4)] == ["probe", "probe", "mine", "mine"]
     assert trainer.hooks.list_hooks() == ["asks", "probe", "mine"]
     for each in heard:
@@ -215,7 +215,7 @@ def test_one_that_cannot_take_its_place_leaves_it_there() -> None:
         Path("probe.py").write_text(PROBE.replace('self.heard.append("setup")', "raise RuntimeError('not today')"))
         return ask("run", "attach", file=f"{file}:Probe")
 
-    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), shy, lambda: time.sleep(0.05))
+    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), shy, Steps(12))
     assert "RuntimeError: not today" in str(answers[1])
     assert trainer.hooks.list_hooks() == ["asks", "probe"]
     steps = [each.step for each in trainer.hooks["probe"].heard if not isinstance(each, str)]
