@@ -35,7 +35,7 @@ class Extras(Kind):
 
     def trials(self, share: float) -> list[int]:
         """As many as asked for."""
-        return some(60, share)
+        return some(40, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
         """One run with such a hook, killed once or several times, then started again until it gets to its end."""

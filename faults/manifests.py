@@ -22,7 +22,7 @@ from trials import Kind, Outcome, last_words, some
 from hookline import Hook, HooklineError, NonFiniteLoss
 from hookline.cli import main
 
-AT_ONCE = 15
+AT_ONCE = 10
 """Mutations in one trial: each is copied, changed and resumed from in one process."""
 STOP_AT = 14
 LONGEST = 60
@@ -33,8 +33,8 @@ class Manifests(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """So many that about 500 checkpoints are mutated."""
-        return some(34, share)
+        """So many that about 350 checkpoints are mutated."""
+        return some(35, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
         """A run, then many copies of it of which one checkpoint is made hostile."""

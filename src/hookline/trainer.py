@@ -127,8 +127,9 @@ class Trainer(RunView):
 
         train, val: one loader, a list, or a dictionary of names. mixture: how several training loaders are mixed; by default
         each in turn, until all their batches were drawn once.
-        resume: None begins afresh; a checkpoint's path goes on from there; 'auto' goes on from the newest whole checkpoint of
-        the run and begins afresh if there is none; 'best' goes on from the best one that a monitor has kept.
+        resume: None begins a new run; a checkpoint's path goes on from there; 'auto' goes on from the newest whole checkpoint
+        of the run, 'best' from the best one that a monitor has kept. Both begin a new run if there is no checkpoint, and raise if
+        there are some but none can be used.
         """
         refuse_unknown(Trainer.fit, unknown)
         train, datamodule = _sort_out(train, datamodule)

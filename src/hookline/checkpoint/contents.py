@@ -17,6 +17,7 @@ from hookline.accumulator import REDUCTIONS
 from hookline.checkpoint.pieces import Pieces
 from hookline.checkpoint.saves import COUNTERS
 from hookline.errors import CheckpointError, described
+from hookline.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
 MT_WORDS = 624
@@ -24,15 +25,21 @@ MT_WORDS = 624
 Check = Callable[[Any], bool]
 
 
-def check_contents(contents: Mapping[str, Any]) -> None:
-    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line` have their own reader."""
-    if "position" not in contents:
-        return
-    for name, (fits, wanted) in RUN.items():
+def check_contents(contents: Mapping[str, Any], path: object) -> None:
+    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line` have other parts."""
+    if "position" in contents:
+        check_parts(contents, RUN, path)
+
+
+def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object) -> None:
+    """Refuse contents that lack one of these parts, or in which one is of another kind. path: whose contents they are."""
+    for name in names:
+        fits, wanted = RUN[name]
         if name not in contents:
-            raise CheckpointError(f"its state.json has no {name!r}.")
+            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: its state.json has no {name!r}.")
         if not fits(contents[name]):
-            raise CheckpointError(f"{name} in its state.json is not {wanted}: {described(contents[name])}")
+            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: {name} in its state.json is not {wanted}: "
+                                  f"{described(contents[name])}")  # fmt: skip
 
 
 def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:

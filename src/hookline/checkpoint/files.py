@@ -16,7 +16,6 @@ from hookline.checkpoint.tidying import remove_folder, tidy
 from hookline.checkpoint.writing import write_folder
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
-from hookline.urls import shown
 
 __all__ = ["extra_names", "read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
 
@@ -51,14 +50,7 @@ def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank needs of them.
     """
     contents = read(path) if ranks.alone else _read_share(path, ranks)
-
-    def check() -> None:
-        try:
-            check_contents(contents)
-        except CheckpointError as error:
-            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: {error}") from None
-
-    _agreed(ranks, check)
+    _agreed(ranks, lambda: check_contents(contents, path))
     return contents
 
 

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint import files
+from hookline.checkpoint.contents import check_parts
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
 from hookline.errors import CheckpointError, NonFiniteLoss
 from hookline.hosts.view import HostView
 from hookline.loops.finite import describe_nonfinite, find_nonfinite
-from hookline.loops.restoring import load_optimizer, restore_hook
+from hookline.loops.restoring import load_optimizer, load_scheduler, restore_hook, restoring
 from hookline.loops.saving import counts_of, describe, states_of, tell_outcome
 from hookline.ranks import Ranks
+from hookline.urls import shown
+
+PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
+"""What a checkpoint of a line holds."""
 
 
 def keep(view: HostView) -> dict[str, Any]:
@@ -78,15 +83,18 @@ def load(view: HostView, path: str | Path) -> None:
     """Put a checkpoint back into module, optimizers, schedulers and hooks."""
     s, plan = view.state, view.plan
     s.checkpoint, s.path = files.read(path), path
-    if "log" not in s.checkpoint or len(s.checkpoint.get("optimizers", [])) != len(s.optimizers):
-        raise CheckpointError(f"{path} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights alone can be "
-                              "had by hookline.load_weights(module, path).")  # fmt: skip
+    if "log" in s.checkpoint:
+        check_parts(s.checkpoint, PARTS, path)
+    if "log" not in s.checkpoint or len(s.checkpoint["optimizers"]) != len(s.optimizers):
+        raise CheckpointError(f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights alone "
+                              "can be had by hookline.load_weights(module, path).")  # fmt: skip
     plan.on_load_checkpoint(s)
     contents, s.checkpoint = s.checkpoint, None
-    s.module.load_state_dict(contents["module"])
-    for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
-        load_optimizer(optimizer, kept)
-    for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
-        scheduler.load_state_dict(kept)
+    with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
+        s.module.load_state_dict(contents["module"])
+        for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
+            load_optimizer(optimizer, kept)
+        for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
+            load_scheduler(scheduler, kept)
     put_back(view, contents)
     plan.on_checkpoint_load(s)

@@ -164,7 +164,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     if saved is None:
         batches = loader.open(run.state.epoch, run.position, run.options.seed)
     else:
-        with restoring(run, "the position of the training data"):
+        with restoring(run.resume_from, "the position of the training data"):
             loader.load_state_dict(saved)
             after_resume(run)
             batches = loader.open(run.state.epoch, run.position, run.options.seed)

@@ -100,7 +100,7 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
 
     run.train.picked = picked
     if run.restored.get("loader"):
-        with restoring(run, "the position of the training data"):
+        with restoring(run.resume_from, "the position of the training data"):
             run.train.load_state_dict(run.restored["loader"])  # now, so that hooks find and change it as it was
     run.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:

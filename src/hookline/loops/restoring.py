@@ -121,15 +121,15 @@ def load_hook(entry: Any, saved: Any) -> None:
 
 
 @contextlib.contextmanager
-def restoring(run: Run, what: str) -> Iterator[None]:
+def restoring(path: Any, what: str) -> Iterator[None]:
     """Whatever fails meanwhile is said of the checkpoint: it holds something that this run cannot take."""
     try:
         yield
     except HooklineError:
         raise
     except Exception as error:
-        where, why = shown(run.resume_from), f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{where} cannot be restored, {what} in it does not fit this run: {why}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{shown(path)} cannot be restored, {what} in it does not fit this run: {why}") from error
 
 
 def restore_progress(run: Run) -> None:
@@ -147,7 +147,7 @@ def restore_progress(run: Run) -> None:
     for entry in s.hooks.in_order():
         if isinstance(entry.hook, HookAdapter):
             entry.hook.before_optimizers()
-    with restoring(run, "the state of an optimizer or a schedule"):
+    with restoring(run.resume_from, "the state of an optimizer or a schedule"):
         for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
             if is_late:
                 lay_out_optimizer(saved, optimizer)
@@ -157,7 +157,7 @@ def restore_progress(run: Run) -> None:
         run.strategy.precision.load_state_dict(contents["precision"])
         if run.feeds is not None:
             run.feeds.load_state_dict(contents["feeding"])
-    with restoring(run, "the accumulation window, or what was logged,"):
+    with restoring(run.resume_from, "the accumulation window, or what was logged,"):
         for name, value in contents["window"].items():
             if name != "gradients":
                 setattr(run.window, name, value)
@@ -172,7 +172,7 @@ def restore_progress(run: Run) -> None:
     if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
-    with restoring(run, "the state of a random stream"):
+    with restoring(run.resume_from, "the state of a random stream"):
         set_rng_state(contents["rng"])
     run.restored = {key: contents.get(key) for key in STILL_NEEDED}
     run.on_disk = run.progress
