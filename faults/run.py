@@ -11,20 +11,23 @@ import tempfile
 from pathlib import Path
 
 import torch
+from clocks import Clocks
 from crashes import Crashes
 from damage import Damage
 from diskfull import DiskFull
 from exceptions import Exceptions
 from kills import Kills
+from outliving import Outliving
 from ranks import Ranks
 from signals import Signals
 from trials import Kind, Outcome, References, carry_out, table, warm_up
+from twojobs import TwoJobs
 
 USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
     "kills": Kills, "crashes": Crashes, "damage": Damage, "disk-full": DiskFull, "signals": Signals, "exceptions": Exceptions,
-    "ranks": Ranks,
+    "ranks": Ranks, "two-jobs": TwoJobs, "clock": Clocks, "workers": Outliving,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FAULTS = ROOT / "faults"
-KINDS = ("kills", "crashes", "damage", "disk-full", "signals", "exceptions", "ranks")
+KINDS = ("kills", "crashes", "damage", "disk-full", "signals", "exceptions", "ranks", "two-jobs", "clock", "workers")
 Outcomes = Mapping[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the trials are forked")
