@@ -96,14 +96,14 @@ Done = list[tuple[Path, str, str]]
 
 
 def newest_first(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run that nothing has happened to, by the times in their manifests."""
+    """The checkpoints of a run that nothing has happened to, by their numbers in it."""
     manifests = {path.parent: json.loads(path.read_text()) for path in run_dir.rglob("manifest.json")
                  if not any(part.startswith(".") for part in path.relative_to(run_dir).parts)}  # fmt: skip
-    return sorted(manifests, key=lambda path: manifests[path]["saved_at"], reverse=True)
+    return sorted(manifests, key=lambda path: manifests[path]["saves"], reverse=True)
 
 
-def _saved_at(path: Path) -> str:
-    return str(json.loads((path / "manifest.json").read_text())["saved_at"])
+def _number(path: Path) -> int:
+    return int(json.loads((path / "manifest.json").read_text())["saves"])
 
 
 def damage(rng: random.Random, run_dir: Path) -> tuple[Done, Path]:
@@ -209,7 +209,7 @@ def _bytes_of(contents: Any) -> str:
 
 def in_the_way(done: Done, expected: Path) -> Done:
     """The damaged ones that a resume meets on its way to the one expected; a swapped manifest may have put one behind it."""
-    return [each for each in done if each[2] != "swapped" or _saved_at(each[0]) > _saved_at(expected)]
+    return [each for each in done if each[2] != "swapped" or _number(each[0]) > _number(expected)]
 
 
 def unsaid(said: str, done: Done) -> str:

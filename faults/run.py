@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from clocks import Clocks
 from crashes import Crashes
 from damage import Damage
 from diskfull import DiskFull
@@ -18,16 +19,19 @@ from exceptions import Exceptions
 from extras import Extras
 from kills import Kills
 from manifests import Manifests
+from outliving import Outliving
 from ranks import Ranks
 from restarts import Restarts
 from signals import Signals
 from trials import Kind, Outcome, References, carry_out, table, warm_up
+from twojobs import TwoJobs
 
 USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
     "kills": Kills, "crashes": Crashes, "damage": Damage, "disk-full": DiskFull, "signals": Signals, "exceptions": Exceptions,
-    "ranks": Ranks, "restarts": Restarts, "extras": Extras, "manifests": Manifests,
+    "ranks": Ranks, "restarts": Restarts, "extras": Extras, "manifests": Manifests, "two-jobs": TwoJobs, "clock": Clocks,
+    "workers": Outliving,
 }  # fmt: skip
 
 

@@ -45,6 +45,10 @@ class Settings:
     stop_at: int = 0
     """End the process at this step, as if its time was over; 0: go on to the end."""
     strategy: str = "auto"
+    persistent: bool = False
+    """Whether workers stay from one epoch to the next."""
+    loader: str = "torch"
+    """Whose DataLoader; "torchdata" has one that says itself where it is, and so is left alone."""
 
     @property
     def numbers(self) -> Settings:
@@ -201,13 +205,21 @@ def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_di
             ModelCheckpoint("val/loss", save_top_k=1, dirpath="checkpoints/best", name="best"),
         ],
     )  # fmt: skip
-    loader = DataLoader(Noisy(35), batch_size=3, shuffle=True, num_workers=settings.workers)
+    loader = make_loader(settings)
     trainer.fit(net, loader, DataLoader(Noisy(6, noise=0.0), batch_size=3), resume="auto")
     result = {"status": trainer.status, "step": trainer.global_step, "digest": digest(trainer, record)}
     (folder / f".{RESULT}").write_text(json.dumps(result))
     os.rename(folder / f".{RESULT}", folder / RESULT)
     witness.enter("over")
     return trainer
+
+
+def make_loader(settings: Settings) -> Any:
+    """The training data."""
+    kind: Any = DataLoader
+    if settings.loader == "torchdata":
+        from torchdata.stateful_dataloader import StatefulDataLoader as kind
+    return kind(Noisy(35), batch_size=3, shuffle=True, num_workers=settings.workers, persistent_workers=settings.persistent)
 
 
 def digest(trainer: Trainer, record: Record) -> dict[str, str]:

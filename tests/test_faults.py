@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FAULTS = ROOT / "faults"
-KINDS = ("kills", "crashes", "damage", "disk-full", "signals", "exceptions", "ranks", "restarts", "extras", "manifests")
+KINDS = ("kills", "crashes", "damage", "disk-full", "signals", "exceptions", "ranks", "restarts", "extras", "manifests", "two-jobs",
+         "clock", "workers")  # fmt: skip
 Outcomes = Mapping[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the trials are forked")
