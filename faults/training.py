@@ -216,10 +216,12 @@ def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_di
 
 def make_loader(settings: Settings) -> Any:
     """The training data."""
-    kind: Any = DataLoader
+    loader: Any = DataLoader
     if settings.loader == "torchdata":
-        from torchdata.stateful_dataloader import StatefulDataLoader as kind
-    return kind(Noisy(35), batch_size=3, shuffle=True, num_workers=settings.workers, persistent_workers=settings.persistent)
+        from torchdata import stateful_dataloader
+
+        loader = stateful_dataloader.StatefulDataLoader
+    return loader(Noisy(35), batch_size=3, shuffle=True, num_workers=settings.workers, persistent_workers=settings.persistent)
 
 
 def digest(trainer: Trainer, record: Record) -> dict[str, str]:

@@ -67,9 +67,11 @@ def judge(outcome: Outcome, jobs: list[Child], expected: dict[str, str]) -> Outc
         return outcome
     for each, other in ((jobs[0], jobs[1]), (jobs[1], jobs[0])):
         if each.result is None and each.code != -signal.SIGKILL and not is_refusal(each, other):
-            outcome.wrong = f"it ended with exit code {each.code} and did not name the other job; it said: {last_words(each.said)}"
+            outcome.wrong = (f"it ended with exit code {each.code} and did not name the other job; "
+                             f"it said: {last_words(each.said)}")  # fmt: skip
     # the second of two that came to their end found a run that was over, and has counted and measured nothing
-    counted = expected if len(ended) == 1 else {name: each for name, each in expected.items() if name not in ("counters", "metrics")}
+    differs = () if len(ended) == 1 else ("counters", "metrics")
+    counted = {name: each for name, each in expected.items() if name not in differs}
     for each in ended:
         if not outcome.wrong:
             compare(outcome, each, counted)
