@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+with contextlib.suppress(ImportError):  # not there where other trainers' packages are
+    from hypothesis import HealthCheck, settings
+
+    # no example fails because the machine is busy
+    settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)
