@@ -13,6 +13,7 @@ from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings
 from hookline.dialects.lightning.logged import log_as_lightning
 from hookline.dialects.lightning.table import MODULE_ACTIONS
 from hookline.listener import overrides
+from hookline.module import Module
 
 
 def is_lightning_module(module: Any) -> bool:
@@ -116,7 +117,7 @@ class ModuleFace:
 
 def _both(own: type, base: type) -> type:
     """A class that is both, for isinstance only; the user's alone if it wants to know of its subclasses, or they do not mix."""
-    if "__init_subclass__" in {name for cls in own.__mro__ if cls is not object for name in vars(cls)}:
+    if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
         return base
     try:
         return type(own.__name__, (own, base), {})
