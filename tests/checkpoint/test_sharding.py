@@ -168,6 +168,31 @@ def test_from_a_url_only_what_is_needed_is_read_and_what_was_fetched_goes(
     assert not os.listdir(tmp_path / "fetched")
 
 
+@pytest.mark.parametrize("changed", [
+    [], {}, {"own": {}}, {"own": [], "shards": {}, "shared": {}}, {"own": {"module": {"$": "tensor", "key": "nowhere"}}, "shards": {}, "shared": {}},
+    {"own": {}, "shards": {"module.a": [[0, 0], [3, 2]]}, "shared": {"module.a": "module.a"}}, {"own": {}, "shards": {"module.a": 5}, "shared": {}},
+    {"own": {}, "shards": {"module.a": [[-1, 0], [3, 2]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [[0, 0], [6, 1]]}, "shared": {}},
+    {"own": {}, "shards": {"module.a": [[0], [6]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [[0, 0], [2**62, 2**62]]}, "shared": {}},
+    {"own": {}, "shards": {"elsewhere": [[0, 0], [3, 2]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [["a", "b"], [3, 2]]}, "shared": {}},
+], ids=lambda changed: str(changed)[:70])  # fmt: skip
+def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(mesh: Any, tmp_path: Path, changed: Any) -> None:
+    weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
+    write({"module": {"a": weight}, "world_size": 1}, tmp_path / "one")
+    text = json.dumps(changed).encode()
+    (tmp_path / "one" / "rank-0.json").write_bytes(text)
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    manifest["files"]["rank-0.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    manifest["sha256"] = signature(manifest)
+    (tmp_path / "one" / "manifest.json").write_text(render(manifest))
+    for look in (read, verify, lambda path: find_weights(path, as_pieces=True)[1]["a"].whole()):
+        try:
+            found = look(tmp_path / "one")
+        except CheckpointError as error:
+            assert "one" in str(error) or "numbers are in no file" in str(error)
+        else:  # what the pieces say of themselves fits, so the numbers are those that were written
+            assert look is verify or torch.equal(found["module"]["a"] if isinstance(found, dict) else found, weight.full_tensor())
+
+
 def test_an_ordinary_run_never_loads_torchs_tensors_of_many_ranks(tmp_path: Path) -> None:
     import subprocess
     import sys

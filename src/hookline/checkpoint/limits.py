@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ class TooLarge(ValueError):
 def read_within(path: Path, most: int) -> bytes:
     """The bytes of a file, unless there are more than `most` of them."""
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise TooLarge(f"it is larger than {most // 2**20} MB, which no such file is")
-    return data
+        if os.fstat(file.fileno()).st_size > most:
+            raise TooLarge(f"it is larger than {most // 2**20} MB, which no such file is")
+        return file.read()
 
 
 def parse_json(data: bytes, levels: int = LEVELS) -> Any:

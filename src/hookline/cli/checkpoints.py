@@ -15,7 +15,7 @@ from hookline.checkpoint.averages import scored_hook
 from hookline.checkpoint.exporting import export_weights
 from hookline.checkpoint.finding import Found, best_first, find, newest_first
 from hookline.checkpoint.format import TAG
-from hookline.checkpoint.limits import STRUCTURE_BYTES, parse_json
+from hookline.checkpoint.limits import parse_json
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
 from hookline.errors import CheckpointError, OptionError, closest
@@ -168,7 +168,7 @@ def _hooks_in(structure: dict[str, Any]) -> list[str]:
 def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """How its contents are laid out, and its weights by name: read from the small files and the head of the large one."""
     assert listed.manifest is not None
-    text = _piece(listed, "state.json", STRUCTURE_BYTES + 1)
+    text = _piece(listed, "state.json", listed.manifest["files"]["state.json"]["bytes"] + 1)
     damaged = f"The checkpoint {listed.name} is damaged"
     if hashlib.sha256(text).hexdigest() != listed.manifest["files"]["state.json"]["sha256"]:
         raise CheckpointError(f"{damaged}: state.json is not what its manifest says.")

@@ -17,7 +17,6 @@ from hookline.config import Parts, load_config
 from hookline.config.problems import ConfigError
 from hookline.errors import Preempted
 from hookline.hook import Hook
-from hookline.text import redact
 from hookline.urls import shown
 
 _NOTHING = object()
@@ -158,7 +157,7 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     # a run that has a name finds its newest checkpoint by itself
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
     words = [*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where]
-    return shlex.join(map(redact, words))
+    return shlex.join(map(shown, words))
 
 
 def _launcher(world_size: int) -> list[str]:

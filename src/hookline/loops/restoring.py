@@ -229,11 +229,12 @@ def _is_one_number(step: Any) -> bool:
 
 def load_scheduler(scheduler: Any, saved: Any) -> None:
     """Torch makes attributes of whatever is in the state: nothing there may take the place of a method, or of the optimizer."""
-    if isinstance(saved, dict):
-        taken = [name for name in saved if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))]
-        if taken:
+    now = scheduler.state_dict()
+    if isinstance(saved, dict) and isinstance(now, dict):
+        new = [name for name in saved if name not in now]
+        if taken := [name for name in new if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))]:
             raise CheckpointError(f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which is no value of it.")
-    check_like(saved, scheduler.state_dict(), type(scheduler).__name__)
+    check_like(saved, now, type(scheduler).__name__)
     scheduler.load_state_dict(saved)
 
 
