@@ -71,7 +71,7 @@ def test_a_checkpoint_is_told_in_words(net: Net, capsys: pytest.CaptureFixture[s
     assert "kept for    val/loss " in said and "(min is better)" in said
     assert "train/loss " in said and f"torch {torch.__version__}" in said and "world size  1" in said
     assert "weights     4 tensors, 13 numbers, buffers included; tied: twin.weight = layer.weight" in said
-    assert "model_checkpoint, weight_averaging" in said
+    assert "weight_averaging, model_checkpoint" in said
     assert "model.safetensors " in said and "state.json " in said
     lines = [line.split() for line in said.splitlines()]
     assert ["layer.weight", "float32", "[2,", "4]"] in lines and ["phase", "complex64", "[3]"] in lines

@@ -218,7 +218,7 @@ def test_checkpointing_saves_every_so_many_epochs() -> None:
     trainer = quiet(max_epochs=5, run_dir="run")
     trainer.add_checkpointing(save_every_n_epochs=2, save_top_k=-1)
     trainer.fit(Net(), batches(2))
-    assert names() == ["epoch=1-step=4", "epoch=3-step=8"]
+    assert names() == ["epoch=1-step=4", "epoch=3-step=8", "last"]
 
 
 # ---- early stops and checkpoints ---------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def test_a_kept_checkpoint_holds_everything_whatever_the_order_of_the_hooks(chec
 
     whole, _, _ = run("whole", 4)
     _, first, _ = run("first", 2)
-    assert names("first/checkpoints") == ["s4"]
+    assert names("first/checkpoints") == ["last", "s4"]
     assert (first.best_model_score, first.best_model_path) == (1.0, "first/checkpoints/s4")
     torch.rand(100)  # the random stream is somewhere else by now
     module, keep, scores = run("second", 4, first.best_model_path)
     assert torch.equal(module.layer.weight, whole.layer.weight)
     assert scores.count == 4
-    assert (keep.best_model_score, names("second/checkpoints")) == (0.5, ["s8"])
+    assert (keep.best_model_score, names("second/checkpoints")) == (0.5, ["last", "s8"])

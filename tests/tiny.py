@@ -62,4 +62,4 @@ class SavesFirstEpoch(Hook):
             trainer.save_checkpoint()
 
     def on_checkpoint_save(self, path: Any) -> None:
-        self.path = path
+        self.path = self.path or path  # not that of the state that the run ends with

@@ -102,7 +102,7 @@ def test_what_was_attached_is_detached_on_every_rank(outcome: tuple[Outcome, Pat
 
 def test_the_answers_say_which_steps_are_on_disk(outcome: tuple[Outcome, Path]) -> None:
     first = told(outcome)[0]
-    checkpoint, stop = first["answers"][5:]  # type: ignore[index]
+    checkpoint, stop = first["answers"][-2:]  # type: ignore[index]
     assert (stop["step"], stop["saved_step"], stop["saved"]) == (first["step"], first["step"], True)
     for answer in (checkpoint, stop):
         assert json.loads((Path(answer["path"]) / "manifest.json").read_text())["step"] == answer["saved_step"]

@@ -55,8 +55,9 @@ def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:
     None stands for a number that is not known yet; loose: for any value that is left to a default. What is empty now may hold
     anything later, and so may what is new.
     """
-    if now is None or (loose and saved is None):
-        fits = loose or saved is None or _is_numeric(saved)
+    if now is None or saved is None:
+        other = now if saved is None else saved
+        fits = loose or other is None or _is_numeric(other)
     elif isinstance(now, Mapping):
         fits = isinstance(saved, Mapping)
         for key in now if fits else ():
