@@ -162,7 +162,7 @@ def test_everything_asked_for_by_control_is_done(tmp_path: Path) -> None:
     steers, hears = Steers(), Hears()
     trainer = quiet(hooks=[steers, hears], max_epochs=9, run_dir=tmp_path, check_val_every_n_epoch=100, log_every_n_steps=1000)
     trainer.fit(Net(), DATA, VAL)
-    assert hears.seen == [("saved", 1), ("validated", 2), ("epoch", 4), ("epoch", 6)]
+    assert hears.seen == [("saved", 1), ("validated", 2), ("epoch", 4), ("epoch", 6), ("saved", 6)]
     step, logged = steers.logged[1]  # the first one is of the validation
     assert step == 3 and {"loss", "learning_rate", "epoch"} <= logged
     assert trainer.status == "stopped" and trainer.global_step == 6
@@ -260,5 +260,5 @@ def test_what_is_asked_for_at_another_moment_is_done_at_the_end_of_the_step(tmp_
     hears = Hears()
     trainer = quiet(hooks=[Asks(), hears], max_epochs=2, run_dir=tmp_path)
     trainer.fit(Net(), DATA)
-    assert hears.seen == [("saved", 2), ("epoch", 4), ("epoch", 9)]
+    assert hears.seen == [("saved", 2), ("epoch", 4), ("epoch", 9), ("saved", 9)]
     assert not [each for each in trainer.plan.listeners("on_step_end") if each.owner is not hears]  # it listens no longer
