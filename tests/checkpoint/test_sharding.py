@@ -184,7 +184,7 @@ def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(mesh: Any
     manifest["files"]["rank-0.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest["sha256"] = signature(manifest)
     (tmp_path / "one" / "manifest.json").write_text(render(manifest))
-    for look in (read, verify, lambda path: find_weights(path, as_pieces=True)[1]["a"].whole()):
+    for look in (read, verify, lambda path: find_weights(path, as_pieces=True).weights["a"].whole()):
         try:
             found = look(tmp_path / "one")
         except CheckpointError as error:

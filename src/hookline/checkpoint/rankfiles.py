@@ -43,7 +43,8 @@ class RankFiles:
     def pieces(self, entry: dict[str, Any]) -> Pieces:
         """A tensor that was spread over ranks, not read yet."""
         name: str = entry["key"]
-        return Pieces(name, torch.Size(entry["shape"]), dtype_of(entry["dtype"]), lambda: self._places(name))
+        shape = torch.Size(entry["shape"])
+        return Pieces(name, shape, dtype_of(entry["dtype"]), lambda: self._places(name, len(shape)))
 
     def whole(self, entry: dict[str, Any]) -> Tensor:
         """All of such a tensor; tied ones are one tensor again."""
@@ -54,12 +55,16 @@ class RankFiles:
             self._read[stored] = pieces.whole()
         return self._read[stored]
 
-    def _places(self, name: str) -> Iterator[Place]:
+    def _places(self, name: str, dimensions: int) -> Iterator[Place]:
         for rank in self.ranks:
             structure = self.structure(rank)
             stored = structure["shared"].get(name, name)  # tied ones are stored once
             if stored in structure["shards"]:
-                yield Place(self.files[rank], stored, *structure["shards"][stored])
+                block = structure["shards"][stored]
+                if not _is_block(block, dimensions):
+                    raise CheckpointError(f"{self.path}: rank-{rank}.json does not say where its piece of {name} belongs: "
+                                          f"{described(block)}")  # fmt: skip
+                yield Place(self.files[rank], stored, *block)
 
     def count(self, share: int = 0, of: int = 1) -> int:
         """How many numbers the pieces have, or those in one of so many shares of the files."""
@@ -100,6 +105,14 @@ class RankFiles:
             return {}
         tensors = Stored(self.files[rank].others(self.structure(rank)["shards"]), find)  # pieces are read if they are needed
         return {name: unpack(structure, tensors) for name, structure in structures.items()}
+
+
+def _is_block(block: Any, dimensions: int) -> bool:
+    """Return whether it says where a block begins and how large it is, in each of so many dimensions."""
+    return isinstance(block, list) and len(block) == 2 and all(
+        isinstance(each, list) and len(each) == dimensions and all(type(number) is int and number >= 0 for number in each)
+        for each in block
+    )  # fmt: skip
 
 
 def read_structure(path: Path) -> dict[str, Any]:
