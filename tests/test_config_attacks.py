@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hookline import Trainer
 from hookline.config import ConfigError, HooksConfig, load_config
@@ -210,6 +211,24 @@ def test_where_a_parameter_has_no_type_a_class_path_is_neither_made_nor_passed_o
         assert "type" in said and "nn.Module" in said, said
 
 
+@pytest.mark.parametrize("spot", ["bare", "anything", "thing", "table", "act", "array", "call"])
+@pytest.mark.parametrize("path", ["numpy.memmap", "torch.nn.modules.activation.ReLU"])
+def test_a_table_that_is_written_as_text_is_no_way_round(project: Path, spot: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    spec = {"class_path": path, "init_args": {"filename": "made", "mode": "w+", "shape": [4]} if "memmap" in path else {}}
+    text = f'[hooks.h]\nclass_path = "mine.Takes"\n{spot} = {json.dumps(json.dumps(spec))}\n'
+    if path == "numpy.memmap" or spot in ("bare", "anything", "thing", "table", "array"):
+        try:
+            made = build(project, text).hooks["h"]
+        except ConfigError:
+            pass
+        else:
+            assert getattr(made, spot) == json.dumps(spec), "text may stay text"
+        assert not (project / "made").exists()
+    else:
+        assert isinstance(getattr(build(project, text).hooks["h"], spot), torch.nn.ReLU)
+
+
 def test_a_person_who_writes_python_may_do_that(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(project))
     given = {"anything": {"class_path": "torch.nn.ReLU"}}
@@ -293,8 +312,6 @@ def test_a_part_is_of_its_kind_and_from_where_it_may_come(project: Path, place: 
 
 
 def test_a_bare_name_does_not_find_a_class_that_may_not_be_named(project: Path) -> None:
-    import torch.jit
-
     assert issubclass(torch.jit.ScriptModule, torch.nn.Module)
     refused(project, hook("act", "ScriptModule"))
     refused(project, hook("act", {"class_path": "ScriptModule"}))
