@@ -70,12 +70,12 @@ def pipeline(shards: list[str], **options: Any) -> Any:
     lambda shards: wds.DataPipeline(wds.ResampledShards(shards, deterministic=True), wds.tarfile_to_samples(),
                                     wds.decode()).with_epoch(12),
 ], ids=["plain", "seed", "rng", "unseeded shards", "detshuffle", "resampled"])  # fmt: skip
-def test_a_webdataset_goes_on_exactly_if_its_order_can_be_made_again(make: Any, shards: list[str], tmp_path: Path) -> None:
+def test_a_webdataset_resumes_exactly_if_its_order_can_be_made_again(make: Any, shards: list[str], tmp_path: Path) -> None:
     assert "without a seed" not in limits(make(shards))
     check(lambda: DataLoader(make(shards).compose(wds.map(sample)), 3), tmp_path, (3, 4, 6))
 
 
-def test_a_webdataset_that_makes_its_own_batches_goes_on_exactly(shards: list[str], tmp_path: Path) -> None:
+def test_a_webdataset_that_makes_its_own_batches_resumes_exactly(shards: list[str], tmp_path: Path) -> None:
     check(lambda: pipeline(shards).shuffle(4, rng=random.Random(3)).map(sample).batched(3), tmp_path, (3, 6))
     check(lambda: wds.WebLoader(pipeline(shards).shuffle(4, rng=random.Random(3)).map(sample), batch_size=3), tmp_path, (3, 6))
 
@@ -111,7 +111,7 @@ def test_a_webdataset_that_splits_itself_by_rank_is_not_split_again(shards: list
 
 
 @pytest.mark.parametrize("options", [{}, {"snapshot_every_n_steps": 2}, {"shuffle": False}], ids=["shuffled", "snapshots", "in order"])
-def test_torchdatas_loader_goes_on_exactly(options: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torchdatas_loader_resumes_exactly(options: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def make() -> Any:
         return StatefulDataLoader(Samples(noise="python torch"), 3, **{"shuffle": True, **options})
 
@@ -119,7 +119,7 @@ def test_torchdatas_loader_goes_on_exactly(options: Any, tmp_path: Path, caplog:
     assert not [each for each in caplog.messages if "its last state" not in each]
 
 
-def test_torchdatas_loader_with_workers_goes_on_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torchdatas_loader_with_workers_resumes_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(lambda: StatefulDataLoader(Samples(), 3, shuffle=True, num_workers=2), tmp_path, (3,), max_epochs=2)
     assert "It restores the order of samples, but not the random numbers that a dataset draws in its workers" in caplog.text
     assert "does not advance" not in caplog.text
@@ -199,7 +199,7 @@ class StreamingLoader(DataLoader[Any]):
 
 @pytest.mark.parametrize("kind", [DataLoader, StreamingLoader])
 @pytest.mark.parametrize("limit", [1.0, 3])
-def test_a_state_made_from_the_number_of_samples_goes_on_exactly(kind: Any, limit: float, tmp_path: Path) -> None:
+def test_a_state_made_from_the_number_of_samples_resumes_exactly(kind: Any, limit: float, tmp_path: Path) -> None:
     whole = AtEpochEnd(tmp_path, (1, 2, 3, 4, 6))
     expected = run(kind(Streaming(), batch_size=3), whole, 1, limit_train_batches=limit)
     per_epoch = len(whole.batches) // 3

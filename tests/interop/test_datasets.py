@@ -44,7 +44,7 @@ def limits(source: Any) -> str:
 @pytest.mark.parametrize("make", [
     lambda: loader(rows(), shuffle=True), lambda: loader(stream()), lambda: loader(stream().shuffle(seed=1, buffer_size=1)),
 ], ids=["rows", "stream", "shuffled shards"])  # fmt: skip
-def test_rows_and_streams_without_a_buffer_go_on_exactly(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_and_streams_without_a_buffer_resume_exactly(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(make, tmp_path, (1, 3, 4, 6))
     assert "does not advance" not in caplog.text
     assert limits(make()) == ""

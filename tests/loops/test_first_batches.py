@@ -210,6 +210,16 @@ def test_each_loader_of_a_mixture_is_compared(caplog: pytest.LogCaptureFixture) 
     assert "The code loader (DataLoader of Unseeded) did not deliver" in caplog.text and caplog.text.count(DIFFERENT) == 1
 
 
+def test_a_save_before_a_loader_of_the_mixture_was_compared_is_written_down_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = {"web": batches(12), "rare": batches(4)}
+    mixture = Mixture("alternating", pattern=["web", "web", "web", "rare"], epoch_length=12)
+    fit(loaders, Saves(1), mixture=mixture)
+    fit(loaders, Saves(2), mixture=mixture, resume="c1")
+    assert {(each["loader"], each["batch"]) for each in records()} == {("web", 1), ("rare", 1), ("web", 2), ("rare", 2)}
+    fit(loaders, mixture=mixture, resume="c2")
+    assert caplog.text == ""
+
+
 def test_a_checkpoint_elsewhere_is_found_to_belong_to_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fit_anywhere(resume: Any = None) -> None:
         trainer = quiet(logger=True)  # a directory of its own for every run

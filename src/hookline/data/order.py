@@ -99,7 +99,7 @@ class Order:
         return indices if first is END else itertools.chain((first,), indices)
 
     def go_to(self, state: Any, is_stuck: bool) -> None:
-        """Put the sampler where it was: nothing has to be drawn to get there, unless its state does not say where that is."""
+        """Restore the sampler. Nothing has to be drawn to get to its position, unless its state does not advance."""
         assert self.stateful is not None and self.check is not None
         self.stateful.load_state_dict(state)
         self.check.is_stuck = is_stuck

@@ -54,7 +54,7 @@ class Reader:
         return {"generators": self.begins if in_pass else states_of(self.generators)}
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """What `state` gave at this position of the present pass, marked if it does not say where the pass is."""
+        """Mark what `state` returned at this position of the present pass if it does not say where the pass is."""
         return saved
 
     def any_batch(self, key: int) -> Any:
@@ -154,7 +154,7 @@ class IndexReader(Reader):
         return saved
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """A sampler whose state does not advance is drawn from again, up to the position."""
+        """Mark the state of a sampler that does not advance: a resume draws its order again, up to the position."""
         check = self.order.check
         if check is None or "sampler" not in saved or not check.check(saved["sampler"], position):
             return saved
@@ -184,7 +184,7 @@ class StateReader(Reader):
         """Whether each iterator begins a new pass, also if the one before was left in the middle."""
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """It goes on where its state says; one that does not advance is read again up to the position."""
+        """Continue where its state says; read a loader whose state does not advance again, up to the position."""
         self.stands_at = 0
         is_stuck = False
         if saved is not None and "state" in saved:
@@ -193,7 +193,7 @@ class StateReader(Reader):
             is_stuck = "stands_at" in saved
             self.stands_at = saved["stands_at"] if is_stuck else position
             if saved.get("is_left", False):
-                next(self._start(key), None)  # the pass that was left in the middle is left once more
+                next(self._start(key), None)  # begin the pass that was left in the middle and leave it, so that a new one follows
         batches = self._start(key)
         self.check.open(position, is_stuck)
         if self.may_be_spent:
@@ -206,7 +206,7 @@ class StateReader(Reader):
         return batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The first batch; when the next one is asked for, the state is looked at."""
+        """Yield the first batch, and look at the state when the next one is requested."""
         batch = next(batches, END)
         if batch is not END:
             yield batch
@@ -243,7 +243,7 @@ class StateReader(Reader):
         return {"state": state, "is_left": True} if self.starts_over and not in_pass and not self.is_over else {"state": state}
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """With the batch that the state belongs to, if it does not advance."""
+        """Add the batch that the state belongs to, if it does not advance."""
         return {**saved, "stands_at": self.stands_at} if self.check.check(saved["state"], position) else saved
 
 
@@ -261,7 +261,7 @@ class CountReader(StateReader):
         """A state that was loaded, and of which nothing was read yet."""
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """It goes on at the sample of its state. A pass of which nothing was left to read is over, and the next one is new."""
+        """Continue at the sample of its state. If nothing was left to read of a restored pass, begin the next epoch."""
         if saved is None and self.unread is not None:
             saved = {"state": {**self.unread, "epoch": self.unread["epoch"] + 1, "sample_in_epoch": 0}}
         self.unread = None if saved is None else saved["state"]
@@ -274,7 +274,7 @@ class CountReader(StateReader):
             yield batch
 
     def state(self, in_pass: bool, position: int) -> Saved:
-        """As of the position, or of the beginning of the next pass."""
+        """Return the state at the position, or at the beginning of the next pass."""
         state = self.owner.state_dict(num_samples=position * self.samples, from_beginning=True)
         return {"state": state if in_pass else {**state, "epoch": state["epoch"] + 1}}
 

@@ -59,10 +59,10 @@ class FirstBatches:
             except Exception as error:  # a batch of the user's own kind; the check must not end the run
                 log.debug("The batch of the %s loader has no fingerprint: %s: %s", loader.name, type(error).__name__, error)
             else:
-                if expected is None:
-                    _write(run, loader.name, places, found)
-                elif differs := difference(expected, found):
+                if expected is not None and (differs := difference(expected, found)):
                     _report(run, loader, differs)
+                if new := places if expected is None else places[1:]:  # the first one is that of the resume, and is written
+                    _write(run, loader.name, new, found)
         if not self.waiting:
             run.first_batches = None
 
