@@ -17,6 +17,7 @@ from hookline.loops.record import read_record
 from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
 from hookline.strategies.sharded import held
+from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 NAME = "last"
@@ -85,8 +86,8 @@ def final_path(run: Run) -> Path | str | None:
 
     That is `checkpoints/last` of a run that resume="auto" finds. Where hooks save to a URL only, it is beside their checkpoints.
     """
-    chosen, is_url = run.strategy.ranks.decide(lambda: _choose_path(run))
-    return chosen if chosen is None or is_url else Path(chosen)
+    chosen, is_remote = run.strategy.ranks.decide(lambda: _choose_path(run))
+    return chosen if chosen is None or is_remote else Path(chosen)
 
 
 def _choose_path(run: Run) -> tuple[str | None, bool]:
@@ -96,7 +97,7 @@ def _choose_path(run: Run) -> tuple[str | None, bool]:
         folder = run_dir / "checkpoints"
         return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
     newest = run.saved
-    if newest is not None and "://" in str(newest.path) and newest.reason != "manual":
+    if newest is not None and is_url(newest.path) and newest.reason != "manual":
         return f"{str(newest.path).rpartition('/')[0]}/{NAME}", True
     return None, False
 
@@ -119,4 +120,4 @@ def _report_unsaved(run: Run) -> None:
     if run.saved is None or s.rank or run.saved.step == s.step:  # of the same step: the weights are the same
         return
     log.warning("This run was %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s, of step "
-                "%d.", s.status, s.step, s.step, run.saved.path, run.saved.step)  # fmt: skip
+                "%d.", s.status, s.step, s.step, shown(run.saved.path), run.saved.step)  # fmt: skip
