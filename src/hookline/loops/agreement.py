@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
@@ -166,7 +166,7 @@ class Agreement:
         steering = {event for _, events in everybody for event in events}
         self.run.steers_batches, self.run.steers_updates = (event in steering for event in STEERED)
 
-    def refuse(self, signal: Signal) -> None:
+    def refuse(self, signal: Signal) -> Never:
         """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go another way."""
         raise HooklineError(f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. They all "
                             "wait for such signals from the second batch after that on, not before: return it later, or add the "
@@ -176,6 +176,8 @@ class Agreement:
         """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by all of them where
         a forward alone makes ranks wait for each other.
         """
+        if not self.run.steers_batches:
+            return signal if signal is None else self.refuse(signal)
         most = self.ranks.largest((0 if signal is None else signal.strength,)).read()[0]
         if most and self.run.strategy.forward_communicates:
             return END_EPOCH if most == END_EPOCH.strength else SKIP_BATCH
@@ -183,6 +185,8 @@ class Agreement:
 
     def on_update(self, signal: Signal | None) -> Signal | None:
         """An update that one rank wants to skip is skipped by all: their weights must stay the same."""
+        if not self.run.steers_updates:
+            return signal if signal is None else self.refuse(signal)
         mine = 0 if signal is None else signal.strength
         most, fewest = self.ranks.largest((mine, -mine)).read()
         if most == STEP_DONE.strength and -fewest != most:

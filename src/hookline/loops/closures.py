@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.errors import LossError
+from hookline.loops.backward import loss_of
 from hookline.loops.run import Run
-from hookline.loops.step import differentiate, loss_of
 from hookline.optimizers import needs_closure
 
 
@@ -38,7 +38,7 @@ class Closure:
             s.live_loss = loss_of(run, s.returned)
             if s.live_loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
-            differentiate(run, run.plan, s)
+            run.step.backward()
         return self._over_ranks()
 
     def _over_ranks(self) -> Tensor:

@@ -48,10 +48,13 @@ class Tally:
             self._answer = run.strategy.ranks.total([weight, run.count_tokens(s.batch) if counts_tokens and weight else 0])
         return weight
 
+    def weigh(self, loss: Tensor) -> Tensor:
+        """Multiply a loss so that the mean over ranks is the mean over the samples of all of them."""
+        return loss if self.turn.factor == 1.0 else loss * self.turn.factor
+
     def learnt(self, window: Window) -> None:
         """The backward of a batch is over."""
-        if self.run.accumulate > 1:
-            window.factors.append(self.turn.factor)
+        window.factors.append(self.turn.factor)
         if self._kept is not None:
             self._kept.put_back_buffers()
 
@@ -85,7 +88,7 @@ class Tally:
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
             run.accumulate > 1 and (s.step + 1) % run.log_every == 0 and (run.logs or "on_train_metrics" in wanted)
         ):
-            if run.accumulate > 1:  # each batch counts as much as it has for the update
+            if run.window.size > 1:  # each batch counts as much as it has for the update
                 losses, weights = run.window.losses, run.window.factors
             else:
                 losses, weights = [s.last_loss], [0.0 if self.turn.is_ghost else s.log.weight]

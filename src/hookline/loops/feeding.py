@@ -59,6 +59,10 @@ class Feeding:
                 raise OptionError(f"Mixture: the loader {loader!r} is to train optimizer {number}, but the loss of its first "
                                   "batch reaches none of that optimizer's parameters.")  # fmt: skip
 
+    def begin_update(self, count: float) -> None:
+        """Forget which optimizers took part in the last update."""
+        self.updated.clear()
+
     def note_update(self, number: int) -> None:
         """An optimizer took part in an update."""
         self.updated.add(number)

@@ -12,6 +12,7 @@ from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.agreement import settle
+from hookline.loops.composition import choose_step
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.final_checkpoint import noticing_changes, save_final_state
@@ -25,7 +26,6 @@ from hookline.loops.restoring import restoring
 from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
-from hookline.loops.step import close_window, train_batch
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.urls import is_url, shown
 
@@ -95,6 +95,7 @@ def train_epoch(run: Run, loader: Any) -> None:
         run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
+    run.step = choose_step(run)
     if run.owes_validation and not is_leaving:
         validate(run)
         settle(run)
@@ -106,7 +107,7 @@ def train_epoch(run: Run, loader: Any) -> None:
             run.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
-            if train_batch(run, plan, s, batches_left) is END_EPOCH:
+            if run.step(batches_left) is END_EPOCH:
                 exhausted = True
                 break
         except StopTraining as stop:  # from a step of the module; hooks' own are handled where they are called
@@ -131,7 +132,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     settle(run)
 
     if complete and not run.signal:
-        close_window(run, plan, s)  # a last window that came out short
+        run.step.close_window()  # a last window that came out short
         advance_epoch(run)
     s.log.mode = "now"
     if not run.signal and validation_closes_epoch(run, complete):

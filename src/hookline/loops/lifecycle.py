@@ -33,7 +33,6 @@ from hookline.loops.run import Run, ending
 from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.settings import settings_of
-from hookline.loops.step import settle_failed_batch
 from hookline.loops.together import Together
 from hookline.metrics import Metrics
 from hookline.optimizers import follow_parameters, parse
@@ -152,8 +151,8 @@ def save_after_failure(run: Run) -> list[BaseException]:
             log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
         return []
     try:
-        if run.save_requests:
-            settle_failed_batch(run)
+        if run.save_requests and run.step is not None:
+            run.step.settle_failed_batch()
         save_due(run)
         finish_saving(run)
         if run.signal:

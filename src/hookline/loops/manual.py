@@ -7,12 +7,53 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookline.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError
+from hookline.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
+from hookline.loops.backward import cannot_train_on, log_numbers
 from hookline.loops.finite import all_finite
 from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
-from hookline.loops.step import cannot_train_on, differentiate, overflowed
+from hookline.loops.step import TrainStep
+from hookline.loops.update import overflowed
 from hookline.optimizers import bare, gradients, total_norm, used_rate
+
+
+class ManualStep(TrainStep):
+    """Train on one batch whose training step calls backward and the optimizers itself."""
+
+    def start(self, batches_left: int | None) -> Signal | None:
+        """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns one."""
+        self.state.last_loss = None
+        return super().start(batches_left)
+
+    def learn(self) -> None:
+        """Take note of the loss; the training step has done everything else."""
+        run, s = self.run, self.state
+        if run.scaler is not None and run.unscaled:
+            run.scaler.update()
+            run.unscaled.clear()
+            run.stepped.clear()
+        loss = s.returned
+        if isinstance(loss, dict):
+            log_numbers(run, loss)
+            loss = loss.get("loss")
+        if isinstance(loss, Tensor):
+            s.last_loss = loss.item() if run.on_cpu else loss.detach()
+        if s.last_loss is not None:
+            self.note_loss(s.last_loss)
+
+    def note_loss(self, loss: Any) -> None:
+        """Leave out the loss of an update that was skipped because it is not finite."""
+        run, s = self.run, self.state
+        if not run.skips_nonfinite:
+            run.watch.look(loss)
+        elif run.last_skip == ("nonfinite", s.batches_seen):
+            return
+        s.log.train_loss.add(loss, self.weight)
+        for add in self.loss_sinks:
+            add(loss, self.weight)
+
+    def settle_failed_batch(self) -> None:
+        """Nothing is known about what a manual step has done before it failed."""
 
 
 class ManualOptimizer:
@@ -52,10 +93,8 @@ class ManualOptimizer:
             return
         s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
         signal = plan.on_before_optimizer_step(s)
-        if run.steers_updates:
+        if run.agreement is not None:
             signal = run.agreement.on_update(signal)
-        elif signal is not None and run.rows is not None:
-            run.agreement.refuse(signal)
         if signal is SKIP_STEP:
             skip_step(run, "hook")
         else:
@@ -95,7 +134,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.live_loss, s.backward_options = loss, options
-    noted = differentiate(run, run.plan, s)
+    noted = run.step.backward()
     s.backward_options = {}
     if not run.skips_nonfinite:
         run.watch.look(noted)

@@ -54,7 +54,7 @@ class Window:
         """The next batch opens a new window."""
         self.batches = self.count = 0
         self.had_none = False
-        if self.losses:
+        if self.losses or self.factors:
             self.losses, self.factors = [], []
         if self.held:
             self.held = []
@@ -165,6 +165,8 @@ class Run:
     count_tokens: Callable[[Any], int] = elements_of_ids
     schedules: list[Schedule] = field(default_factory=list)
     window: Window = field(default_factory=Window)
+    step: Any = None
+    """What a training batch goes through (`TrainStep`), chosen when an epoch begins."""
     started: float = field(init=False)
     # what the batch body asks for every time, settled once
     accumulate: int = field(init=False)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookline.errors import NonFiniteLoss
 from hookline.loops.run import Run
-from hookline.loops.step import zero_grad
+from hookline.loops.update import zero_grad
 
 
 class Together:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hookline.loops.composition import set_accumulation
 from hookline.metrics import Metrics
 
 
@@ -160,9 +161,7 @@ class LightningNames:
         if run is None:
             self._own.options.accumulate_grad_batches = batches
             return
-        run.accumulate = batches
-        if batches == 1:  # a window of one batch needs no size and keeps no losses
-            run.window.size, run.state.window_losses = 1, None
+        set_accumulation(run, batches)
 
     @property
     def num_sanity_val_steps(self) -> int | float:

@@ -1,0 +1,86 @@
+"""Choose the training step of a run, once: which class, and what its backward pass and its update need."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hookline.loops.accumulation import AccumulatedStep, CheckedStep
+from hookline.loops.backward import Backward, Factor
+from hookline.loops.manual import ManualStep
+from hookline.loops.run import Run
+from hookline.loops.step import TrainStep
+from hookline.loops.update import Action, Check, Update, clipping, fresh_closure, norm_capture, routing, unscaling
+
+
+def choose_step(run: Run) -> TrainStep:
+    """Return the training step that this run needs. Called before the first batch of every epoch."""
+    kind = _choose_class(run)
+    return kind(run, _make_backward(run, divides=issubclass(kind, AccumulatedStep)), _make_update(run))
+
+
+def set_accumulation(run: Run, batches: int) -> None:
+    """Change how many batches make one update, from the next window on."""
+    run.accumulate = batches
+    if batches == 1:  # a window of one batch needs no size and keeps no losses
+        run.window.size, run.state.window_losses = 1, None
+    if run.step is not None and not run.window.batches:
+        run.step = choose_step(run)
+
+
+def _choose_class(run: Run) -> type[TrainStep]:
+    if not run.strategy.ranks.alone:
+        from hookline.loops.rank_step import CheckedRankStep, RankManualStep, RankStep
+
+        return RankManualStep if run.is_manual else CheckedRankStep if run.skips_nonfinite else RankStep
+    if run.is_manual:
+        return ManualStep
+    if run.skips_nonfinite:
+        return CheckedStep
+    is_plain = run.accumulate == 1 and not run.window.batches and run.feeds is None
+    return TrainStep if is_plain else AccumulatedStep
+
+
+def _make_backward(run: Run, divides: bool) -> Backward:
+    s, window, router, weights = run.state, run.window, run.feeds, run.loss_weights
+    factors: list[Factor] = []
+    if divides:
+        factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
+    if run.tally is not None:
+        factors.append(run.tally.weigh)
+    if weights is not None:
+        factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
+    if router is None:
+        return Backward(run, _scaled(run, factors))
+
+    def set_aside(loss: Tensor) -> Tensor:
+        router.spare(s.dataloader_name)
+        return loss
+
+    factors.append(set_aside)
+    return Backward(run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed),))
+
+
+def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
+    return (*factors, run.scaler.scale) if run.scaler is not None else tuple(factors)
+
+
+def _make_update(run: Run) -> Update:
+    s, router = run.state, run.feeds
+    checks: list[Check] = []
+    adjustments: list[Action] = []
+    if router is not None:
+        checks.append(routing(run))
+    if run.scaler is not None:
+        checks.append(unscaling(run))
+    if run.measures_norm:
+        checks.append(norm_capture(run))
+    if run.clips:
+        adjustments.append(clipping(run))
+    if run.recomputes:
+        adjustments.append(fresh_closure(run))
+    return Update(
+        run, checks=tuple(checks), adjustments=tuple(adjustments),
+        notes=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
+        closing=() if run.scaler is None else (run.scaler.update,),
+        signal_filters=() if run.agreement is None else (run.agreement.on_update,),
+    )  # fmt: skip

@@ -1,0 +1,159 @@
+"""The update: one call of every optimizer, and what surrounds it (a gradient scaler, clipping, optimizer routing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hookline.errors import SKIP_STEP, STEP_DONE, Signal
+from hookline.loops.noting import skip_step
+from hookline.loops.run import Run
+from hookline.optimizers import gradients, total_norm, used_rate
+from hookline.plan import Plan
+from hookline.state import State
+from hookline.strategies.sharded import agree_on_overflow, scale
+
+Check = Callable[[], bool]
+Action = Callable[[], Any]
+
+
+class Update:
+    """Call every optimizer once. `step` advances by one if at least one of them was applied.
+
+    Each tuple holds what this run needs at that place, in the order of the calls; most runs need nothing.
+    """
+
+    __slots__ = ("adjustments", "checks", "closing", "notes", "plan", "run", "signal_filters", "state")
+
+    def __init__(
+        self, run: Run, *, checks: tuple[Check, ...] = (), adjustments: tuple[Action, ...] = (), notes: tuple[Action, ...] = (),
+        closing: tuple[Action, ...] = (), signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = (),
+    ) -> None:  # fmt: skip
+        """checks: whether this optimizer is to be called. signal_filters: what becomes of a hook's signal.
+
+        adjustments: right before the optimizer is called. notes: right after it. closing: after all optimizers.
+        """
+        self.run, self.plan, self.state = run, run.plan, run.state
+        self.checks, self.signal_filters, self.adjustments = checks, signal_filters, adjustments
+        self.notes, self.closing = notes, closing
+
+    def __call__(self) -> None:
+        """Update the weights."""
+        plan, s = self.plan, self.state
+        before = s.step
+        s.norm_tensor = None
+        for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+            for check in self.checks:
+                if not check():
+                    break
+            else:
+                signal = plan.on_before_optimizer_step(s)
+                for decide in self.signal_filters:
+                    signal = decide(signal)
+                if signal is SKIP_STEP:
+                    skip_step(self.run, "hook")
+                    continue
+                if signal is not STEP_DONE:
+                    for adjust in self.adjustments:
+                        adjust()
+                    plan.optimizer_step(s)
+                if s.step == before:
+                    s.used_lr = used_rate(s.optimizer)
+                    s.step = before + 1
+                for note in self.notes:
+                    note()
+                plan.on_after_optimizer_step(s)
+        for close in self.closing:
+            close()
+
+
+# ---- what an update may need ---------------------------------------------------------------------------------------
+
+
+def unscaling(run: Run) -> Check:
+    """Make a check that unscales the gradients; an optimizer with an infinite one is skipped."""
+
+    def is_finite() -> bool:
+        if overflowed(run.scaler, run.state.optimizer):
+            skip_step(run, "nonfinite")
+            return False
+        return True
+
+    return is_finite
+
+
+def norm_capture(run: Run) -> Check:
+    """Make a check that measures the gradient norm before the update, if a listener requests it."""
+    plan, s = run.plan, run.state
+
+    def measure() -> bool:
+        if "grad_norm" in plan.wanted:
+            s.add_norm(total_norm([s.optimizer]))
+        return True
+
+    return measure
+
+
+def clipping(run: Run) -> Action:
+    """Make the call that clips the gradients, with its event."""
+    plan, s = run.plan, run.state
+
+    def clip() -> None:
+        plan.configure_gradient_clipping(s)
+        if s.gradient_clip_val is not None:
+            plan.on_gradient_clip(s)
+
+    return clip
+
+
+def fresh_closure(run: Run) -> Action:
+    """Make the call that lets the closure return the loss that is already there, the first time."""
+    closure = run.state.optimizer_closure
+
+    def renew() -> None:
+        closure.fresh = True
+
+    return renew
+
+
+def routing(run: Run) -> Check:
+    """Make a check that skips the optimizers which no batch of this window trained, and rescales the others' gradients."""
+    s, window = run.state, run.window
+
+    def is_routed() -> bool:
+        trained = window.fed.get(s.optimizer_idx)
+        if trained is None:
+            return False
+        if trained != window.size:
+            rescale([s.optimizer], window.size / trained)
+        return True
+
+    return is_routed
+
+
+def zero_grad(plan: Plan, s: State) -> None:
+    """Clear the gradients of the finished step, after every listener had a look."""
+    for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        plan.on_before_zero_grad(s)
+        plan.optimizer_zero_grad(s)
+
+
+def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
+    """Unscale, and return whether a gradient is infinite. It is the very number that scaler.step would read."""
+    scaler.unscale_(optimizer)
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    first = optimizer.param_groups[0]["params"][0]
+    if type(first) is not Parameter and found:  # sharded: each rank has looked at its own part
+        return agree_on_overflow(found, [each for group in optimizer.param_groups for each in group["params"]])
+    return any(bool(value.item()) for value in found.values())
+
+
+def rescale(optimizers: list[Optimizer], factor: float) -> None:
+    """Multiply the gradients: losses were divided by the planned length of the window, which may not be the real one."""
+    for optimizer in optimizers:
+        if grads := gradients(optimizer):
+            scale(grads, factor)
