@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, NoneType
 from typing import Any, TypeVar
 
 from hookline.accounting import Account
@@ -45,6 +45,8 @@ class Listener:
     account: Account = field(default_factory=Account)
     allowance: Allowance | None = None
     """Its part of the hook's budget, if the hook has one."""
+    declares_steering: bool = False
+    """Whether its owner declares that it may return a signal at this event."""
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -71,6 +73,12 @@ class Listener:
         who = "M" if self.after_module and "M" in event.receivers else self.receiver
         phase = 2 * event.receivers.index(who)
         return (phase + (who != self.receiver), self.order, self.serial)
+
+    @property
+    def steers(self) -> bool:
+        """Whether it is known that it may return a signal: its return annotation says so, or, without one, its owner."""
+        annotated = _returns_something(self.function)
+        return self.declares_steering if annotated is None else annotated
 
     @property
     def origin(self) -> str:
@@ -159,18 +167,22 @@ def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "__func__", function)
 
 
-def can_answer(function: Callable[..., Any]) -> bool:
-    """Whether a call may return something else than None, as far as its code tells."""
-    code = getattr(plain_function(function), "__code__", None)
-    if code is None:
-        return True
-    before = None
-    for each in dis.get_instructions(code):
-        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None and not each.is_jump_target
-        if (each.opname == "RETURN_VALUE" and not is_none) or (each.opname == "RETURN_CONST" and each.argval is not None):
-            return True
-        before = each
-    return False
+def _returns_something(function: Callable[..., Any]) -> bool | None:
+    """Return whether a function is annotated with a type other than None; None if its return type is not annotated."""
+    function = inspect.unwrap(plain_function(function))
+    if not inspect.isroutine(function):  # an object with __call__
+        function = getattr(type(function), "__call__", function)
+    annotations: Mapping[str, Any] = getattr(function, "__annotations__", {})
+    return annotations["return"] not in (None, "None", NoneType) if "return" in annotations else None
+
+
+def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
+    """Return whether the attribute `steers` of a hook or module is True, or names the event; another value is not for us."""
+    declared = getattr(owner, "steers", False)
+    if isinstance(declared, tuple | list | set | frozenset):
+        names = [each for each in declared if isinstance(each, str)]
+        return event in {table.find(name) or table.find(f"on_{name}") for name in names}
+    return declared is True
 
 
 # ---- finding the listeners of an object --------------------------------------------------------------------------
@@ -236,7 +248,8 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> l
                     f"one event, {event.name}. Keep one of them."
                 )
             spelled[event.name] = method
-            found[event.name] = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+            found[event.name] = made = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+            made.declares_steering = _declares_steering(owner, event, table)
     return list(found.values())
 
 
