@@ -53,7 +53,7 @@ class Hook(HookMethods):
     needs_metrics: Iterable[str] = ()
     """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
     logs_metrics: Iterable[str] = ()
-    """Metrics with a name like a validation's (`val/acc`, or `val/*`) that it logs itself, also without validation data."""
+    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without validation data."""
     needs_validation: bool = False
     """Whether the hook acts after validations only: a fit without validation data is refused before it trains."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import logging
@@ -15,6 +14,7 @@ from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodTy
 from typing import Any, TypeVar
 
 from hookline.accounting import Account
+from hookline.asking import hands_on, parsed, words_of
 from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
 from hookline.budget import Allowance
 from hookline.errors import HookError, OptionError, StopTraining, closest, described
@@ -171,9 +171,12 @@ def _returns_something(function: Callable[..., Any]) -> bool | None:
     """Return whether a function is annotated with a type other than None; None if its return type is not annotated."""
     function = inspect.unwrap(plain_function(function))
     if not inspect.isroutine(function):  # an object with __call__
-        function = getattr(type(function), "__call__", function)
+        function = type(function).__call__
     annotations: Mapping[str, Any] = getattr(function, "__annotations__", {})
-    return annotations["return"] not in (None, "None", NoneType) if "return" in annotations else None
+    if "return" not in annotations:
+        return None
+    annotation = annotations["return"]  # text, where annotations are not evaluated
+    return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (None, "None", NoneType)
 
 
 def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
@@ -223,16 +226,10 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
     for cls in classes:  # those after the one that defines it
         found = vars(cls).get(method)
         if isinstance(found, FunctionType | staticmethod | classmethod):
-            if not _hands_on(function, method):
+            if not hands_on(inspect.unwrap(plain_function(function)), method):
                 return
             function = found.__get__(owner, type(owner))
             yield function
-
-
-def _hands_on(function: Callable[..., Any], method: str) -> bool:
-    """Whether its code calls something with `*` or `**` and mentions the method: `super().on_step_end(*args, **kwargs)`."""
-    code: Any = getattr(inspect.unwrap(plain_function(function)), "__code__", None)
-    return method in _words(code) and any(each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(code))
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
@@ -444,21 +441,20 @@ _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
 
 
 def _is_used(owner: Any, method: str, function: Any) -> bool:
-    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name."""
+    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name.
+
+    A function without source text may do so.
+    """
     for cls in type(owner).__mro__:
         if _is_ours(cls):
             continue
         for name, value in vars(cls).items():
-            plain = _plain(value)
-            if (name != method and plain is function) or method in _words(getattr(inspect.unwrap(plain), "__code__", None)):
+            plain = inspect.unwrap(_plain(value)) if callable(_plain(value)) else None
+            if name != method and _plain(value) is function:
+                return True
+            if inspect.isfunction(plain) and ((tree := parsed(plain)) is None or method in words_of(tree)):
                 return True
     return False
-
-
-def _words(code: Any) -> Iterator[Any]:
-    """The names and constants in a piece of code and the functions inside it."""
-    for each in (*getattr(code, "co_names", ()), *getattr(code, "co_consts", ())):
-        yield from _words(each) if inspect.iscode(each) else (each,)
 
 
 def _where(owner: Any, function: Callable[..., Any]) -> str:

@@ -96,12 +96,8 @@ def train_epoch(run: Run, loader: Any) -> None:
         run.restored["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
-    if run.owes_validation and not is_leaving:
-        validate(run)
-        settle(run)
-        save_due(run)
-        if is_finished(run):
-            is_leaving, batches = True, iter(())
+    if run.owes_validation and not is_leaving and is_finished_by_owed_validation(run):
+        is_leaving, batches = True, iter(())
     s.running = FETCHING
     for s.batch_idx, s.batch in enumerate(batches, run.position):
         s.running = None
@@ -275,6 +271,14 @@ def validate(run: Run) -> None:
         settle(run)  # a signal that one rank has heard
     if run.owes_validation:
         settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
+
+
+def is_finished_by_owed_validation(run: Run) -> bool:
+    """Run the validation that was cut short before a resume; whether the run is finished after it."""
+    validate(run)
+    settle(run)
+    save_due(run)
+    return is_finished(run)
 
 
 def validation_interval(run: Run) -> int:

@@ -11,6 +11,8 @@ from hookline.options import Options
 OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
 """How the names of metrics begin that come from validations."""
 
+_SEVERAL = (tuple, list, set, frozenset)
+
 
 def check_before_training(run: Run, length: int | None) -> None:
     """Refuse what can never come. The loaders are known, and nothing was trained yet; `length` is that of a training epoch."""
@@ -56,8 +58,8 @@ def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:
 def _is_declared(run: Run, name: str) -> bool:
     """Whether the module, the data module or a hook declares that it logs the metric outside validations."""
     owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
-    return any(name == each or (each.endswith("*") and name.startswith(each[:-1]))
-               for owner in owners for each in getattr(owner, "logs_metrics", ()))  # fmt: skip
+    declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
+    return any(name == each or (isinstance(each, _SEVERAL) and name in each) for each in declared)
 
 
 def _why_none(run: Run) -> str:
