@@ -74,7 +74,7 @@ def _install(run: Run, event: Event) -> None:
     shown = [doer] if doer is not None and (overridden or event.name in STEPS) else []
 
     def build(trace: Trace) -> Caller:
-        call = default(run, f"{event.name} of {type(run.module).__name__}") if doer is None else _published(doer)
+        call = default(run, f"{event.name} of {type(run.module).__name__}") if default is not None else _published(doer)
         if shown:
             call = trace(shown[-1], call)
         if event.name in STEPS:
@@ -91,8 +91,9 @@ def _install(run: Run, event: Event) -> None:
     run.plan.act(event.name, [_around(nobody), *shown] if around is not None else shown, build)
 
 
-def _published(listener: Listener) -> Caller:
+def _published(listener: Listener | None) -> Caller:
     """The call of a listener that no slot of the plan calls."""
+    assert listener is not None
     made = listener.binding.published
     return listener.binding.call if made is None else made(listener)
 
