@@ -63,10 +63,12 @@ LOOP = '''
             say("ONCE", rank, step)
 
     class Skips(Hook):
+        steers = True
         def on_before_optimizer_step(self, rank, batches_seen):
             return SKIP_STEP if rank == 1 and batches_seen == 1 else None
 
     class Ends(Hook):
+        steers = True
         def on_train_batch_start(self, rank, batch_idx):
             return END_EPOCH if rank == 1 and batch_idx == 3 else SKIP_BATCH if rank == 0 and batch_idx == 1 else None
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import SKIP_BATCH, DataModule, Hook, HookError, StopTraining, Strategy, every, no_event, on, once, when
+from hookline import SKIP_BATCH, DataModule, Hook, HookError, Signal, StopTraining, Strategy, every, no_event, on, once, when
 from hookline.hooks.model_checkpoint import ModelCheckpoint
-from hookline.listener import can_answer
 
 # ---- which methods listen ----------------------------------------------------------------------------------------
 
@@ -810,20 +809,78 @@ def test_a_failing_predicate_fails_as_its_hook_was_told_to():
     assert trainer.status == "completed"
 
 
-def test_a_function_that_cannot_return_anything_is_known_not_to_steer():
-    def steers(step):
-        return SKIP_BATCH if step else None
+def steering(function):
+    handle = quiet().on("train_batch_start", name="f")(function)
+    (listener,) = handle.entry.listeners
+    return listener.steers
 
-    def passes_on(step):
-        return step or None
 
-    def returns_early(step):
-        if step:
-            return
-        print(step)
+class Called:
+    def __call__(self, step) -> Signal | None:
+        return None
 
-    def watches(step):
-        print(step)
 
-    assert [can_answer(each) for each in (steers, passes_on, lambda step: -1, print)] == [True] * 4
-    assert [can_answer(each) for each in (watches, returns_early, functools.partial(watches, 1))] == [False] * 3
+def test_a_return_annotation_says_whether_a_function_steers():
+    def steers(step) -> Signal | None:
+        return None
+
+    def as_text(step) -> Signal | None:
+        return None
+
+    def watches(step) -> None: ...
+
+    def watches_as_text(step) -> None: ...
+
+    @functools.wraps(steers)
+    def wrapped(*args, **kwargs):
+        return steers(*args, **kwargs)
+
+    assert [steering(each) for each in (steers, as_text, wrapped, functools.partial(steers), Called())] == [True] * 5
+    assert [steering(each) for each in (watches, watches_as_text, functools.partial(watches))] == [False] * 3
+    assert not steering(lambda step: SKIP_BATCH)  # it says nothing, and nobody reads its code
+
+
+@pytest.mark.parametrize(
+    ("declared", "known"),
+    [(True, (True, True)), (False, (False, False)), ({"train_batch_start"}, (True, False)), (["on_batch_begin"], (True, False)),
+     (("on_before_optimizer_step",), (False, True))],
+    ids=str,
+)  # fmt: skip
+def test_a_hook_declares_at_which_events_it_steers(declared, known):
+    class Decides(Hook):
+        steers = declared
+
+        def on_train_batch_start(self):
+            return SKIP_BATCH
+
+        def on_before_optimizer_step(self): ...
+
+        def on_train_batch_end(self): ...
+
+    plan = quiet(hooks=[Decides()]).plan
+    assert tuple(plan.listeners(each)[0].steers for each in ("on_train_batch_start", "on_before_optimizer_step")) == known
+
+
+@pytest.mark.parametrize("declared", ["train_batch_start", 3, {"step_end"}, None], ids=str)
+def test_a_wrong_declaration_is_refused_at_registration(declared):
+    class Decides(Hook):
+        steers = declared
+
+    with pytest.raises(HookError, match="steers=.*allowed: True, False or a set of on_train_batch_start, on_before_optimizer_step"):
+        quiet(hooks=[Decides()])
+
+
+def test_an_attribute_of_a_plain_object_that_is_called_steers_is_its_own():
+    class Rudder:
+        steers = "the ship"
+
+        def on_train_batch_start(self): ...
+
+    quiet(hooks=[Rudder()]).fit(Net(), batches(1))
+
+
+def test_one_process_needs_no_declaration():
+    trainer = quiet()
+    trainer.on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 1 else None)
+    trainer.fit(Net(), batches(3))
+    assert trainer.global_step == 2

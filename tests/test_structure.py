@@ -205,3 +205,44 @@ def test_functions_are_short() -> None:
         and node.end_lineno - node.lineno >= LONGEST_FUNCTION
     }
     assert not long
+
+
+# ---- no coupling by introspection -----------------------------------------------------------------------------------
+
+INSIDE_A_FRAME = {"f_locals", "f_globals", "f_builtins", "f_lasti", "f_trace", "tb_lasti", "gi_frame", "cr_frame"}
+INSIDE_CODE = {"co_code", "_co_code_adaptive", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_lines",
+               "co_positions", "co_exceptiontable"}  # fmt: skip
+FRAMES = {"_getframe", "_getframemodulename", "_current_frames", "currentframe", "getouterframes", "getinnerframes", "walk_stack",
+          "walk_tb", "f_code", "f_back", "tb_frame"}  # fmt: skip
+READS_BYTECODE = {"dis", "opcode", "bytecode"}
+SHOWS_A_STACK = {"hookline.loops.stacks"}
+"""The one module that looks at frames, for the file, the line and the function that a report shows."""
+
+
+def introspection(source: str) -> set[str]:
+    """What a source reads of the inside of frames and code objects, by attribute or by its name as text."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+            found |= {(node.module or "").partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+    return found & (INSIDE_A_FRAME | INSIDE_CODE | FRAMES | READS_BYTECODE)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_no_module_reads_local_variables_or_bytecode(module: str) -> None:
+    allowed = FRAMES if module in SHOWS_A_STACK else set()
+    assert not introspection(NAMES[module].read_text()) - allowed
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import dis", "from dis import opmap", "frame.f_locals['x']", "getattr(frame, 'f_locals')", "f.__code__.co_consts",
+     "import sys\nsys._getframe(1)", "from inspect import currentframe", "code.co_code[frame.f_lasti]"],
+)  # fmt: skip
+def test_reading_local_variables_or_bytecode_would_be_found(source: str) -> None:
+    assert introspection(source)

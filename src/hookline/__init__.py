@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         PeerError,
         Preempted,
         RunLockedError,
+        Signal,
         StopTraining,
     )
     from hookline.events import EVENTS, declare_event
@@ -57,7 +58,7 @@ __all__ = [
     "DDP", "END_EPOCH", "EVENTS", "FSDP", "SKIP_BATCH", "SKIP_STEP", "STEP_DONE", "Accelerated", "CheckpointError",
     "DataModule", "HangError", "Hook", "HookError", "HooklineError", "JSONLines", "Line", "Logger", "LossError", "Metrics",
     "Mixture", "Module", "NonFiniteLoss", "OptionError", "PeerError", "Preempted", "Recorder", "RunLockedError",
-    "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
+    "Signal", "SingleDevice", "State", "StepContext", "StopTraining", "Strategy", "Trainer", "after", "before", "declare_event",
     "every", "explain", "import_checkpoint", "load_module", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
@@ -65,7 +66,7 @@ _HOME = {
     "Trainer": "trainer", "Line": "line", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
     "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors", "PeerError": "errors",
-    "RunLockedError": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Mixture": "data.mixing",
+    "RunLockedError": "errors", "SKIP_BATCH": "errors", "SKIP_STEP": "errors", "Signal": "errors", "Mixture": "data.mixing",
     "STEP_DONE": "errors", "END_EPOCH": "errors", "HooklineError": "errors", "HookError": "errors",
     "OptionError": "errors", "LossError": "errors", "NonFiniteLoss": "errors", "CheckpointError": "errors",
     "StepContext": "context", "Metrics": "metrics", "State": "state", "Strategy": "strategies.base",

@@ -21,6 +21,8 @@ class Binding:
 
     call: Caller
     facts: tuple[str, ...]
+    published: Callable[[Any], Caller] | None = None
+    """Makes the same call for a caller that is not a slot of the plan: it also writes into `s.running` what runs, as slots do."""
 
 
 def bind_by_name(
@@ -130,7 +132,37 @@ class _Arguments:
                 self.facts.append(fact.name)
 
     def binding(self) -> Binding:
-        return Binding(_caller_factory(tuple(self.source))(self.function, self.left_out), tuple(self.facts))
+        call = _caller_factory(tuple(self.source))(self.function, self.left_out)
+        expression = f"f({', '.join(self.source)})"
+        return Binding(call, tuple(self.facts), functools.partial(publishing, expression, f=self.function, d=self.left_out))
+
+
+_PUBLISHING = """
+def make(f, d, what):
+    def call(s):
+        outer = s.running
+        s.running = (what, outer)
+        try:
+            return {expression}
+        finally:
+            s.running = outer
+    return call
+"""
+
+
+def publishing(expression: str, what: Any, f: Callable[..., Any] | None = None, d: Sequence[Any] = ()) -> Caller:
+    """Compile a caller of the state that writes what runs while it runs, without a frame between it and the function.
+
+    expression: of `s`, the state, `f` and `d`. It is never text of the user's.
+    """
+    return _publishing_factory(expression)(f, d, what)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _publishing_factory(expression: str) -> Callable[..., Any]:
+    space: dict[str, Any] = {}
+    exec(compile(_PUBLISHING.format(expression=expression), "<hookline binding>", "exec"), space)
+    return space["make"]  # type: ignore[no-any-return]
 
 
 @functools.cache

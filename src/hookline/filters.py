@@ -213,7 +213,12 @@ class _When(_Stateless):
         self.bound: Callable[[Any], Any] = predicate
 
     def ready(self, s: Any) -> bool:
-        return bool(self.bound(s))
+        outer = s.running
+        s.running = (self, outer)  # it may hang like a hook, and the watchdog says that it is the predicate
+        try:
+            return bool(self.bound(s))
+        finally:
+            s.running = outer
 
 
 class When:

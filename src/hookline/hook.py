@@ -39,6 +39,9 @@ class Hook(HookMethods):
     """An explicit place: lower first. User hooks are at 0, built-ins at 100, monitors at 200."""
     after_module: bool | Iterable[str] | None = None
     """True, or a set of events: hear them after the module. Monitors do so at on_train_epoch_end."""
+    steers: bool | Iterable[str] = False
+    """True, or a set of events: its methods may return a signal there. Needed with several ranks, where a method's return
+    annotation does not say so: they all wait for a signal only at events where a hook may return one."""
     ranks: str | Iterable[int] = "all"
     """'all', 'zero' or a set of ranks that hear events."""
     on_error: str = "raise"
@@ -49,6 +52,8 @@ class Hook(HookMethods):
     """Beyond that: 'warn' (once), 'throttle' (leave out calls that come with every batch) or 'disable'."""
     needs_metrics: Iterable[str] = ()
     """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
+    logs_metrics: Iterable[str] = ()
+    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without validation data."""
     needs_validation: bool = False
     """Whether the hook acts after validations only: a fit without validation data is refused before it trains."""
 

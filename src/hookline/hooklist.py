@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hookline.accounting import Cost, Stopwatch
 from hookline.budget import budget_of
 from hookline.errors import HookError, closest
-from hookline.events import Event, EventTable
+from hookline.events import SIGNAL, Event, EventTable
 from hookline.filters import When
 from hookline.foreign import Adapter, adopt
 from hookline.hook import TIERS, FunctionHook, Hook, check_names, snake_case, typed
@@ -467,5 +467,14 @@ def _check_settings(hook: Any, name: str, table: EventTable) -> None:
         refuse("after_module", after_module, "True, False or a set of event names")
     for event in after_module if after_module is not None and not isinstance(after_module, bool) else ():
         table.named(event)
+    _check_steers(hook, table, refuse)
+
+
+def _check_steers(hook: Any, table: EventTable, refuse: Callable[[str, Any, str], None]) -> None:
+    steers, takes = getattr(hook, "steers", False), [event.name for event in table if event.returns == SIGNAL]
+    if not isinstance(hook, Hook) or isinstance(steers, bool):  # another object's `steers` is its own
+        return
+    if isinstance(steers, str) or not isinstance(steers, Iterable) or {table.named(each).name for each in steers} - set(takes):
+        refuse("steers", steers, f"True, False or a set of {', '.join(takes)}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import logging
@@ -11,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, NoneType
 from typing import Any, TypeVar
 
 from hookline.accounting import Account
+from hookline.asking import hands_on, parsed, words_of
 from hookline.binding import Binding, Caller, bind_by_name, bind_by_position
 from hookline.budget import Allowance
 from hookline.errors import HookError, OptionError, StopTraining, closest, described
@@ -45,6 +45,8 @@ class Listener:
     account: Account = field(default_factory=Account)
     allowance: Allowance | None = None
     """Its part of the hook's budget, if the hook has one."""
+    declares_steering: bool = False
+    """Whether its owner declares that it may return a signal at this event."""
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -71,6 +73,12 @@ class Listener:
         who = "M" if self.after_module and "M" in event.receivers else self.receiver
         phase = 2 * event.receivers.index(who)
         return (phase + (who != self.receiver), self.order, self.serial)
+
+    @property
+    def steers(self) -> bool:
+        """Whether it is known that it may return a signal: its return annotation says so, or, without one, its owner."""
+        annotated = _returns_something(self.function)
+        return self.declares_steering if annotated is None else annotated
 
     @property
     def origin(self) -> str:
@@ -159,18 +167,25 @@ def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "__func__", function)
 
 
-def can_answer(function: Callable[..., Any]) -> bool:
-    """Whether a call may return something else than None, as far as its code tells."""
-    code = getattr(plain_function(function), "__code__", None)
-    if code is None:
-        return True
-    before = None
-    for each in dis.get_instructions(code):
-        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None and not each.is_jump_target
-        if (each.opname == "RETURN_VALUE" and not is_none) or (each.opname == "RETURN_CONST" and each.argval is not None):
-            return True
-        before = each
-    return False
+def _returns_something(function: Callable[..., Any]) -> bool | None:
+    """Return whether a function is annotated with a type other than None; None if its return type is not annotated."""
+    function = inspect.unwrap(plain_function(function))
+    if not inspect.isroutine(function):  # an object with __call__
+        function = type(function).__call__
+    annotations: Mapping[str, Any] = getattr(function, "__annotations__", {})
+    if "return" not in annotations:
+        return None
+    annotation = annotations["return"]  # text, where annotations are not evaluated
+    return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (None, "None", NoneType)
+
+
+def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
+    """Return whether the attribute `steers` of a hook or module is True, or names the event; another value is not for us."""
+    declared = getattr(owner, "steers", False)
+    if isinstance(declared, tuple | list | set | frozenset):
+        names = [each for each in declared if isinstance(each, str)]
+        return event in {table.find(name) or table.find(f"on_{name}") for name in names}
+    return declared is True
 
 
 # ---- finding the listeners of an object --------------------------------------------------------------------------
@@ -211,16 +226,10 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
     for cls in classes:  # those after the one that defines it
         found = vars(cls).get(method)
         if isinstance(found, FunctionType | staticmethod | classmethod):
-            if not _hands_on(function, method):
+            if not hands_on(inspect.unwrap(plain_function(function)), method):
                 return
             function = found.__get__(owner, type(owner))
             yield function
-
-
-def _hands_on(function: Callable[..., Any], method: str) -> bool:
-    """Whether its code calls something with `*` or `**` and mentions the method: `super().on_step_end(*args, **kwargs)`."""
-    code: Any = getattr(inspect.unwrap(plain_function(function)), "__code__", None)
-    return method in _words(code) and any(each.opname == "CALL_FUNCTION_EX" for each in dis.get_instructions(code))
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
@@ -236,7 +245,8 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> l
                     f"one event, {event.name}. Keep one of them."
                 )
             spelled[event.name] = method
-            found[event.name] = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+            found[event.name] = made = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+            made.declares_steering = _declares_steering(owner, event, table)
     return list(found.values())
 
 
@@ -431,21 +441,20 @@ _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
 
 
 def _is_used(owner: Any, method: str, function: Any) -> bool:
-    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name."""
+    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name.
+
+    A function without source text may do so.
+    """
     for cls in type(owner).__mro__:
         if _is_ours(cls):
             continue
         for name, value in vars(cls).items():
-            plain = _plain(value)
-            if (name != method and plain is function) or method in _words(getattr(inspect.unwrap(plain), "__code__", None)):
+            plain = inspect.unwrap(_plain(value)) if callable(_plain(value)) else None
+            if name != method and _plain(value) is function:
+                return True
+            if inspect.isfunction(plain) and ((tree := parsed(plain)) is None or method in words_of(tree)):
                 return True
     return False
-
-
-def _words(code: Any) -> Iterator[Any]:
-    """The names and constants in a piece of code and the functions inside it."""
-    for each in (*getattr(code, "co_names", ()), *getattr(code, "co_consts", ())):
-        yield from _words(each) if inspect.iscode(each) else (each,)
 
 
 def _where(owner: Any, function: Callable[..., Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hookline.binding import Caller
 from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest, described
 from hookline.events import EVENTS, REPLACE, SIGNAL, Event, EventTable
-from hookline.listener import Listener
+from hookline.listener import Listener, plain_function
 
 Trace = Callable[[Listener, Caller], Caller]
 """Wraps the caller of a listener, to record or time it."""
@@ -193,6 +193,15 @@ class Plan:
         """A listener's call with everything around it."""
         return listener.caller(self.accounting, self.disable, self._traced if self.tracers else untraced)
 
+    def call(self, listener: Listener, s: Any) -> Any:
+        """Call one listener outside the slot of its event."""
+        outer = s.running
+        s.running = (listener, outer)
+        try:
+            return self.caller(listener)(s)
+        finally:
+            s.running = outer
+
     def _traced(self, listener: Listener, call: Caller) -> Caller:
         for tracer in self.tracers:
             call = tracer.call(listener, call)
@@ -222,10 +231,37 @@ class Plan:
         turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
 
         def set_up(s: Any) -> None:
-            for call, listener in turns:
-                if listener not in self:
-                    continue  # somebody's set-up has removed it before its turn
-                self.up.add(listener.key)
+            outer = s.running
+            try:
+                for call, listener in turns:
+                    if listener not in self:
+                        continue  # somebody's set-up has removed it before its turn
+                    self.up.add(listener.key)
+                    s.running = (listener, outer)
+                    try:
+                        if (value := call(s)) is not None:
+                            _no_signal_here(value, listener)
+                    except StopTraining as stop:
+                        s.request_stop(stop.reason)
+                    except BaseException as error:
+                        blame(error, listener, s)
+                        raise
+            finally:
+                s.running = outer
+
+        return set_up if turns else nobody
+
+
+# ---- the kinds of slots. `try` costs nothing until something is raised, so blame is found out only then ----------
+# Each slot writes into `s.running` which listener it calls, for the watchdog, and puts back what was there before.
+
+
+def _notify_slot(pairs: list[tuple[Caller, Listener]]) -> Caller:
+    def notify(s: Any) -> None:
+        outer = s.running
+        try:
+            for call, listener in pairs:
+                s.running = (listener, outer)
                 try:
                     if (value := call(s)) is not None:
                         _no_signal_here(value, listener)
@@ -234,24 +270,8 @@ class Plan:
                 except BaseException as error:
                     blame(error, listener, s)
                     raise
-
-        return set_up if turns else nobody
-
-
-# ---- the kinds of slots. `try` costs nothing until something is raised, so blame is found out only then ----------
-
-
-def _notify_slot(pairs: list[tuple[Caller, Listener]]) -> Caller:
-    def notify(s: Any) -> None:
-        for call, listener in pairs:
-            try:
-                if (value := call(s)) is not None:
-                    _no_signal_here(value, listener)
-            except StopTraining as stop:
-                s.request_stop(stop.reason)
-            except BaseException as error:
-                blame(error, listener, s)
-                raise
+        finally:
+            s.running = outer
 
     return notify
 
@@ -259,17 +279,23 @@ def _notify_slot(pairs: list[tuple[Caller, Listener]]) -> Caller:
 def _signal_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
     def steer(s: Any) -> Signal | None:
         strongest: Signal | None = None
-        for call, listener in pairs:
-            try:
-                if (value := call(s)) is not None:
-                    signal = _read_signal(value, event, listener)
-                    if strongest is None or signal.strength > strongest.strength:
-                        strongest = signal
-            except StopTraining as stop:
-                s.request_stop(stop.reason)
-            except BaseException as error:
-                blame(error, listener, s)
-                raise
+        outer = s.running
+        try:
+            for call, listener in pairs:
+                s.running = (listener, outer)
+                try:
+                    if (value := call(s)) is not None:
+                        signal = _read_signal(value, event, listener)
+                        _check_steers(signal, listener, s)
+                        if strongest is None or signal.strength > strongest.strength:
+                            strongest = signal
+                except StopTraining as stop:
+                    s.request_stop(stop.reason)
+                except BaseException as error:
+                    blame(error, listener, s)
+                    raise
+        finally:
+            s.running = outer
         return strongest
 
     return steer
@@ -280,20 +306,25 @@ def _replace_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
     own = event.live.get(target, "").startswith("s.own[")
 
     def replace(s: Any) -> Any:
-        for call, listener in pairs:
-            try:
-                if (value := call(s)) is not None:
-                    if isinstance(value, Signal):
-                        _no_signal_here(value, listener)
-                    if own:
-                        s.own[target] = value
-                    else:
-                        s.replace(target, value)
-            except StopTraining as stop:
-                s.request_stop(stop.reason)
-            except BaseException as error:
-                blame(error, listener, s)
-                raise
+        outer = s.running
+        try:
+            for call, listener in pairs:
+                s.running = (listener, outer)
+                try:
+                    if (value := call(s)) is not None:
+                        if isinstance(value, Signal):
+                            _no_signal_here(value, listener)
+                        if own:
+                            s.own[target] = value
+                        else:
+                            s.replace(target, value)
+                except StopTraining as stop:
+                    s.request_stop(stop.reason)
+                except BaseException as error:
+                    blame(error, listener, s)
+                    raise
+        finally:
+            s.running = outer
 
     return replace
 
@@ -303,20 +334,37 @@ def _isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, st
 
     def isolated(s: Any) -> list[BaseException]:
         failures: list[BaseException] = []
+        outer = s.running
         for call, listener in pairs:
             if only is not None:
                 if listener.key not in only:
                     continue
                 only.discard(listener.key)
+            s.running = (listener, outer)
             try:
                 call(s)
             except BaseException as error:
                 if not isinstance(error, StopTraining):
                     blame(error, listener, s)
                     failures.append(error)
+        s.running = outer
         return failures
 
     return isolated
+
+
+def _check_steers(signal: Signal, listener: Listener, s: Any) -> None:
+    """Refuse a signal that the other ranks do not wait for: they would continue with the batch, and this rank would not."""
+    if s.world_size > 1 and not listener.steers:
+        name = getattr(plain_function(listener.function), "__name__", "function")
+        raise HookError(
+            f"{listener.label} returned {signal!r} from {listener.event.name} on rank {s.rank} of {s.world_size}, but it is not "
+            "declared to return a signal. Several ranks must know before the first batch at which events they wait for one. "
+            f"Declare it in the return annotation (`from hookline import Signal`):\n"
+            f"    def {name}(...) -> Signal | None:    # {listener.origin}\n"
+            "or, for a method without a return annotation, by an attribute of its class:\n"
+            f"    steers = True"
+        )
 
 
 def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:

@@ -15,6 +15,13 @@ from hookline.errors import HooklineError, LossError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
 
+# The phases of the loops that take time outside every listener, as `State.running` has them.
+LOADER = "<loader>"
+"""Stands for the name of the loader in these texts."""
+FETCHING = (f"waiting for the next batch of loader {LOADER}", None)
+OPENING = f"opening loader {LOADER}"
+SAVING = "saving a checkpoint"
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class State(MutableMapping[str, Any]):
@@ -97,6 +104,9 @@ class State(MutableMapping[str, Any]):
     row: Any = None
     own: dict[str, Any] = field(default_factory=dict)
     nested_validate: bool = False
+    running: tuple[Any, Any] | None = None
+    """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside of. A call writes it when
+    it begins and puts it back when it ends; each call writes a new tuple, so that two looks can tell two calls apart."""
     log: MetricLog = field(default_factory=MetricLog)
     cache: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """What was worked out for this batch; the loops empty it when the next one comes."""

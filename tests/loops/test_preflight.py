@@ -1,15 +1,14 @@
-"""What can never come is refused before training begins; what code of the user's may log is not."""
+"""What can never come is refused before training begins; what code of the user's declares to log is not."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, OptionError, Trainer
+from hookline import Hook, OptionError
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 
 
@@ -115,73 +114,49 @@ def test_a_run_that_has_nothing_to_train_is_not_refused(caplog: pytest.LogCaptur
     assert "Nothing to train" in caplog.text
 
 
-# ---- metrics that the user's own code may log ---------------------------------------------------------------------
-
-
-def measure(trainer: Any) -> None:
-    trainer.log("val/loss", 1.0)
+# ---- metrics that the user's own code logs ------------------------------------------------------------------------
 
 
 class LogsInTraining(Net):
+    logs_metrics = ("val/loss", "val/acc")
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("val/loss", 1.0, on_epoch=True, on_step=False)
         return super().training_step(batch, batch_idx)
 
 
-class LogsAtTheEnd(Net):
-    def on_train_epoch_end(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        for name in ("loss", "acc"):
-            self.log(f"val/{name}", 1.0)
-
-
-class LogsByName(Net):
-    def __init__(self, name: str = "val/loss") -> None:
-        super().__init__()
-        self.names = [name]
-
-    def on_train_epoch_end(self) -> None:
-        self.log_dict(dict.fromkeys(self.names, 1.0))
-
-
 class LogsInAHook(Hook):
+    logs_metrics = ["val/loss"]
+
     def on_train_epoch_end(self, module: Any) -> None:
         module.log("val/loss", 1.0)
 
 
-class LogsElsewhere(Hook):
-    def on_train_epoch_end(self, trainer: Any) -> None:
-        measure(trainer)
+class LogsBefore(Hook):
+    def on_fit_start(self, trainer: Any) -> None:
+        trainer.log("val/loss", 1.0)
 
 
-def in_a_closure(name: str) -> Any:
-    def log_it(trainer: Any) -> None:
-        trainer.log(name, 1.0)
-
-    return log_it
-
-
-@pytest.mark.parametrize("how", ["training_step", "epoch end", "by name", "hook", "helper", "function", "lambda", "closure", "partial", "method"])
-def test_a_metric_that_ones_own_code_logs_is_no_reason_to_refuse(how: str) -> None:
-    nets = {"training_step": LogsInTraining, "epoch end": LogsAtTheEnd, "by name": LogsByName}
-    hooks = {"hook": [LogsInAHook()], "helper": [LogsElsewhere()]}
-    stop = EarlyStopping("val/loss", patience=1)
-    trainer = quiet(max_epochs=4, hooks=[*hooks.get(how, []), stop])
-    on_end = trainer.on("train_epoch_end")
-    if how == "function":
-        on_end(measure)
-    elif how == "lambda":
-        on_end(lambda trainer: trainer.log("val/loss", 1.0))
-    elif how == "closure":
-        on_end(in_a_closure("val/loss"))
-    elif how == "partial":
-        on_end(functools.partial(lambda name, trainer: trainer.log(name, 1.0), "val/loss"))
-    elif how == "method":
-        on_end(LogsInAHook().on_train_epoch_end)
-    trainer.fit(nets.get(how, Net)(), batches(1))
+@pytest.mark.parametrize("how", ["module", "hook", "before training", "strict=False"])
+def test_a_metric_that_ones_own_code_declares_is_no_reason_to_refuse(how: str) -> None:
+    hooks = {"hook": [LogsInAHook()], "before training": [LogsBefore()]}.get(how, [])
+    stop = EarlyStopping("val/loss", patience=1, strict=how != "strict=False")
+    trainer = quiet(max_epochs=4, hooks=[*hooks, stop])
+    if how == "strict=False":
+        trainer.on("train_epoch_end")(lambda trainer: trainer.log("val/loss", 1.0))
+    trainer.fit(LogsInTraining() if how == "module" else Net(), batches(1))
     assert (stop.checks, trainer.status) == (2, "stopped")
+
+
+def test_a_metric_that_is_not_among_the_declared_ones_is_refused() -> None:
+    assert "`logs_metrics = ('val/f1',)`" in refused(LogsInTraining(), EarlyStopping("val/f1"))
+
+
+@pytest.mark.parametrize("odd", [True, None, 3, "val/acc", torch.nn.Identity()], ids=lambda each: type(each).__name__)
+def test_an_attribute_of_a_module_with_another_meaning_declares_nothing(odd: Any) -> None:
+    net = Net()
+    net.logs_metrics = odd
+    assert "val/loss" in refused(net, EarlyStopping("val/loss"))
 
 
 def test_names_that_tell_nothing_are_judged_when_they_are_looked_for() -> None:
@@ -189,19 +164,6 @@ def test_names_that_tell_nothing_are_judged_when_they_are_looked_for() -> None:
     with pytest.raises(OptionError, match="monitors 'accuracy', which was not logged"):
         trainer.fit(Net(), batches(1))
     assert trainer.global_step == 1
-
-
-def test_a_plain_module_with_a_step_function_that_logs() -> None:
-    stop = EarlyStopping("val/loss", patience=1)
-    trainer = Trainer(logger=False, enable_progress_bar=False, max_epochs=4, hooks=[stop])
-
-    def step(model: Any, batch: Any) -> Any:
-        trainer.log("val/loss", 1.0, on_epoch=True, on_step=False)
-        return model(batch[0]).pow(2).mean()
-
-    net = torch.nn.Linear(4, 2)
-    trainer.fit(net, batches(1), step=step, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
-    assert stop.checks == 2
 
 
 # ---- when to validate ---------------------------------------------------------------------------------------------

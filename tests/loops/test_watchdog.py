@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -113,6 +114,111 @@ def test_a_hook_that_hangs_is_named_with_its_event_its_time_and_its_stack(watch:
     assert float(first.partition("at least ")[2].partition(" s")[0]) >= TIMEOUT
     assert "reports.wait()" in stack and "wait_for_ever" in stack and "in carry_out" in stack
     assert "pytest" not in stack  # what was there before the run is no part of it
+
+
+def test_without_accounting_a_hook_is_named_all_the_same(watch: Watched, reports: Reports) -> None:
+    class Stuck(Hook):
+        def on_train_batch_end(self) -> None:
+            reports.wait()
+
+    watch()
+    quiet(hooks=[Stuck()], accounting=False).fit(Net(), batches(1))
+    assert "hook 'stuck' in on_train_batch_end" in reports.read()[0]
+
+
+def test_a_method_of_the_module_is_named(watch: Watched, reports: Reports) -> None:
+    class Slow(Net):
+        def on_train_epoch_start(self) -> None:
+            reports.wait()
+
+    watch()
+    quiet().fit(Slow(), batches(1))
+    assert "on_train_epoch_start of Slow" in reports.read()[0]
+
+
+def test_a_hook_that_joins_in_the_middle_is_named_in_its_setup(watch: Watched, reports: Reports) -> None:
+    class Late(Hook):
+        def setup(self) -> None:
+            reports.wait()
+
+    class Adds(Hook):
+        def on_train_batch_end(self, trainer: Any) -> None:
+            trainer.add_hook(Late())
+
+    watch()
+    quiet(hooks=[Adds()]).fit(Net(), batches(1))
+    assert "hook 'late' in setup" in reports.read()[0]
+
+
+def test_a_hook_is_named_again_once_what_it_called_has_ended_or_failed(watch: Watched, reports: Reports) -> None:
+    class Fails(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            raise ZeroDivisionError
+
+    class Stuck(Hook):
+        def on_train_epoch_end(self, trainer: Any) -> None:
+            with contextlib.suppress(ZeroDivisionError):
+                trainer.validate()
+            reports.wait()
+
+    watch()
+    quiet(hooks=[Stuck()], num_sanity_val_steps=0, check_val_every_n_epoch=2).fit(Fails(), batches(1), batches(1))
+    assert "hook 'stuck' in on_train_epoch_end" in reports.read()[0]
+
+
+def test_after_a_loader_has_failed_the_run_is_not_said_to_wait_for_it(watch: Watched, reports: Reports) -> None:
+    def broken() -> Iterator[Any]:
+        yield batches(1)[0]
+        raise ZeroDivisionError
+
+    class Stuck(Hook):
+        def teardown(self, state: Any) -> None:
+            assert state.running[1] is None  # nothing else is left of what ran
+            reports.wait()
+
+    watch()
+    with pytest.raises(ZeroDivisionError):
+        quiet(hooks=[Stuck()]).fit(Net(), broken())
+    assert "hook 'stuck' in teardown" in reports.read()[0]
+
+
+def test_saving_is_named(watch: Watched, reports: Reports, tmp_path: Path) -> None:
+    class Slow(Net):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            reports.wait()
+            return super().state_dict(*args, **kwargs)
+
+    class Saves(Hook):
+        def on_train_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "saved")
+
+    watch()
+    quiet(hooks=[Saves()]).fit(Slow(), batches(1))
+    assert "saving a checkpoint" in reports.read()[0]
+
+
+def test_another_thread_that_logs_hides_no_hang(watch: Watched, clock: Clock, reports: Reports) -> None:
+    class Keeps(Logger):
+        def log_metrics(self, metrics: Any, step: int, epoch: int) -> None:
+            pass
+
+    class Stuck(Hook):
+        def on_train_start(self, logger: Any) -> None:
+            over = threading.Event()
+
+            def report_often() -> None:
+                while not over.is_set():
+                    logger.log_metrics({"temperature": 40.0}, 0, 0)
+
+            other = threading.Thread(target=report_often)
+            other.start()
+            reports.wait()
+            over.set()
+            other.join()
+
+    watch()
+    quiet(hooks=[Stuck()], logger=Keeps()).fit(Net(), batches(1))
+    assert "hook 'stuck' in on_train_start" in reports.read()[0]
 
 
 def test_a_hang_is_reported_again_at_doubling_times(watch: Watched, reports: Reports) -> None:

@@ -13,7 +13,7 @@ import json, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from tiny import Net, batches, quiet
-from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, on
+from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, Signal, on
 from hookline.loops import agreement
 from hookline.loops.errands import carries_out
 
@@ -108,7 +108,7 @@ run("save under different names", EachItsOwn())
 
 
 class EndsEpoch(Hook):
-    def on_train_batch_start(self, rank, batch_idx):
+    def on_train_batch_start(self, rank, batch_idx) -> Signal | None:
         return END_EPOCH if rank == 1 and batch_idx == 3 else None
 
 
@@ -116,6 +116,8 @@ run("end of an epoch", EndsEpoch(), max_epochs=2)
 
 
 class SkipsBatch(Hook):
+    steers = True
+
     def on_train_batch_start(self, rank, batch_idx):
         return SKIP_BATCH if rank == 0 and batch_idx == 1 else None
 
@@ -125,6 +127,7 @@ run("skipped batch", SkipsBatch())
 
 class SkipsStep(Hook):
     ranks = "zero"
+    steers = {"before_optimizer_step"}
 
     def on_before_optimizer_step(self, batch_idx):
         return SKIP_STEP if batch_idx == 3 else None
@@ -134,6 +137,8 @@ run("skipped step", SkipsStep(), data=12)
 
 
 class UpdatesByHand(Hook):
+    steers = True
+
     def on_before_optimizer_step(self, rank, optimizer):
         if rank == 1:
             optimizer.step()
@@ -141,6 +146,13 @@ class UpdatesByHand(Hook):
 
 
 run("step done on one rank", UpdatesByHand())
+
+
+def ends_epoch(batch_idx) -> "Signal | None":
+    return END_EPOCH if batch_idx == 3 else None
+
+
+run("function", on("train_batch_start")(ends_epoch))
 
 
 class Slow(Hook):
@@ -254,6 +266,10 @@ def test_an_update_that_a_hook_on_rank_zero_skips_is_skipped_by_all(results: dic
 def test_an_update_made_by_hand_on_one_rank_only_is_an_error_that_names_it(results: dict[str, list[dict[str, Any]]]) -> None:
     for each in results["step done on one rank"]:
         assert "STEP_DONE" in each["error"] and "None on rank 0, STEP_DONE on rank 1" in each["error"]
+
+
+def test_a_function_declares_by_its_return_annotation(results: dict[str, list[dict[str, Any]]]) -> None:
+    assert same(results["function"])["step"] == 3
 
 
 def test_time_is_over_for_all_ranks_at_the_same_batch(results: dict[str, list[dict[str, Any]]]) -> None:

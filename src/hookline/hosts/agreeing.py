@@ -12,7 +12,6 @@ from typing import Any
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 from hookline.hosts.view import HostView
-from hookline.listener import can_answer
 from hookline.loops.agreement import as_plain, as_request
 from hookline.ranks import Answer, Ranks
 
@@ -103,7 +102,7 @@ class HostedAgreement:
     def note_steering(self) -> None:
         """Whether any hook may return a signal: only then the ranks wait to hear of it. All of them have the same hooks."""
         steering = {listener.event.name for entry in self.line.hooks.entries() for listener in entry.listeners
-                    if can_answer(listener.function)}  # fmt: skip
+                    if listener.steers}  # fmt: skip
         self._steers_batches = "on_train_batch_start" in steering
         self._steers_updates = "on_before_optimizer_step" in steering
 

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -113,6 +114,8 @@ class Loggers(Logger):
         """How each member is reached: itself, or through what keeps it off the training."""
         self._failed: list[Logger] = []
         self._slow: set[str] = set()
+        self.calling: dict[int, tuple[Logger, str]] = {}
+        """The member and its method that each thread calls now, for the watchdog."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -127,7 +130,8 @@ class Loggers(Logger):
     def _tell(self, each: Logger, method: str, *given: Any) -> Any:
         if self._failed and any(each is failed for failed in self._failed):
             return None
-        began = time.monotonic()
+        began, thread = time.monotonic(), threading.get_ident()
+        self.calling[thread] = (each, method)
         try:
             answer = getattr(each, method)(*given)
             took = time.monotonic() - began
@@ -144,6 +148,8 @@ class Loggers(Logger):
             self._failed.append(each)
             log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
             return None
+        finally:
+            self.calling.pop(thread, None)
 
     def _by_name(self) -> Iterator[tuple[str, Logger]]:
         """Everyone under a name that stays the same when others come or go: `CSV`, and `CSV 2` for the second of its kind."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hookline.binding import Caller
+from hookline.binding import Caller, publishing
 from hookline.errors import OptionError
 from hookline.events import Event
 from hookline.listener import Listener, make_listener, overrides
@@ -74,14 +74,14 @@ def _install(run: Run, event: Event) -> None:
     shown = [doer] if doer is not None and (overridden or event.name in STEPS) else []
 
     def build(trace: Trace) -> Caller:
-        call = default(run) if default is not None else doer.binding.call  # type: ignore[union-attr]
+        call = default(run, f"{event.name} of {type(run.module).__name__}") if default is not None else _published(doer)
         if shown:
             call = trace(shown[-1], call)
         if event.name in STEPS:
             call = strategy.precision.around(call)
         if around is None:
             return call
-        return trace(outer := _around(call), outer.binding.call)
+        return trace(outer := _around(call), _published(outer))
 
     def _around(call: Caller) -> Listener:
         assert around is not None
@@ -91,46 +91,54 @@ def _install(run: Run, event: Event) -> None:
     run.plan.act(event.name, [_around(nobody), *shown] if around is not None else shown, build)
 
 
+def _published(listener: Listener | None) -> Caller:
+    """The call of a listener that no slot of the plan calls."""
+    assert listener is not None
+    made = listener.binding.published
+    return listener.binding.call if made is None else made(listener)
+
+
 # ---- defaults that need no frame of their own on the hot path ----------------------------------------------------
 
 
-def _clip(run: Run) -> Caller:
-    steps = run.steps
-
-    def clip(s: Any) -> None:
-        s.add_norm(steps.clip_gradients(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))
-
-    return clip
+def _clip(run: Run, what: str) -> Caller:
+    clip = "f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm)"
+    return publishing(f"s.add_norm({clip})", what, run.steps.clip_gradients)
 
 
-def _backward(run: Run) -> Caller:
-    differentiate = run.strategy.differentiate
-    if differentiate is not None:
-        return lambda s: differentiate(s.scaled_loss, **s.backward_options)
-    if run.is_manual:
-        return lambda s: s.scaled_loss.backward(**s.backward_options)
-    return lambda s: s.scaled_loss.backward()
+def _backward(run: Run, what: str) -> Caller:
+    if run.strategy.differentiate is not None:
+        return publishing("f(s.scaled_loss, **s.backward_options)", what, run.strategy.differentiate)
+    return publishing("s.scaled_loss.backward(**s.backward_options)" if run.is_manual else "s.scaled_loss.backward()", what)
 
 
-def _to_eval(run: Run) -> Caller:
+def _optimizer_step(run: Run, what: str) -> Caller:
+    if run.recomputes:
+        return publishing("f(s)", what, _step_with_closure)
+    return publishing("s.optimizer.step(s.optimizer_closure)" if run.is_manual else "s.optimizer.step()", what)
+
+
+def _to_eval(run: Run, what: str) -> Caller:
     return lambda s: run.module.eval()
 
 
-DEFAULTS: dict[str, Callable[[Run], Caller]] = {
+def _to_train(run: Run, what: str) -> Caller:
+    return restore_modes
+
+
+DEFAULTS: dict[str, Callable[[Run, str], Caller]] = {
     "backward": _backward,
-    "optimizer_zero_grad": lambda run: _clear_gradients,
-    "optimizer_step": lambda run: (
-        (lambda s: s.optimizer.step(s.optimizer_closure)) if run.is_manual
-        else _step_with_closure if run.recomputes else lambda s: s.optimizer.step()
-    ),
+    "optimizer_zero_grad": lambda run, what: _clear_gradients,
+    "optimizer_step": _optimizer_step,
     "configure_gradient_clipping": _clip,
     "on_validation_model_eval": _to_eval,
     "on_test_model_eval": _to_eval,
     "on_predict_model_eval": _to_eval,
-    "on_validation_model_train": lambda run: restore_modes,
-    "on_test_model_train": lambda run: restore_modes,
-    "on_predict_model_train": lambda run: restore_modes,
+    "on_validation_model_train": _to_train,
+    "on_test_model_train": _to_train,
+    "on_predict_model_train": _to_train,
 }
+"""What does an action that no class overrides, made from the run and the text that the watchdog shows for it."""
 
 
 def _clear_gradients(s: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Never
 
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
-from hookline.listener import Listener, can_answer
+from hookline.listener import Listener
 from hookline.loops.errands import do_errands
 from hookline.loops.run import Run
 from hookline.loops.signals import heed_signal
@@ -153,7 +153,7 @@ class Agreement:
         run, hooks = self.run, self.run.state.hooks
         self._told = run.plan.asked_at
         steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_switched_off(hooks))
-                    if each.event.name == event and can_answer(each.function)}  # fmt: skip
+                    if each.event.name == event and each.steers}  # fmt: skip
         return [{event: sorted(facts) for event, facts in self._told.items()}, sorted(steering)]
 
     def _agree_on_wants(self, everybody: list[list[Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -18,11 +18,11 @@ from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
 from hookline.loops.ghosts import run_along
 from hookline.loops.guests import see_off
-from hookline.loops.run import Run, rescued_row
+from hookline.loops.run import Run, phase, rescued_row
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.ranks import Answer
-from hookline.state import State, is_scalar
+from hookline.state import FETCHING, OPENING, State, is_scalar
 
 Slot = Callable[[Plan], Caller]
 
@@ -111,11 +111,20 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     return Metrics(results)
 
 
+@phase(OPENING)
+def open_pass(run: Run, loader: Loader) -> Iterator[Any]:
+    """Open a loader for an evaluation or a prediction."""
+    return loader.batches(0)
+
+
 def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: int | None, pace: Pace) -> bool:
     """One loader's batches; whether the pass goes on with the next one."""
     plan, s, turn = run.plan, run.state, loader.share.turn
     is_empty = True
-    for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+    outer = s.running
+    s.running = fetching = (FETCHING[0], outer)
+    for s.batch_idx, s.batch in enumerate(open_pass(run, loader)):
+        s.running = outer
         if s.batch_idx == limit:
             break
         is_empty = False
@@ -125,6 +134,8 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
             run_along(run, names.step(plan))
         if pace.is_over():
             return False
+        s.running = fetching
+    s.running = outer
     if is_empty:
         raise OptionError(f"The {names.kind} loader {loader.name!r} yielded no batch; a generator can be "
                           "iterated over only once, pass a list or a DataLoader.")  # fmt: skip

@@ -23,10 +23,11 @@ from hookline.loops.noting import note_idle_epoch
 from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending
 from hookline.loops.restoring import restoring
-from hookline.loops.run import Run, ending, rescued_row, told_to_stop
+from hookline.loops.run import Run, ending, phase, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.state import FETCHING, OPENING
 from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
@@ -96,13 +97,11 @@ def train_epoch(run: Run, loader: Any) -> None:
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
     run.step = choose_step(run)
-    if run.owes_validation and not is_leaving:
-        validate(run)
-        settle(run)
-        save_due(run)
-        if is_finished(run):
-            is_leaving, batches = True, iter(())
+    if run.owes_validation and not is_leaving and is_finished_by_owed_validation(run):
+        is_leaving, batches = True, iter(())
+    s.running = FETCHING
     for s.batch_idx, s.batch in enumerate(batches, run.position):
+        s.running = None
         if run.first_batches is not None:
             run.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
@@ -125,7 +124,9 @@ def train_epoch(run: Run, loader: Any) -> None:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
             break
+        s.running = FETCHING
     else:
+        s.running = None
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
     complete = exhausted or run.position == loader.length
@@ -159,6 +160,7 @@ def begin_epoch(run: Run, loader: Any) -> Any:
     return rng_state()
 
 
+@phase(OPENING)
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
@@ -270,6 +272,14 @@ def validate(run: Run) -> None:
         settle(run)  # a signal that one rank has heard
     if run.owes_validation:
         settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
+
+
+def is_finished_by_owed_validation(run: Run) -> bool:
+    """Run the validation that was cut short before a resume; whether the run is finished after it."""
+    validate(run)
+    settle(run)
+    save_due(run)
+    return is_finished(run)
 
 
 def validation_interval(run: Run) -> int:

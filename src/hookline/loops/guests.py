@@ -60,7 +60,7 @@ class LateGuests(Generic[V]):
         run.plan.up.add(key)
         for listener in entry.listeners:
             if listener.event.name == "setup":
-                run.plan.caller(listener)(run.state)
+                run.plan.call(listener, run.state)
         restore_hook(entry, run.restored, run.state)
 
     def farewell(self, entry: Entry) -> None:
@@ -110,7 +110,7 @@ def _see_off(run: Visited, entries: list[Entry]) -> list[BaseException]:
         for listener in entry.listeners:
             if listener.event.name == "teardown":
                 try:
-                    run.plan.caller(listener)(run.state)
+                    run.plan.call(listener, run.state)
                 except StopTraining as stop:
                     run.state.request_stop(stop.reason)
                 except BaseException as error:

@@ -63,6 +63,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             result = body(run)
         except StopTraining as stop:  # from a step of the module outside the training batches
             s.request_stop(stop.reason)
+            s.running = None
         if s.status in ("training", "running"):
             s.status = ending(run)
         if run.stage == "fit":
@@ -108,7 +109,7 @@ def note_failure(run: Run, error: BaseException) -> None:
     """The run has failed: everyone can see it in the state, and the other ranks hear of it before anything else is done."""
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C: all ranks end by it
-    s.exception = error
+    s.exception, s.running = error, None
     s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
     run.watch.ranks = None  # from here on nobody waits for anybody
     error.add_note(f"the run ended in {run.stage} at {s.position}")

@@ -6,25 +6,19 @@ those that have gone past the place answer, from a thread of their own.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from typing import Any
 
-import torch
-
-import hookline.ranks
 from hookline.errors import HooklineError
 from hookline.loops.run import Run
+from hookline.loops.stacks import stack_of, waits_for_ranks
 
 ASKING = 1.0
 """Seconds to wait for the others before asking where they are."""
 STANDING = 2.0
 """Seconds that a rank has waited for others elsewhere when it is sure that it will not come."""
 PAUSE, LONG_PAUSE = 0.005, 0.1
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_WAITING = (_TORCH + "distributed" + os.sep, os.path.abspath(hookline.ranks.__file__))
 
 
 class Nested:
@@ -77,12 +71,4 @@ class Nested:
 
     def _waits(self) -> bool:
         """Whether the run waits for other ranks: it has come to something later that all of them do."""
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if file.startswith(_WAITING):
-                return True
-            if not file.startswith((_TORCH, "<frozen")):
-                return False
-            frame = frame.f_back
-        return False
+        return waits_for_ranks(stack_of(self._thread), backward=False)

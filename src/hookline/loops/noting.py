@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from hookline.loops.errands import carries_out
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
-from hookline.loops.signals import Signals
 from hookline.plan import blamed
 from hookline.state import progress
 from hookline.text import redact
@@ -196,8 +194,7 @@ def _is_exit(error: BaseException) -> bool:
 
 def _is_at_once(error: BaseException) -> bool:
     """Whether a second Ctrl-C has broken off what was going on: then its traceback says where that was."""
-    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and frames[-1] is Signals._heard.__code__
+    return getattr(error, "__hookline_at_once__", False)
 
 
 def last_words(error: BaseException) -> LastWords | None:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from hookline.errors import StopTraining
-from hookline.loops.evaluate import Interlude, Pace
+from hookline.loops.evaluate import Interlude, Pace, open_pass
 from hookline.loops.ghosts import run_along
 from hookline.loops.run import Run
 from hookline.plan import Plan
-from hookline.state import State
+from hookline.state import FETCHING, State
 
 
 def predict(run: Run, keep: bool = True) -> list[Any]:
@@ -30,7 +30,9 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         pace = Pace(run, can_be_cut=False)
         for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
             s.dataloader_name = loader.name
-            for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+            s.running = FETCHING
+            for s.batch_idx, s.batch in enumerate(open_pass(run, loader)):
+                s.running = None
                 s.cache.clear()
                 if not loader.share.turn.is_ghost:
                     predict_batch(run, plan, s, keep)
@@ -38,6 +40,8 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
                     run_along(run, plan.predict_step)
                 if pace.is_over():
                     break
+                s.running = FETCHING
+            s.running = None
             if pace.was_over:
                 break
         plan.on_predict_epoch_end(s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -27,6 +28,8 @@ from hookline.plan import Plan, blame, nobody
 from hookline.rundir import RunDirectory
 from hookline.state import State
 from hookline.strategies import Strategy
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Window:
@@ -60,6 +63,25 @@ class Window:
             self.held = []
         if self.fed:
             self.fed = {}
+
+
+def phase(text: str) -> Callable[[F], F]:
+    """Let a function of the run write into `State.running` that this phase runs, while it runs."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def in_phase(run: Run, *given: Any, **named: Any) -> Any:
+            s = run.state
+            outer = s.running
+            s.running = (text, outer)
+            try:
+                return function(run, *given, **named)
+            finally:
+                s.running = outer
+
+        return cast(F, in_phase)
+
+    return decorate
 
 
 def told_to_stop(run: Run) -> bool:

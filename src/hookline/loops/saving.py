@@ -24,12 +24,12 @@ from hookline.hooklist import Entry
 from hookline.loops.errands import carries_out
 from hookline.loops.first_batches import after_save, path_from
 from hookline.loops.record import note_training
-from hookline.loops.run import Run
+from hookline.loops.run import Run, phase
 from hookline.metrics import Metrics
 from hookline.optimizers import bare
 from hookline.plan import Blame, Plan, accuse
 from hookline.seeding import rng_state
-from hookline.state import State
+from hookline.state import SAVING, State
 from hookline.urls import shown
 
 log = logging.getLogger("hookline")
@@ -45,6 +45,7 @@ def save_due(run: Run) -> None:
         announce(run)
 
 
+@phase(SAVING)
 def save(run: Run, request: SaveRequest) -> None:
     """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the same time."""
     plan, s = run.plan, run.state

@@ -79,7 +79,7 @@ class Signals:
         if self._first:
             if number == self._first and not is_alone and not self._no_more_grace and time.monotonic() < self._echoes_until:
                 return  # the launcher passes on what this process has heard itself
-            raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
+            raise _at_once(number)
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
         second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
@@ -109,6 +109,13 @@ class Signals:
             return self._news.get(timeout=seconds) is None
         except queue.Empty:
             return False
+
+
+def _at_once(number: int) -> BaseException:
+    """Make the error that breaks off what runs, marked so that its traceback is kept: it says where that was."""
+    error: Any = KeyboardInterrupt() if number == signal.SIGINT else Preempted(number)
+    error.__hookline_at_once__ = True
+    return error  # type: ignore[no-any-return]
 
 
 def heed_signal(run: Run, number: int) -> None:

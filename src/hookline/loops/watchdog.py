@@ -1,40 +1,32 @@
 """Says where a run stands when it no longer moves: which hook at which event, since when, with its stack.
 
-The run itself does nothing for it. A thread of its own wakes now and then, looks at the stack of the thread that trains, and
-compares it with what it saw before. What holds the interpreter lock for ever cannot be seen from here; with several ranks and
-`abort` the process is then ended from outside the interpreter.
+The running code publishes itself: every call of a hook or a step, and every phase of the loops, is one write into
+`State.running` (with `accounting=False`, too). A thread of its own wakes now and then, reads it, and compares it with what it
+read before. The stack of the thread that trains is only shown. What holds the interpreter lock for ever cannot be seen from
+here; with several ranks and `abort` the process is then ended from outside the interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import dis
 import faulthandler
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import CodeType, FrameType
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
-import torch
-
-from hookline.data.loaders import Loader
 from hookline.errors import HangError, HookError
-from hookline.listener import Listener, plain_function
-from hookline.loggers import Loggers
-from hookline.loops.evaluate import go_through
-from hookline.loops.fit import train_epoch
-from hookline.loops.predict import predict
+from hookline.listener import Listener
 from hookline.loops.run import Run
-from hookline.loops.saving import save
+from hookline.loops.stacks import Line, stack_of, waits_for_ranks
 from hookline.processes import join
+from hookline.state import LOADER
 
 EXIT_HUNG = 124
 """The exit code of a process that was told to abort a hang and could not get its thread back; `timeout` has the same one."""
@@ -47,133 +39,53 @@ IN_A_HOOK, ELSEWHERE = 1.75, 2.5
 log = logging.getLogger("hookline")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_BINDING = "<hookline binding>"
-_RANKS = _PACKAGE + "ranks.py"
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_WAITING = tuple(_TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel")))
-_LOOPS = {each.__code__ for each in (train_epoch, go_through, predict)}
-_MARK = "<seen by the watchdog>"
-_NEXT = dis.opmap["FOR_ITER"]
 _on_duty: dict[int, list[Watchdog]] = {}
 """By thread. A run inside a run (a hook that fits something) is watched by its own watchdog alone."""
 
 
-# ---- where a thread is ------------------------------------------------------------------------------------------
+# ---- what a run does --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """What a run is doing. Two looks that find equal keys have seen one and the same call."""
+    """What a run is doing, and how far it is."""
 
     text: str
-    key: tuple[Any, ...]
+    call: Any
+    """The innermost call that was published: another object for every call. It keeps nothing of the user's alive."""
+    progress: tuple[int, ...]
+
+    def is_same(self, other: Place) -> bool:
+        """Whether two looks have seen one and the same call, or one phase in which nothing was counted."""
+        return self.call is other.call and self.progress == other.progress and self.text == other.text
 
 
-def find_place(stack: list[FrameType], run: Run) -> Place:
-    """The innermost thing on a stack that a user has a name for: a hook, a step, the wait for a batch, a logger, a save."""
-    actions = _own_actions(run)
-    logger: FrameType | None = None
-    inner = ""
-    for index, frame in enumerate(stack):
-        code = frame.f_code
-        if code.co_filename == _BINDING:
-            return _called(f"{_logger(logger)}, called by " if logger else "", _listener_text(stack[index:], run), frame, run)
-        if code in actions:
-            return _called("", f"{actions[code]} of {type(run.module).__name__}", frame, run)
-        if code is Loggers._tell.__code__:
-            logger = logger or frame
-        elif code is save.__code__:
-            return _standing("saving a checkpoint", run)
-        elif code in _LOOPS:
-            if code.co_code[frame.f_lasti] == _NEXT:
-                return _standing(f"waiting for the next batch of loader {run.state.dataloader_name!r}", run)
-            if any(each.f_code is Loader.open.__code__ for each in stack[:index]):
-                return _standing(f"opening loader {run.state.dataloader_name!r}", run)
-            break
-        if not inner and code.co_filename.startswith(_PACKAGE) and code.co_filename != __file__:
-            inner = f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
-    if logger is not None:
-        return _called("", _logger(logger), logger, run)
-    return _standing(inner or f"{run.stage}, outside every hook and step", run)
-
-
-def _called(before: str, text: str, frame: FrameType, run: Run) -> Place:
-    """A place that is one call: it gets a mark that lives and dies with it, which keeps nothing else alive.
-
-    Frames cannot be referred to weakly, their ids are used again at once, and one that is kept would keep the user's tensors.
-    """
-    mark = frame.f_locals.setdefault(_MARK, object())
-    return Place(before + text, (mark, *_progress(run)))
-
-
-def _standing(text: str, run: Run) -> Place:
-    """A place in the loops: it is still the same one if nothing has been counted since."""
-    return Place(text, (text, *_progress(run)))
-
-
-def _progress(run: Run) -> tuple[int, ...]:
+def find_place(run: Run, thread: int, stack: list[Line]) -> Place:
+    """What the run has published: a hook, a step, the wait for a batch, a logger, a save. Else the line of Hookline it is in."""
     s = run.state
-    return s.step, s.batches_seen, s.batches_in_pass, s.epochs_seen, s.epoch, s.batch_idx, s.dataloader_idx
+    running = s.running
+    call: Any = running
+    text = _text(running, s.dataloader_name) if running is not None else ""
+    if s.logger is not None and (calling := s.logger.calling.get(thread)) is not None:
+        call, (logger, method) = calling, calling
+        by_hook = running is not None and not isinstance(running[0], str)
+        text = f"logger {logger.label} in {method}{f', called by {text}' if by_hook else ''}"
+    elif not text:
+        own = (f"{name} ({file}:{line})" for file, line, name in stack if file.startswith(_PACKAGE) and file != __file__)
+        text = next(own, f"{run.stage}, outside every hook and step")
+    progress = (s.step, s.batches_seen, s.batches_in_pass, s.epochs_seen, s.epoch, s.batch_idx, s.dataloader_idx)
+    return Place(text, call, progress)
 
 
-def _own_actions(run: Run) -> dict[CodeType, str]:
-    """The actions that Hookline does itself, such as backward: they have no listener."""
-    slots = {event.name: getattr(run.plan, event.name) for event in run.plan.table if event.action}
-    own = {getattr(slot, "__code__", None): name for name, slot in slots.items() if not run.plan.listeners(name)}
-    return {code: name for code, name in own.items() if code is not None and code.co_filename.startswith(_PACKAGE + "loops")}
-
-
-def _logger(frame: FrameType) -> str:
-    told = frame.f_locals
-    return f"logger {told['each'].label} in {told['method']}" if "each" in told else "a logger"
-
-
-def _listener_text(stack: list[FrameType], run: Run) -> str:
-    """Who is called by a binding, the first frame of this stack."""
-    function = stack[0].f_locals["f"]
-    listener = _listener_of(stack, function, run)
-    if listener is None:
-        return f"{getattr(function, '__qualname__', type(function).__name__)}"
-    event = listener.event.name
-    text = f"{listener.label} in {event}" if listener.receiver == "H" else f"{event} of {listener.name}"
-    if plain_function(function) is not plain_function(listener.function):  # a predicate may hang, too
-        text = f"the `when` of {text}"
-    return f"{text} ({listener.origin})"
-
-
-def _listener_of(stack: list[FrameType], function: Callable[..., Any], run: Run) -> Listener | None:
-    """Whoever makes the call has the listener in a variable; an action is called directly, and looked up in the plan."""
-    for frame in stack[1:]:
-        code = frame.f_code
-        if code.co_filename == _BINDING or code in _LOOPS:
-            break
-        if code.co_filename.startswith(_PACKAGE) and "listener" in (*code.co_varnames, *code.co_freevars):
-            found = frame.f_locals.get("listener")
-            if isinstance(found, Listener):
-                return found
-    acting = (each for event in run.plan.table if event.action for each in run.plan.listeners(event.name))
-    return next((each for each in acting if plain_function(each.function) is plain_function(function)), None)
-
-
-def _line(frame: FrameType) -> tuple[str, int, str]:
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
-
-
-def _waits_for_others(stack: list[FrameType]) -> bool:
-    """Whether a thread is inside what torch, or Hookline, does with other ranks; a backward averages gradients on its way."""
-    for frame in stack:
-        file = frame.f_code.co_filename
-        if file == _RANKS or file.startswith(_WAITING):
-            return True
-        if not file.startswith((_TORCH, "<frozen")):
-            return False
-    return False
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _text(running: tuple[Any, Any], loader: str) -> str:
+    """Describe what `State.running` has."""
+    what, outer = running
+    if isinstance(what, str):
+        return what.replace(LOADER, repr(loader))
+    if not isinstance(what, Listener):  # the filter of a listener, which called it
+        return f"the `when` of {_text(outer, loader)}"
+    event = what.event.name
+    return f"{f'{what.label} in {event}' if what.receiver == 'H' else f'{event} of {what.name}'} ({what.origin})"
 
 
 # ---- the watch --------------------------------------------------------------------------------------------------
@@ -225,7 +137,7 @@ class Watchdog:
         if self._timeout is None:
             return
         self._process, self._thread, self._looked = os.getpid(), threading.get_ident(), time.monotonic()
-        self._depth = sum(1 for frame in _outward(sys._getframe()) if frame.f_code.co_filename != __file__)
+        self._depth = sum(1 for file, _, _ in stack_of(self._thread)[1:] if file != __file__)  # the first is stack_of
         if self._abort and threading.current_thread() is threading.main_thread():
             self._signal = _unused_signal()
             if self._signal is not None:
@@ -260,18 +172,18 @@ class Watchdog:
                 return
 
     def _look(self) -> None:
-        """Compare with the last look. The frames are let go of before the next one."""
+        """Compare with the last look."""
         if _on_duty[self._thread][-1] is not self:
             self._stay = None
             return
         self._wind_up()
-        stack = self._stack(sys._current_frames().get(self._thread))
-        place, now = find_place(stack, self._run), time.monotonic()
+        stack = stack_of(self._thread)[: -self._depth]  # the run's part of it
+        place, now = find_place(self._run, self._thread, stack), time.monotonic()
         overslept, self._looked = now - self._looked - self._interval, now
         stay = self._stay
         if stay is not None and overslept > LONGEST_SLEEP:  # the whole process was suspended, which is nobody's fault
             stay.since += overslept
-        if stay is None or stay.place.key != place.key:
+        if stay is None or not stay.place.is_same(place):
             self._moved(stay, now)
             assert self._timeout is not None
             self._stay = Stay(place, now, self._timeout)
@@ -282,7 +194,7 @@ class Watchdog:
             while stay.due * patience <= seconds:
                 stay.due *= 2
             told = self._describe(place, seconds, waits=patience > 1)
-            self._report(f"{told} It may be slow or stuck; this is where it stands:", [_line(each) for each in reversed(stack)])
+            self._report(f"{told} It may be slow or stuck; this is where it stands:", stack[::-1])
             if self._run.peers is not None:
                 self._run.peers.post(told, failed=False)
         if self._abort and stay.reported:
@@ -293,14 +205,9 @@ class Watchdog:
         if self._abort and self._run.peers is not None and self._timeout is not None:
             faulthandler.dump_traceback_later(self._timeout + min(self._grace, self._timeout / 2), exit=True, file=2)
 
-    def _stack(self, frame: FrameType | None) -> list[FrameType]:
-        """The run's part of the stack, innermost first."""
-        frames = list(_outward(frame))
-        return frames[: -self._depth]
-
-    def _patience(self, stack: list[FrameType], place: Place) -> float:
+    def _patience(self, stack: list[Line], place: Place) -> float:
         """How much longer a rank may take that waits for others: the one that keeps them waiting is to be named, and first."""
-        if self._run.peers is None or not _waits_for_others(stack):
+        if self._run.peers is None or not waits_for_ranks(stack):
             return 1.0
         return IN_A_HOOK if place.text.startswith("hook ") else ELSEWHERE
 
@@ -323,7 +230,7 @@ class Watchdog:
         return (f"The run has not moved for at least {seconds:.1f} s, since {began} or before: {place.text}{others}, "
                 f"at {s.position}{rank}.")  # fmt: skip
 
-    def _report(self, text: str, lines: list[tuple[str, int, str]]) -> None:
+    def _report(self, text: str, lines: list[Line]) -> None:
         """Say it from a thread that may hang: where the text goes, or where the source is read, may be what the run waits for."""
 
         def say() -> None:
@@ -373,10 +280,15 @@ class Watchdog:
         told = type("HangError", (HangError,), {"__init__": tell, "__module__": __name__})
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(told))
 
+    def _is_still_there(self, place: Place) -> bool:
+        """Whether the run has published nothing new; without anything published the line may differ, and does not count."""
+        now = find_place(self._run, self._thread, [])
+        return now.is_same(place if place.call is not None else replace(place, text=now.text))
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, on top of whatever hangs there; a call that has just come back is left in peace."""
         stay = self._stay
-        if stay is not None and find_place(self._stack(frame), self._run).key == stay.place.key:
+        if stay is not None and self._is_still_there(stay.place):
             raise HangError(self._error(stay))
 
 

@@ -17,7 +17,7 @@ from hookline.dialects.lightning.brought import brought
 from hookline.dialects.lightning.older import refuse_lightning_1
 from hookline.dialects.lightning.table import DATA_ACTIONS, DATA_ROWS, MODULE_ACTIONS, MODULE_ROWS
 from hookline.errors import HookError, OptionError
-from hookline.events import EVENTS, EventTable
+from hookline.events import EVENTS, SIGNAL, EventTable
 from hookline.listener import Listener, overrides, refuse_misspelled
 from hookline.module import Actions, DataModule
 
@@ -137,7 +137,8 @@ def _listeners(owner: Any, receiver: str, rows: Mapping[str, Row], name: str, ta
         if _is_own(owner.original, method):
             function = getattr(owner.original, method)
             binding = bind(function, method, row, table, owner.view, answers=method in RETURNED)
-            found.append(Listener(receiver, name, owner, table[row.event], function, binding, []))
+            steers = method in RETURNED and table[row.event].returns == SIGNAL
+            found.append(Listener(receiver, name, owner, table[row.event], function, binding, [], declares_steering=steers))
     return found
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from hookline.asking import parsed, words_of
 from hookline.dialects.adopted.lightning_view import TrainerView, is_lightnings, is_of_trainer
 from hookline.dialects.lightning.table import CALLBACK_ROWS
 
@@ -45,8 +45,9 @@ def owner_of(path: str) -> type:
 
 
 def mentions(callback: Any, base: type, name: str) -> bool:
-    """Whether the callback's code has this name in it."""
-    return any(name in function.__code__.co_names for _, function in _functions(callback, base))
+    """Whether the callback's source text has this name in it."""
+    trees = [parsed(function) for _, function in _functions(callback, base)]
+    return any(name in words_of(tree) for tree in trees if tree is not None)
 
 
 def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
@@ -68,10 +69,10 @@ def _function(value: Any) -> Any:
 
 def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """What is missing, and whether it is set."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError, IndexError):
+    source = parsed(function)
+    if source is None or not source.body:
         return  # written at run time, or in C: then the view says so when it comes to it
+    tree = source.body[0]
     if isinstance(tree, ast.FunctionDef):
         reader = _Reader(_trainers(tree, name))
         for node in tree.body:

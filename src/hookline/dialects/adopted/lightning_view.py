@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hookline.asking import parsed, words_of
 from hookline.dialects.adopted.lightning_binding import NAME_OF_HOOK
 from hookline.dialects.adopted.lightning_logger import LoggerView
 from hookline.dialects.adopted.lightning_parts import (
@@ -40,9 +40,7 @@ OF_USERS = "_of_lightning_users"
 @functools.cache
 def _names_of_trainer(package: str) -> set[str]:
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.trainer") and module is not None]
-    classes = [each for module in modules for each in vars(module).values() if inspect.isclass(each) and is_lightnings(each)]
-    functions = [each for space in (*modules, *classes) for each in vars(space).values() if inspect.isfunction(each)]
-    names = {name for each in functions for name in inspect.unwrap(each).__code__.co_names}
+    names = {word for tree in filter(None, map(parsed, modules)) for word in words_of(tree)}
     return names | set(dir(sys.modules[f"{package}.trainer.trainer"].Trainer))
 
 

@@ -83,7 +83,8 @@ class TransformersCallback(AdoptedCallback):
         def listener(event: str, *calls: Caller) -> Listener:
             return Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
 
-        ends = Listener("H", name, self, table["on_train_batch_start"], self._end_epoch, Binding(self._end_epoch, ()), [])
+        ends = Listener("H", name, self, table["on_train_batch_start"], self._end_epoch, Binding(self._end_epoch, ()), [],
+                        declares_steering=True)  # fmt: skip
         self._asleep = [ends, listener("on_step_end", self._settle_step)]
         return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
 

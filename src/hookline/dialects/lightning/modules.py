@@ -36,6 +36,8 @@ class LightningModule(HyperParameters, Module):
 
     __hookline_base__: ClassVar[bool] = True
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
+    steers: ClassVar[tuple[str, ...]] = ("on_train_batch_start",)
+    """Lightning ends an epoch if this method of a module returns -1."""
     _toggled: Mapping[Parameter, bool] = MappingProxyType({})
     """Whether parameters had gradients before an optimizer was toggled."""
 
