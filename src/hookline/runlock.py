@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import re
 import shlex
 import socket
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 from hookline.errors import RunLockedError
 from hookline.processes import close_in_children, join
+from hookline.redaction import command_line
 
 if sys.platform != "win32":
     import fcntl
@@ -45,7 +45,6 @@ LARGEST = 10_000
 """Bytes that are read of a lock file."""
 LONGEST = 200
 """Characters of a command line that are shown."""
-SECRET = re.compile(r"(?i)(key|token|secret|passw|credential|auth)")
 Record = dict[str, Any]
 
 _held: dict[str, RunLock] = {}
@@ -270,7 +269,7 @@ def _own_record() -> Record:
     return {
         "token": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()),
         "boot": _boot(), "namespace": _namespace(), "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": _command(),
+        "command": command_line(sys.orig_argv, LONGEST),
     }  # fmt: skip
 
 
@@ -340,20 +339,6 @@ def _started(pid: Any) -> str:
     except (OSError, ValueError, TypeError):
         return ""
     return "" if fields[0] in ("Z", "X") else fields[19]
-
-
-def _command() -> str:
-    """The command line without what may be a secret."""
-    shown, hide = [], False
-    for each in sys.orig_argv:
-        name, is_pair, _ = each.partition("=")
-        if hide or "://" in each:
-            each, hide = "...", False
-        elif SECRET.search(name) and each.startswith("-"):
-            each, hide = (f"{name}=...", False) if is_pair else (each, True)
-        shown.append(each)
-    text = shlex.join(shown).replace("'...'", "...")
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 # ---- in words ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from hookline.dialects.model_training_framework.manager import HookManager
 from hookline.dialects.model_training_framework.settings import PreemptionConfig
 from hookline.dialects.model_training_framework.steps import StepFunction, StepFunctions, check_step
 from hookline.dialects.model_training_framework.translating import checked, hooks_of, options_of
+from hookline.checkpoint.finding import find
 from hookline.errors import CheckpointError, OptionError
 from hookline.hook import Hook
 from hookline.loops.record import read_record
@@ -125,8 +126,9 @@ class GenericTrainer(Trainer):
         """Log that a new run begins where another one was: most experiments keep the default name, and so the directory."""
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
-        if record:
-            ended = "has not ended" if record["status"] == "training" else f"was {record['status']} at step {record['step']}"
+        if record and known is not None and find(known)[0]:
+            said = {"training": "has not ended", "error": f"failed at step {record['step']}"}
+            ended = said.get(record["status"], f"was {record['status']} at step {record['step']}")
             log.warning("A new run begins in %s, where an earlier one %s. To continue that one: "
                         'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another experiment_name.',
                         known, ended)  # fmt: skip
