@@ -28,9 +28,11 @@ WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
 """So is one with such a word, or a word that ends in key or token, unless its value is a number: `key_dim`, `max_tokens`."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
-_PAIR = re.compile(r"""(?i)(?<![\w.-])([\w.-]++)(["'\])]{0,3}\s*+[:=]\s*+)("[^"]*"|'[^']*'|(?:bearer|basic|token)\s+[^\s'",;}]+|[^\s'",;}\])]+)""")
-_TOKENS = re.compile(r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}"
-                     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)")  # fmt: skip
+_PAIR = re.compile(r"""(?ix) (?<![\w.-]) ([\w.-]++) (["'\])]{0,3} \s*+ [:=] \s*+)
+                   ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")  # fmt: skip
+_TOKENS = re.compile(r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+                     r"|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+                     r"|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)")  # fmt: skip
 
 
 def is_secret(name: str, value: object = "") -> bool:
@@ -112,7 +114,7 @@ def _missing(count: int) -> dict[str, str]:
 
 
 def mask_words(words: Sequence[str], most: int = LONGEST_COMMAND) -> list[str]:
-    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, `api_key=X` and what `mask_text` finds."""
+    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and what `mask_text` finds."""
     shown: list[str] = []
     option = ""
     for word in words:

@@ -15,6 +15,7 @@ import logging
 import os
 import shlex
 import socket
+import stat
 import sys
 import threading
 import time
@@ -211,6 +212,28 @@ def held(folder: Path) -> Iterator[RunLock]:
         yield lock
     finally:
         lock.release()
+
+
+def is_running(folder: Path) -> bool | None:
+    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks and writes nothing.
+
+    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a short while ago by this
+    machine's clock; else it was killed, or the clocks differ.
+    """
+    path = folder / NAME
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        return None
+    record = _read(path) or {}
+    is_here = record.get("boot") == _boot()
+    if is_here and record.get("namespace") == _namespace() != "":
+        return _started(record.get("pid")) == record.get("started") != ""
+    if time.time() - about.st_mtime < 3 * SILENCE:
+        return True
+    return False if is_here else None
 
 
 # ---- the file ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.finding import find
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import CheckpointError
 from hookline.loops.finite import state_tensors
@@ -91,20 +92,13 @@ def final_path(run: Run) -> Path | str | None:
 
 def _choose_path(run: Run) -> tuple[str | None, bool]:
     run_dir = run.directory.existing()
-    if run_dir is not None and _has_checkpoint_in(run_dir, run):
+    if run_dir is not None and any(each.run == run.run_id for each in find(run_dir)[0]):
         folder = run_dir / "checkpoints"
         return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
     newest = run.saved
     if newest is not None and is_url(newest.path) and newest.reason != "manual":
         return f"{str(newest.path).rpartition('/')[0]}/{NAME}", True
     return None, False
-
-
-def _has_checkpoint_in(run_dir: Path, run: Run) -> bool:
-    """Return whether the run has a checkpoint in its directory, saved by this job or the one that it was resumed from."""
-    known = [run.resume_from, None if run.saved is None else run.saved.path]
-    local = [Path(each) for each in known if each is not None and not is_url(each)]
-    return any(each.resolve().is_relative_to(run_dir.resolve()) for each in local)
 
 
 def _is_free(path: Path, run: Run) -> bool:

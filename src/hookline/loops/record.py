@@ -1,8 +1,8 @@
 """`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it ended.
 
 Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says nothing about whether the
-run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A process that is killed leaves the status "training";
-whether one is still at work is told by the lock of the directory (`runlock.is_running`).
+run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A process that is killed leaves the status
+"training"; whether one is still at work is told by the lock of the directory (`runlock.is_running`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MOST_SESSIONS = 100
 """Sessions (starts and resumes) that are kept: the first, and the newest ones."""
 UPDATE_SECONDS = 1.0
 """Least time between two updates in the course of a run; a write takes about 0.3 ms."""
+ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
 LARGE = ("config", "settings", "hooks", "module", "options", "metrics")
 """What is left out, in this order, if the record is larger than what is read."""
 
@@ -62,9 +63,10 @@ class RunRecord:
             "resumed_from": None if run.resume_from is None else shown(run.resume_from),
         }  # fmt: skip
         self.data: dict[str, Any] = {
-            "version": VERSION, "id": run.run_id, "status": "training", "reason": "", "error": None, "step": step, "epochs": epochs,
-            "limits": limits(run), "noted_at": now, "started_at": _text(self.before.get("started_at")) or now, "ended_at": None,
-            "starts": _count(self.before) + 1, "sessions": [*_ended(self.before), self.session], **_started_with(run),
+            "version": VERSION, "id": run.run_id, "status": "training", "reason": "", "error": None, "step": step,
+            "epochs": epochs, "limits": limits(run), "noted_at": now, "started_at": _text(self.before.get("started_at")) or now,
+            "ended_at": None, "starts": _count(self.before) + 1, "sessions": [*_ended(self.before), self.session],
+            **_started_with(run),
         }  # fmt: skip
 
     def update(self, run: Run) -> None:
@@ -87,8 +89,7 @@ class RunRecord:
         self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
         self.session.update(ended)
         if was_refused and self.before:
-            kept = {name: self.before[name] for name in ("status", "reason", "error", "step", "epochs", "ended_at") if name in self.before}
-            self.data.update(kept)
+            self.data.update({name: value for name, value in self.before.items() if name in ENDING})
         else:
             self.data.update(ended, error=known)
         self.write()
@@ -124,7 +125,7 @@ def begin_record(run: Run) -> None:
     if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.finished_before or run.record is not None:
         return
     known = run.directory.existing()
-    saves = getattr(run.options, "checkpoint", False)
+    saves = getattr(getattr(run.options, "saving", None), "last", False)
     if saves or (known is not None and (run.logs or (known / RECORD).exists())):
         run.record = RunRecord(run, run.run_dir())
         run.record.write()
@@ -231,8 +232,8 @@ def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
     known = record.get("sessions")
     sessions = [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
     if record and not sessions:  # an older version had no sessions
-        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), "status": record["status"], "reason": record["reason"],
-                     "step": record["step"]}]  # fmt: skip
+        known_of_it = {name: record[name] for name in ("status", "reason", "step")}
+        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **known_of_it}]
     if sessions and sessions[-1].get("status") == "training":
         sessions[-1] = {**sessions[-1], "status": "killed", "ended_at": record.get("noted_at"), "step": record["step"]}
     return sessions

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hookline.checkpoint.finding import find
 from hookline.data.mixing import Mixture
 from hookline.dialects.model_training_framework.loaders import (
     LoaderManager,
@@ -23,7 +24,6 @@ from hookline.dialects.model_training_framework.manager import HookManager
 from hookline.dialects.model_training_framework.settings import PreemptionConfig
 from hookline.dialects.model_training_framework.steps import StepFunction, StepFunctions, check_step
 from hookline.dialects.model_training_framework.translating import checked, hooks_of, options_of
-from hookline.checkpoint.finding import find
 from hookline.errors import CheckpointError, OptionError
 from hookline.hook import Hook
 from hookline.loops.record import read_record
