@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import OptionError
+from hookline.redaction import mask
 from hookline.report.content import names
 from hookline.report.happenings import how_it_ended, position, score, timestamp
 from hookline.report.listing import disk_usage, standing, tail, utc
@@ -116,7 +117,7 @@ def settings_of(run: RunData) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in known.items():
         if value is not None:
-            flat |= _flat(value, name)
+            flat |= _flat(mask(value), name)  # a log of an older version may have secrets
     return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES}
 
 
