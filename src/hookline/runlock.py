@@ -13,9 +13,9 @@ import functools
 import json
 import logging
 import os
-import re
 import shlex
 import socket
+import stat
 import sys
 import threading
 import time
@@ -27,6 +27,7 @@ from typing import Any
 
 from hookline.errors import RunLockedError
 from hookline.processes import close_in_children, join
+from hookline.redaction import command_line
 
 if sys.platform != "win32":
     import fcntl
@@ -45,7 +46,6 @@ LARGEST = 10_000
 """Bytes that are read of a lock file."""
 LONGEST = 200
 """Characters of a command line that are shown."""
-SECRET = re.compile(r"(?i)(key|token|secret|passw|credential|auth)")
 Record = dict[str, Any]
 
 _held: dict[str, RunLock] = {}
@@ -214,6 +214,28 @@ def held(folder: Path) -> Iterator[RunLock]:
         lock.release()
 
 
+def is_running(folder: Path) -> bool | None:
+    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks and writes nothing.
+
+    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a short while ago by this
+    machine's clock; else it was killed, or the clocks differ.
+    """
+    path = folder / NAME
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        return None
+    record = _read(path) or {}
+    is_here = record.get("boot") == _boot()
+    if is_here and record.get("namespace") == _namespace() != "":
+        return _started(record.get("pid")) == record.get("started") != ""
+    if time.time() - about.st_mtime < 3 * SILENCE:
+        return True
+    return False if is_here else None
+
+
 # ---- the file ----------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +292,7 @@ def _own_record() -> Record:
     return {
         "token": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()),
         "boot": _boot(), "namespace": _namespace(), "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": _command(),
+        "command": command_line(sys.orig_argv, LONGEST),
     }  # fmt: skip
 
 
@@ -340,20 +362,6 @@ def _started(pid: Any) -> str:
     except (OSError, ValueError, TypeError):
         return ""
     return "" if fields[0] in ("Z", "X") else fields[19]
-
-
-def _command() -> str:
-    """The command line without what may be a secret."""
-    shown, hide = [], False
-    for each in sys.orig_argv:
-        name, is_pair, _ = each.partition("=")
-        if hide or "://" in each:
-            each, hide = "...", False
-        elif SECRET.search(name) and each.startswith("-"):
-            each, hide = (f"{name}=...", False) if is_pair else (each, True)
-        shown.append(each)
-    text = shlex.join(shown).replace("'...'", "...")
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 # ---- in words ----------------------------------------------------------------------------------------------------

@@ -27,13 +27,13 @@ def _shown(word: str) -> str:
     if not found:  # `requests` puts a path without its host into its errors
         path, _, query = word.partition("?")
         return f"{path}?..." if "=" in query else word
-    rest = rest[len(_credentials(rest)) :]
+    rest = rest[len(credentials(rest)) :]
     ends = [rest.find("?"), rest.find("#") if "=" in rest.partition("#")[2] else -1]
     end = min((each for each in ends if 0 <= each < len(rest) - 1), default=None)
     return f"{protocol}://{rest}" if end is None else f"{protocol}://{rest[: end + 1]}..."
 
 
-def _credentials(rest: str) -> str:
+def credentials(rest: str) -> str:
     """A name and a password before the host, with the '@' after them; `rest` is what follows '://'."""
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     if ":" in host and not _PORT.match(rest):
@@ -44,7 +44,7 @@ def _credentials(rest: str) -> str:
 def _secrets(url: str) -> set[str]:
     """The secrets of a URL, as it spells them and as a library may spell them again."""
     rest = url.partition("://")[2]
-    secret = _credentials(rest)
+    secret = credentials(rest)
     query = rest[len(secret) :].partition("?")[2]
     secret = secret.removesuffix("@")
     parts = [secret, secret.partition(":")[2], query, *(value for _, value in urllib.parse.parse_qsl(query))]

@@ -89,6 +89,8 @@ class Trainer(RunView):
         if self.options.enable_progress_bar:
             self._add_progress_bar(asked=options.get("enable_progress_bar", False))
         self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
+        self.resolved_config: dict[str, Any] | None = None
+        """The configuration this trainer was made from, command line included; for the run's record."""
         self._run: Run | None = None
         self._last: Run | None = None
         self._fitted: Run | None = None

@@ -27,6 +27,15 @@ CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below i
 
 exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
 REPORT_CODES = "exit codes: 0 it was written, 2 a wrong command, or no directory of a run"
+RUNS_CODES = """The best value is that of the metric that a hook monitors, else of the validation loss. The age counts from the
+first start. A run that has not ended is running, or was killed: the lock of its directory tells. `killed?` means that it may
+run on another machine.
+
+exit codes: 0 it was printed, 2 a wrong command, or no such directory"""
+SUMMARY_CODES = """Better is lower or higher as the hook that monitors a metric says, else as its name does (loss, error,
+accuracy, ...). The trend compares the two halves of the last third of the values. --json prints these rules too.
+
+exit codes: 0 it was printed, 2 a wrong command, or no directory of a run"""
 WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or no directory of a run"
 CONTROL_CODES = """ACTION is one of
   status                where it is, its hooks, and what they cost; also without ACTION
@@ -98,6 +107,10 @@ def _command(given: list[str]) -> int:
         from hookline.cli import reports
 
         return reports.run(chosen)
+    if chosen.command in ("runs", "summary"):
+        from hookline.cli import summaries
+
+        return summaries.run(chosen)
     if chosen.command == "watch":
         from hookline.cli import watching
 
@@ -167,6 +180,10 @@ def make_parser() -> argparse.ArgumentParser:
     command("schema", "print the JSON schema of a configuration, for editors")
     added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
     added.add_argument("directory", metavar="DIR")
+    added = command("runs", "list the runs in a directory: status, step, best metric, age and size", RUNS_CODES)
+    added.add_argument("directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none")
+    added = command("summary", "say how a run ended, its metrics and its cost, or how several runs differ", SUMMARY_CODES)
+    added.add_argument("run_dirs", metavar="RUN", nargs="+", help="a run's directory, or its name in runs/")
     added = command("report", "write a page about a run, or several side by side, as one HTML file", REPORT_CODES)
     added.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help="a run's directory; the run may still be running")
     added.add_argument("--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here")

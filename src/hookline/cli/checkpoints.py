@@ -23,6 +23,9 @@ from hookline.loops.record import read_record, unsaved_end
 from hookline.text import holds_secret, printable, redact
 from hookline.urls import below, is_url, open_url
 
+KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
+"""What `show` says about the run; run.json has more."""
+
 
 def run(chosen: argparse.Namespace) -> int:
     """Carry out one of them."""
@@ -262,7 +265,8 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
             "problem": each.problem or None, "extra": each.extra,
             "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
         })  # fmt: skip
-    return {"path": redact(path) if is_remote else path, "run": record or None, "checkpoints": rows,
+    return {"path": redact(path) if is_remote else path, "run": {name: record[name] for name in KEPT if name in record} or None,
+            "checkpoints": rows,
             "unsaved": unsaved_end(record, mine[0].manifest) if mine else ""}  # fmt: skip
 
 

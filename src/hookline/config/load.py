@@ -65,6 +65,7 @@ class Parts:
             made = trainer(**self.trainer_arguments)
         except OptionError as error:
             raise self._wrong("trainer", error) from error
+        made.resolved_config = plain(self.source.values)
         for name, hook in self.hooks.items():
             try:
                 made.add_hook(hook, name)

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.finding import find
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import CheckpointError
 from hookline.loops.finite import state_tensors
-from hookline.loops.record import read_record
 from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
 from hookline.strategies.sharded import held
@@ -92,8 +92,7 @@ def final_path(run: Run) -> Path | str | None:
 
 def _choose_path(run: Run) -> tuple[str | None, bool]:
     run_dir = run.directory.existing()
-    has_saved = run.saved is not None or run.resume_from is not None
-    if has_saved and run_dir is not None and read_record(run_dir).get("id") == run.run_id:
+    if run_dir is not None and any(each.run == run.run_id for each in find(run_dir)[0]):
         folder = run_dir / "checkpoints"
         return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
     newest = run.saved

@@ -21,7 +21,7 @@ from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
 from hookline.loops.preflight import batches_between, check_before_training
-from hookline.loops.record import restore_ending
+from hookline.loops.record import restore_ending, update_record
 from hookline.loops.restoring import restoring
 from hookline.loops.run import Run, ending, phase, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
@@ -62,6 +62,8 @@ def fit(run: Run) -> None:
         s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
+    if run.record is not None:
+        run.record.describe(run)
     plan.on_train_start(s)
     settle(run)
     if run.save_requests:
@@ -198,6 +200,7 @@ def end_epoch(run: Run, complete: bool) -> None:
     if complete:
         advance_on_metric(run)
         run.position = 0
+    update_record(run)
     settle(run)
     if run.save_requests:
         save_due(run)

@@ -27,8 +27,8 @@ from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.loops.noting import dismiss_everywhere, note_ending
-from hookline.loops.record import note_end
-from hookline.loops.restoring import restore_module, restore_progress
+from hookline.loops.record import begin_record, note_end
+from hookline.loops.restoring import restore_module, restore_progress, was_refused
 from hookline.loops.run import Run, ending
 from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
@@ -80,6 +80,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         note_failure(run, caught)
         failures += plan.on_exception(s) or ()
         failures += save_after_failure(run)
+        note_end(run, was_refused(run))
         if strategy_is_up:
             failures += plan.strategy_teardown(s) or ()
     failures += tear_down(run)
@@ -156,8 +157,6 @@ def save_after_failure(run: Run) -> list[BaseException]:
             run.step.settle_failed_batch()
         save_due(run)
         finish_saving(run)
-        if run.signal:
-            note_end(run)
     except BaseException as failure:
         return [failure]
     return []
@@ -278,6 +277,7 @@ class Guests(LateGuests[Run]):
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
             s.logger.log_hyperparams(describe(run))
+        begin_record(run)
         if run.control is not None:
             run.control.open()
         super().begin()

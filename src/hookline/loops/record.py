@@ -1,24 +1,41 @@
-"""`run.json`, the record of a run: which run this is and how it ended, from its first checkpoint on."""
+"""`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it ended.
+
+Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says nothing about whether the
+run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A process that is killed leaves the status
+"training"; whether one is still at work is told by the lock of the directory (`runlock.is_running`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.contents import is_whole
 from hookline.checkpoint.limits import RECORD_BYTES, parse_json, read_within
-from hookline.errors import CheckpointError
+from hookline.loops.provenance import provenance
 from hookline.loops.run import Run
-from hookline.urls import is_url
+from hookline.redaction import mask, mask_text
+from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 RECORD = "run.json"
+VERSION = 1
+"""Of the fields. Older files have no version, and only those in WHOLE, `epochs` and `noted_at`."""
 WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
+MOST_SESSIONS = 100
+"""Sessions (starts and resumes) that are kept: the first, and the newest ones."""
+UPDATE_SECONDS = 1.0
+"""Least time between two updates in the course of a run; a write takes about 0.3 ms."""
+ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
+LARGE = ("config", "settings", "hooks", "module", "options", "metrics")
+"""What is left out, in this order, if the record is larger than what is read."""
 
 
 def limits(run: Run) -> dict[str, Any]:
@@ -27,42 +44,114 @@ def limits(run: Run) -> dict[str, Any]:
     return {"max_epochs": options.max_epochs, "max_steps": options.max_steps, "max_time": options.max_seconds}
 
 
-def note(run: Run, run_dir: Path, status: str, reason: str = "") -> None:
-    """Write the record, whole or not at all."""
-    s = run.state
-    record = {
-        "id": run.run_id, "status": status, "reason": reason, "step": s.step, "epochs": s.epochs_seen, "limits": limits(run),
-        "noted_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
-    aside = run_dir / f".{RECORD}.{os.getpid()}"
-    try:
-        aside.write_text(json.dumps(record, indent=1))
-        aside.replace(run_dir / RECORD)
-    except OSError as error:
-        raise CheckpointError(f"{run_dir / RECORD} could not be written: {error}") from error
+class RunRecord:
+    """The record of a run that is going on, in the process that writes it."""
+
+    def __init__(self, run: Run, run_dir: Path) -> None:
+        self.path = run_dir / RECORD
+        before = read_record(run_dir)
+        self.before = before if before.get("id") == run.run_id else {}
+        """What it said about the same run when this session began; empty for a new run."""
+        self._written = -UPDATE_SECONDS
+        self._warned = False
+        now = _now()
+        counters = run.restored.get("counters", {})
+        at = [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
+        step, epochs = (each if is_whole(each) else 0 for each in at)
+        self.session: dict[str, Any] = {
+            "started_at": now, "ended_at": None, "status": "training", "reason": "", "first_step": step, "step": step,
+            "resumed_from": None if run.resume_from is None else shown(run.resume_from),
+        }  # fmt: skip
+        self.data: dict[str, Any] = {
+            "version": VERSION, "id": run.run_id, "status": "training", "reason": "", "error": None, "step": step,
+            "epochs": epochs, "limits": limits(run), "noted_at": now, "started_at": _text(self.before.get("started_at")) or now,
+            "ended_at": None, "starts": _count(self.before) + 1, "sessions": [*_ended(self.before), self.session],
+            **_started_with(run),
+        }  # fmt: skip
+
+    def update(self, run: Run) -> None:
+        """Write how far the run is, unless that was done a moment ago."""
+        if time.monotonic() - self._written >= UPDATE_SECONDS:
+            self._note_progress(run)
+            self.write()
+
+    def describe(self, run: Run) -> None:
+        """Write the settings that are known once the optimizers are made."""
+        self.data["settings"] = mask(run.settings)
+        self.write()
+
+    def end(self, run: Run, was_refused: bool) -> None:
+        """Write how the run ended. A run that could not be resumed has its earlier ending still."""
+        s, error = run.state, run.state.exception
+        ended = {"status": s.status, "reason": mask_text(s.stop_reason)}
+        known = None if error is None else {"type": type(error).__name__, "message": _message(error)}
+        self._note_progress(run)
+        self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
+        self.session.update(ended)
+        if was_refused and self.before:
+            self.data.update({name: value for name, value in self.before.items() if name in ENDING})
+        else:
+            self.data.update(ended, error=known)
+        self.write()
+
+    def _note_progress(self, run: Run) -> None:
+        s = run.state
+        self.data.update(step=s.step, epochs=s.epochs_seen, noted_at=_now(), monitors=_monitors(run), checkpoint=_newest(run))
+        self.session["step"] = s.step
+
+    def write(self) -> None:
+        """Write it whole or not at all. A full disk is warned of and does not end the run."""
+        aside = self.path.with_name(f".{RECORD}.{os.getpid()}")
+        sessions: list[Any] = self.data["sessions"]
+        if len(sessions) > MOST_SESSIONS:
+            del sessions[1 : len(sessions) - MOST_SESSIONS + 1]
+        try:
+            aside.write_text(_encode(self.data), encoding="ascii")
+            aside.replace(self.path)
+        except (OSError, ValueError, TypeError) as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            say = log.debug if self._warned else log.warning
+            say("%s could not be written: %s. The run continues without it.", self.path, error)
+            self._warned = True
+        self._written = time.monotonic()
 
 
-def note_training(run: Run, saved: Path | str) -> None:
-    """The first checkpoint of a run makes its directory a place to resume from."""
-    if run.is_noted or run.stage != "fit" or is_url(saved) or run.state.rank:
+def begin_record(run: Run) -> None:
+    """Write the record as soon as a fit starts, if it leaves something on disk. Call it on every rank; rank zero writes.
+
+    That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
+    """
+    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.finished_before or run.record is not None:
         return
-    run_dir = run.directory.existing()
-    if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
-        note(run, run_dir, "training")
-        run.is_noted = True
-
-
-def note_end(run: Run) -> None:
-    """How it ended; only for a run that can be resumed at all."""
     known = run.directory.existing()
-    if run.state.rank or run.finished_before or known is None or read_record(known).get("id") != run.run_id:
-        return
-    try:
-        note(run, run.run_dir(), run.state.status, run.state.stop_reason)
-    except CheckpointError as error:
-        if run.options.on_save_error == "raise":
-            raise
-        log.warning("%s", error)
+    saves = getattr(getattr(run.options, "saving", None), "last", False)
+    if saves or (known is not None and (run.logs or (known / RECORD).exists())):
+        run.record = RunRecord(run, run.run_dir())
+        run.record.write()
+
+
+def update_record(run: Run) -> None:
+    """At the end of an epoch: write how far the run is. Loggers may have made its directory only now."""
+    begin_record(run)
+    if run.record is not None:
+        run.record.update(run)
+
+
+def note_saved(run: Run, saved: Path | str) -> None:
+    """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its record."""
+    if run.record is None and run.stage == "fit" and not is_url(saved) and not run.state.rank and not run.finished_before:
+        run_dir = run.directory.existing()
+        if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
+            run.record = RunRecord(run, run_dir)
+    if run.record is not None and run.state.status == "training":
+        run.record.update(run)
+
+
+def note_end(run: Run, was_refused: bool = False) -> None:
+    """Write how the run ended."""
+    if run.record is not None:
+        run.record.end(run, was_refused)
 
 
 def restore_ending(run: Run) -> None:
@@ -76,9 +165,9 @@ def restore_ending(run: Run) -> None:
 def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
     """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state; else nothing.
 
-    Such as: 'completed at step 8, but its newest checkpoint is of step 5'.
+    Such as: 'completed at step 8, but its newest checkpoint is of step 5'. Nothing is missing of a run that failed or was killed.
     """
-    if not record or record["status"] == "training":
+    if not record or record["status"] in ("training", "error"):
         return ""
     step, epochs = counters.get("step"), counters.get("epochs_seen")
     if (step, epochs) == (record["step"], record.get("epochs", epochs)):
@@ -106,3 +195,73 @@ def read_record(run_dir: Path) -> dict[str, Any]:
         return {}
     fits = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in WHOLE.items())
     return record if fits and is_whole(record["step"]) else {}
+
+
+# ---- what is in it -----------------------------------------------------------------------------------------------
+
+
+def _encode(data: dict[str, Any]) -> str:
+    """Return the record as JSON, without its largest parts if it is larger than what is read."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    for name in LARGE:
+        if len(text) < RECORD_BYTES:
+            break
+        data[name] = None
+        text = json.dumps(data, indent=1, allow_nan=False)
+    return text
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _started_with(run: Run) -> dict[str, Any]:
+    try:
+        return provenance(run)
+    except Exception as error:  # it looks at objects of the user's; no run ends for its record
+        log.debug("run.json says nothing about how the run was started", exc_info=True)
+        return {"problem": f"{type(error).__name__}: {_message(error)}"}
+
+
+def _count(record: dict[str, Any]) -> int:
+    return record["starts"] if is_whole(record.get("starts")) else len(_ended(record))
+
+
+def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sessions of an earlier record. The last one was killed if it has no end."""
+    known = record.get("sessions")
+    sessions = [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
+    if record and not sessions:  # an older version had no sessions
+        known_of_it = {name: record[name] for name in ("status", "reason", "step")}
+        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **known_of_it}]
+    if sessions and sessions[-1].get("status") == "training":
+        sessions[-1] = {**sessions[-1], "status": "killed", "ended_at": record.get("noted_at"), "step": record["step"]}
+    return sessions
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return mask_text(" ".join(str(error).split()), 500)
+    except Exception as broken:  # the error of the run must not be lost for that
+        return f"(its text cannot be read: {type(broken).__name__})"
+
+
+def _monitors(run: Run) -> dict[str, Any]:
+    """Return the metrics that hooks watch, each with the best value so far."""
+    found = {}
+    for entry in run.state.hooks.entries():
+        own = getattr(entry.given, "__dict__", {})  # no property is called: that is code of the user's
+        own = {**getattr(own.get("watch"), "__dict__", {}), **own}
+        name, mode, best = own.get("monitor"), own.get("mode"), own.get("best_model_score", own.get("best_score"))
+        if isinstance(name, str) and mode in ("min", "max"):
+            found[entry.name] = {"metric": name, "mode": mode, "best": mask(best if isinstance(best, int | float) else None)}
+    return found
+
+
+def _newest(run: Run) -> dict[str, Any] | None:
+    """Return the newest checkpoint of this session."""
+    return None if run.saved is None else {"path": shown(run.saved.path), "step": run.saved.step}

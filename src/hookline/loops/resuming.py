@@ -29,7 +29,7 @@ from hookline.checkpoint.finding import (
 from hookline.checkpoint.tidying import left_overs, tidy
 from hookline.checkpoint.together import PATIENCE
 from hookline.errors import CheckpointError, OptionError, RunLockedError, closest
-from hookline.loops.record import RECORD, limits, note, read_record, run_dir_of, unsaved_end
+from hookline.loops.record import limits, read_record, run_dir_of, unsaved_end
 from hookline.loops.run import Run
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
@@ -51,9 +51,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
         run.resume_from, run.restored = found.path, found.contents
 
     def settle() -> list[Any]:
-        if resume is None:
-            _begin_afresh(run, directory)
-        elif found is not None and found.run_dir is not None:
+        if found is not None and found.run_dir is not None:
             directory.continue_in(found.run_dir)
             run.finished_before = _why_finished(run, read_record(found.run_dir))
         run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
@@ -64,14 +62,11 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
-    known = directory.existing()
-    record = read_record(known) if known is not None else {}
-    run.is_noted = record.get("id") == run.run_id and record["status"] == "training"
 
 
 def _count_on(run: Run, known: Path | None) -> None:
     """Number the run's checkpoints on from the newest that it has, which need not be the one that it goes on from."""
-    there = [each.manifest for each in find(known)[0]] if known is not None and (known / RECORD).exists() else []
+    there = [each.manifest for each in find(known)[0]] if known is not None else []
     own = [number_of(each) for each in there if each.get("run") == run.run_id]
     run.saves = max([number_of(run.restored), *own])
     now = datetime.now(UTC)
@@ -95,14 +90,6 @@ def require_shared(run_dir: Path, ranks: Ranks) -> None:
         raise OptionError(f"The run's directory {run_dir} is not the same for all ranks: rank {', '.join(map(str, blind))} "
                           "cannot see what rank 0 writes there. Every rank writes its part of a checkpoint, so choose one on "
                           "a disk that all machines share (Trainer(run_dir=...) or default_root_dir=...).")  # fmt: skip
-
-
-def _begin_afresh(run: Run, directory: RunDirectory) -> None:
-    """Checkpoints of an earlier run in the same directory are no longer this run's."""
-    known = directory.existing()
-    if known is not None and (known / RECORD).exists():
-        run.run_id = uuid.uuid4().hex
-        note(run, known, "training")
 
 
 def _why_finished(run: Run, record: dict[str, Any]) -> str:

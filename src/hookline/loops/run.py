@@ -271,8 +271,8 @@ class Run:
     """When this job was started, by the wall clock, but never before anything that its directory knows of."""
     saves: int = 0
     """Checkpoints of the run so far, over its resumes: the number of the newest."""
-    is_noted: bool = False
-    """Whether the run's directory has its record."""
+    record: Any = None
+    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves nothing on disk."""
     resume_from: Path | str | None = None
     restored: dict[str, Any] = field(default_factory=dict)
     finished_before: str = ""

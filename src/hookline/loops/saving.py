@@ -23,7 +23,7 @@ from hookline.events import Event
 from hookline.hooklist import Entry
 from hookline.loops.errands import carries_out
 from hookline.loops.first_batches import after_save, path_from
-from hookline.loops.record import note_training
+from hookline.loops.record import note_saved
 from hookline.loops.run import Run, phase
 from hookline.metrics import Metrics
 from hookline.optimizers import bare
@@ -136,7 +136,7 @@ def announce(run: Run) -> None:
             run.control.report_saved(saved)
         if saved.error is None:
             run.saved, run.on_disk = saved, saved.progress
-            note_training(run, saved.path)
+            note_saved(run, saved.path)
         tell_outcome(saved, run.plan, run.state, run.options.on_save_error)
 
 

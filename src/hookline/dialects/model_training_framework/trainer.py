@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hookline.checkpoint.finding import find
 from hookline.data.mixing import Mixture
 from hookline.dialects.model_training_framework.loaders import (
     LoaderManager,
@@ -125,8 +126,9 @@ class GenericTrainer(Trainer):
         """Log that a new run begins where another one was: most experiments keep the default name, and so the directory."""
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
-        if record:
-            ended = "has not ended" if record["status"] == "training" else f"was {record['status']} at step {record['step']}"
+        if record and known is not None and find(known)[0]:
+            said = {"training": "has not ended", "error": f"failed at step {record['step']}"}
+            ended = said.get(record["status"], f"was {record['status']} at step {record['step']}")
             log.warning("A new run begins in %s, where an earlier one %s. To continue that one: "
                         'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another experiment_name.',
                         known, ended)  # fmt: skip

@@ -1,0 +1,191 @@
+"""What the values of a metric say: which way is better, the last and best value, and where they are heading."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookline.report.reading import EPOCH, RunData, Series
+
+LOWER = ("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer", "cer", "bpc", "bpb", "fid",
+         "kl", "divergence", "entropy")  # fmt: skip
+HIGHER = ("acc", "accuracy", "top1", "top5", "f1", "auc", "auroc", "auprc", "ap", "map", "precision", "recall", "iou", "miou",
+          "dice", "bleu", "rouge", "score", "r2", "psnr", "ssim", "reward", "return", "mcc", "sensitivity", "specificity",
+          "ndcg", "mrr")  # fmt: skip
+VALIDATION = ("val", "valid", "validation", "eval", "dev")
+SHORTEST = 4
+"""Values below which there is no trend."""
+FLAT = 0.01
+RULES = {
+    "direction": "The mode of a hook that monitors the metric; else by the words in its name: lower is better for "
+                 f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; else unknown (null).",
+    "trend": f"Of the last third of the finite values (at least {SHORTEST}), the mean of the later half is compared with that "
+             f"of the earlier half. 'flat': they differ by less than {FLAT:.0%} of the larger one, or by less than twice the "
+             "standard error of the difference. Else 'improving' or 'worsening', or 'rising' or 'falling' if the direction is "
+             f"unknown. 'too short': fewer than {SHORTEST} values. 'not finite': the last value is NaN or infinite.",
+}  # fmt: skip
+"""In words, for people and programs that read a summary."""
+_WORDS = re.compile(r"[a-z]+[0-9]*|[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A value of a metric and its step."""
+
+    value: float
+    step: int
+
+    def data(self) -> dict[str, Any]:
+        """As JSON has it: NaN and infinity as text."""
+        return {"value": self.value if math.isfinite(self.value) else str(self.value), "step": self.step}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One metric of a run."""
+
+    name: str
+    over: str
+    """'step', or 'epoch' for values that are no step's own: means of epochs, and validations."""
+    count: int
+    last: Point
+    lowest: Point | None
+    highest: Point | None
+    direction: str | None
+    """'lower' or 'higher', what is better; None: unknown."""
+    is_monitored: bool
+    trend: str
+
+    @property
+    def best(self) -> Point | None:
+        """The best value, if it is known which way is better."""
+        return {"lower": self.lowest, "higher": self.highest}.get(self.direction or "")
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
+        points = {"last": self.last, "best": self.best, "lowest": self.lowest, "highest": self.highest}
+        source = None if self.direction is None else "monitor" if self.is_monitored else "name"
+        return {"name": self.name, "over": self.over, "count": self.count, "direction": self.direction,
+                "direction_from": source, "trend": self.trend,
+                **{key: None if point is None else point.data() for key, point in points.items()}}  # fmt: skip
+
+
+def progress_of(run: RunData) -> list[Progress]:
+    """Return every metric of a run, as logged."""
+    modes = modes_of(run)
+    found = [("step", run.own), ("epoch", run.between)]
+    return [_progress(name, over, series, modes.get(name)) for over, kept in found for name, series in kept.items()
+            if series.values]  # fmt: skip
+
+
+def _progress(name: str, over: str, series: Series, mode: str | None) -> Progress:
+    steps, values = series.arrays()
+    direction = {"min": "lower", "max": "higher"}[mode] if mode else direction_of(name)
+    finite = np.isfinite(values)
+    lowest = highest = None
+    if finite.any():
+        # of equal values the first: where it was reached
+        lowest, highest = (Point(float(values[at]), int(steps[at])) for at in (
+            int(np.argmin(np.where(finite, values, np.inf))), int(np.argmax(np.where(finite, values, -np.inf)))))  # fmt: skip
+    last = Point(float(values[-1]), int(steps[-1]))
+    return Progress(name, over, len(values), last, lowest, highest, direction, mode is not None, trend_of(values, direction))
+
+
+def direction_of(name: str) -> str | None:
+    """Return which way is better by the words of a name; None if they do not say, or say both."""
+    words = set(_WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+    known = [side for side, marks in (("lower", LOWER), ("higher", HIGHER)) if words & set(marks)]
+    return known[0] if len(known) == 1 else None
+
+
+def trend_of(values: Any, direction: str | None) -> str:
+    """Return where the values are heading, by the rule in RULES."""
+    if len(values) and not math.isfinite(values[-1]):
+        return "not finite"
+    finite = values[np.isfinite(values)]
+    if len(finite) < SHORTEST:
+        return "too short"
+    part = finite[-max(SHORTEST, len(finite) // 3) :]
+    part = part / (np.abs(part).max() or 1.0)  # or squares of large values would overflow
+    early, late = part[: len(part) // 2], part[len(part) // 2 :]
+    change = float(late.mean() - early.mean())
+    noise = math.sqrt(float(early.var(ddof=1)) / len(early) + float(late.var(ddof=1)) / len(late))
+    if abs(change) <= max(FLAT * max(abs(float(early.mean())), abs(float(late.mean()))), 2 * noise):
+        return "flat"
+    if direction is None:
+        return "rising" if change > 0 else "falling"
+    return "improving" if (change < 0) == (direction == "lower") else "worsening"
+
+
+def modes_of(run: RunData) -> dict[str, str]:
+    """Return 'min' or 'max' for every metric that a hook of the run monitors, those of the record first."""
+    found: dict[str, str] = {}
+    monitors = run.record.get("monitors")
+    for each in monitors.values() if isinstance(monitors, dict) else ():
+        if isinstance(each, dict) and isinstance(each.get("metric"), str) and each.get("mode") in ("min", "max"):
+            found.setdefault(each["metric"], each["mode"])
+    for checkpoint in run.checkpoints:
+        monitor = checkpoint.manifest.get("monitor")
+        if isinstance(monitor, dict) and isinstance(monitor.get("name"), str) and monitor.get("mode") in ("min", "max"):
+            found.setdefault(monitor["name"], monitor["mode"])
+    return found
+
+
+# ---- the one number of a run -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The metric that a run is judged by, and its best value."""
+
+    metric: str
+    value: float
+    direction: str
+    step: int | None = None
+    """None if the log does not have it."""
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
+        return {"metric": self.metric, "value": self.value, "direction": self.direction, "step": self.step}
+
+
+def best_of(run: RunData, metric: str | None = None) -> Best | None:
+    """Return the best value of a metric, by default of the one that a hook monitors, else of the validation loss.
+
+    Without either: of another validation metric, else of the training loss, if it is known which way is better.
+    """
+    known = {**{f"{each.name}{EPOCH}" if each.over == "epoch" and each.name in run.own else each.name: each
+                for each in progress_of(run)}}  # fmt: skip
+    usable = {name: each for name, each in known.items() if each.best is not None}
+    recorded = _recorded(run)
+    chosen = [metric] if metric is not None else [*modes_of(run), *sorted(usable, key=_preference)]
+    for name in chosen:
+        # of one name, the mean of an epoch says more than the value of a single step
+        each = usable.get(f"{name}{EPOCH}") or usable.get(name)
+        if each is not None and each.best is not None and each.direction is not None:
+            return Best(each.name, each.best.value, each.direction, each.best.step)
+        if name in recorded:
+            return recorded[name]
+    return None
+
+
+def _preference(name: str) -> tuple[bool, bool, int, str]:
+    words = _WORDS.findall(name.lower())
+    return not any(each in VALIDATION for each in words), "loss" not in words, len(name), name
+
+
+def _recorded(run: RunData) -> dict[str, Best]:
+    """Return the best values that the hooks of a run had found, by its record."""
+    found: dict[str, Best] = {}
+    monitors = run.record.get("monitors")
+    for each in monitors.values() if isinstance(monitors, dict) else ():
+        if not isinstance(each, dict) or not isinstance(each.get("metric"), str) or each.get("mode") not in ("min", "max"):
+            continue
+        value = each.get("best")
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found.setdefault(each["metric"], Best(each["metric"], float(value), "lower" if each["mode"] == "min" else "higher"))
+    return found

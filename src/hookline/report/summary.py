@@ -1,0 +1,167 @@
+"""A run in numbers: how it ended, its metrics, what it cost, its settings; and in which settings several runs differ."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hookline.errors import OptionError
+from hookline.redaction import mask
+from hookline.report.content import names
+from hookline.report.happenings import how_it_ended, position, score, timestamp
+from hookline.report.listing import disk_usage, standing, tail, utc
+from hookline.report.progress import RULES, Best, best_of, progress_of
+from hookline.report.reading import LOG, RunData, read_run
+from hookline.runlock import is_running
+
+VERSION = 1
+"""Of the data that `hookline summary --json` prints: it changes if a field changes its meaning or is removed."""
+MOST_CHECKPOINTS = 100
+DEEPEST = 20
+PLACES = ("run_dir", "default_root_dir", "trace")
+"""Options in which runs differ as a rule, and which change nothing about the training."""
+LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
+"""What every log has of its run; other hyper-parameters are the module's."""
+
+
+def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str, Any]:
+    """Return a summary of each run, and of several runs the settings that differ. Nothing is written."""
+    if not run_dirs:
+        raise OptionError("A summary needs the directory of a run.")
+    now = time.time() if now is None else now
+    runs = [read_run(_found(Path(each))) for each in run_dirs]
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
+    metric = _common_metric(runs)
+    about = [_about(run, name, metric, now) for run, name in zip(runs, names(runs), strict=True)]
+    differing = differences([each["settings"] for each in about]) if len(runs) > 1 else []
+    return {"version": VERSION, "rules": RULES, "runs": about, "metric": metric, "differences": differing}
+
+
+def _found(path: Path) -> Path:
+    """Return the directory of a run; a name alone may be that of one in `runs/`."""
+    below = Path("runs") / path
+    return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
+
+
+def _common_metric(runs: list[RunData]) -> str | None:
+    """Return the metric by which most of the runs are judged: of several, the first one's."""
+    found = [best.metric for run in runs if (best := best_of(run)) is not None]
+    return max(found, key=found.count) if found else None
+
+
+def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str, Any]:
+    record, end, at = run.record, how_it_ended(run), position(run)
+    status, is_certain = standing(run, now, is_running(run.path))
+    best: Best | None = best_of(run, metric) or best_of(run)
+    started = timestamp(record.get("started_at"))
+    sessions = record.get("sessions")
+    return {
+        "name": name, "path": str(run.path), "id": record.get("id"), "status": status, "is_certain": is_certain,
+        "reason": end["reason"], "error": record.get("error") if status in ("failed", "pruned") else None,
+        "step": at.step, "epochs": at.epochs, "started_at": utc(run.began if started is None else started),
+        "ended_at": None if status == "running" else utc(end["time"] if end["time"] is not None else run.ended),
+        "seconds": _seconds(run), "sessions": sessions if isinstance(sessions, list) else [],
+        "best": None if best is None else best.data(), "metrics": [each.data() for each in progress_of(run)],
+        "cost": {"hooks": run.cost, "time": _timings(run)},
+        "checkpoints": [{"path": str(each.path), "step": each.manifest["step"], "reason": each.manifest["reason"],
+                         "score": score(each.manifest)} for each in run.checkpoints[:MOST_CHECKPOINTS]],
+        "checkpoint_count": len(run.checkpoints), "bytes": disk_usage(run.path),
+        **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")}, "settings": settings_of(run),
+    }  # fmt: skip
+
+
+def _seconds(run: RunData) -> float | None:
+    """Return the time in the run's sessions, without the pauses between them: by its log, else by its record."""
+    if run.began is not None:
+        return round(run.spent, 3)
+    sessions = run.record.get("sessions")
+    spans = [(timestamp(each.get("started_at")), timestamp(each.get("ended_at"))) for each in sessions if isinstance(each, dict)
+             ] if isinstance(sessions, list) else []  # fmt: skip
+    known = [end - start for start, end in spans if start is not None and end is not None]
+    return round(sum(known), 3) if known else None
+
+
+def _timings(run: RunData) -> dict[str, Any] | None:
+    """Return where the time of the newest session went, if the record or the end of the log says so."""
+    known = run.record.get("time")
+    if isinstance(known, dict):
+        return known
+    log = run.path / LOG
+    found = [each for each in tail(log) if each.get("type") == "timings"] if log.is_file() else []
+    return {key: value for key, value in found[-1].items() if key not in ("type", "time")} if found else None
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def settings_of(run: RunData) -> dict[str, Any]:
+    """Return every setting by its name, those that people give first: configuration, module, trainer, hooks, optimizers."""
+    record, logged = run.record, run.params
+    options = record.get("options") or logged.get("options") or {}
+    module, machine = record.get("module"), record.get("machine")
+    hparams = module.get("hparams") if isinstance(module, dict) else None
+    rest = record.get("settings")
+    known: dict[str, Any] = {
+        "config": record.get("config"), "module": hparams, "trainer": options, "hooks": _hooks(record.get("hooks")),
+        "": {key: each for key, each in rest.items() if key not in options} if isinstance(rest, dict) else None,
+        "module.class": module.get("class") if isinstance(module, dict) else logged.get("module"),
+        "git": _commit(record.get("git")), "versions": record.get("versions"),
+        "machine": {key: machine.get(key) for key in ("world_size", "device", "device_name")}
+        if isinstance(machine, dict) else None,
+    }  # fmt: skip
+    own = {key: each for key, each in logged.items() if key not in LOGGED}
+    known["logged"] = None if hparams else own  # what HParams has logged
+    flat: dict[str, Any] = {}
+    for name, value in known.items():
+        if value is not None:
+            flat |= _flat(mask(value), name)  # a log of an older version may have secrets
+    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES}
+
+
+def _hooks(hooks: Any) -> dict[str, Any] | None:
+    if not isinstance(hooks, dict):
+        return None
+    about = {name: each for name, each in hooks.items() if isinstance(each, dict)}
+    off = {name: {"enabled": False} for name, each in about.items() if each.get("enabled") is False}
+    params = {name: each["params"] for name, each in about.items() if isinstance(each.get("params"), dict)}
+    return {name: {"class": each.get("class"), **off.get(name, {}), **params.get(name, {})} for name, each in about.items()}
+
+
+def _commit(git: Any) -> str | None:
+    if not isinstance(git, dict) or not isinstance(git.get("commit"), str):
+        return None
+    return f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}"
+
+
+def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
+    if isinstance(value, dict) and depth < DEEPEST:
+        found: dict[str, Any] = {}
+        for inner, each in value.items():
+            found |= _flat(each, f"{key}.{inner}" if key else str(inner), depth + 1)
+        return found
+    return {key: value}
+
+
+def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings that are not the same in all runs, with the value in each; None where a run does not have it.
+
+    A setting that appears under several names (in the configuration and in the optimizer) is listed under the first.
+    """
+    keys = dict.fromkeys(key for each in settings for key in each)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for key in keys:
+        values = [each.get(key) for each in settings]
+        spelled = [json.dumps(value, sort_keys=True) for value in values]
+        if len(set(spelled)) > 1 and not _belongs_to_missing_hook(key, settings):
+            found.setdefault((key.rpartition(".")[2], "\n".join(spelled)), {"key": key, "values": values})
+    return list(found.values())
+
+
+def _belongs_to_missing_hook(key: str, settings: list[dict[str, Any]]) -> bool:
+    """Return whether this is a parameter of a hook that some of the runs do not have: that the hook is missing says enough."""
+    first, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    return first == "hooks" and rest != f"{name}.class" and not all(f"hooks.{name}.class" in each for each in settings)

@@ -1,0 +1,267 @@
+"""The list of runs: what is there, whether it still runs, and nothing that a damaged or hostile directory can do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import Hook, OptionError, runlock
+from hookline.cli import main
+from hookline.hooks import ModelCheckpoint
+from hookline.report import listing
+from hookline.report.listing import Listed, list_runs
+
+ESCAPE = "\x1b[31m\x07evil\n"
+
+
+def written(name: str, log: list[dict[str, Any]] | None = None, **record: Any) -> Path:
+    path = Path(name)
+    path.mkdir(parents=True)
+    if record:
+        whole = {"id": name, "status": "completed", "reason": "", "step": 1, "limits": {}, **record}
+        (path / "run.json").write_text(json.dumps(whole))
+    if log is not None:
+        (path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
+    return path
+
+
+def only() -> Listed:
+    (found,) = list_runs(Path()).runs
+    return found
+
+
+def row(step: int, **metrics: float) -> dict[str, Any]:
+    return {"type": "metrics", "time": 1.0 + step, "step": step, "epoch": 0, "over": "evaluation", "metrics": metrics}
+
+
+# ---- real runs ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_the_newest_first_with_their_best_value(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet(logger=True, run_dir="runs/a", hooks=[ModelCheckpoint(monitor="val/loss")]).fit(Net(), batches(), batches())
+    quiet(logger=True, run_dir="runs/sweep/b", max_epochs=2).fit(Net(), batches(), batches())
+    for name, when in (("a", "2026-01-01T00:00:00+00:00"), ("sweep/b", "2026-02-01T00:00:00+00:00")):
+        path = Path("runs", name, "run.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "started_at": when}))
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "status", "step", "epochs", "best", "age", "size"]
+    assert [line.split()[0] for line in lines[1:]] == ["sweep/b", "a"]
+    assert all("completed" in line and "val/loss" in line and "kB" in line for line in lines[1:])
+    assert main(["runs", "runs", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["version"] == 1 and [each["step"] for each in data["runs"]] == [8, 4] and data["problems"] == []
+    assert data["runs"][0]["best"]["direction"] == "lower" and data["runs"][1]["best"]["metric"] == "val/loss"
+
+
+def test_a_run_that_trains_is_running_and_its_lock_is_not_touched() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Lists(Hook):
+        def on_step_end(self) -> None:
+            before = (Path("run/run.lock").stat(), sorted(os.listdir("run")))
+            seen.append((only().status, only().is_certain))
+            assert before[1] == sorted(os.listdir("run"))
+
+    quiet(logger=True, run_dir="run", hooks=[Lists()]).fit(Net(), batches())
+    assert set(seen) == {("running", True)} and only().status == "completed"
+
+
+RUNNING = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    from tiny import Net, batches, quiet
+    from hookline import Hook
+
+    class Waits(Hook):
+        def on_step_end(self, step):
+            if step == 2:
+                print("here", flush=True)
+                time.sleep(600)
+
+    quiet(hooks=[Waits()], run_dir="run", logger=True).fit(Net(), batches())
+"""
+
+
+@pytest.mark.timeout(300)
+def test_another_process_is_seen_running_and_then_killed() -> None:
+    code = textwrap.dedent(RUNNING.format(tests=str(Path(__file__).parents[1])))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None and job.stdout.readline() == "here\n"
+            assert (only().status, only().is_certain) == ("running", True)
+        finally:
+            job.kill()
+    assert (only().status, only().is_certain) == ("killed", True)
+
+
+def test_a_failed_run_is_failed() -> None:
+    class Fails(Hook):
+        def on_step_end(self) -> None:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        quiet(logger=True, run_dir="run", hooks=[Fails()]).fit(Net(), batches())
+    assert only().status == "failed"
+
+
+# ---- locks of other machines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age", "said"), [(1.0, ("running", True)), (-3600.0, ("running", True)), (3600.0, ("killed", False))])
+def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said: tuple[str, bool]) -> None:
+    path = written("run", status="training")
+    lock = path / runlock.NAME
+    lock.write_text(json.dumps({"token": "x", "host": "elsewhere", "pid": 1, "boot": "other", "namespace": "other", "started": "1"}))
+    os.utime(lock, (time.time() - age,) * 2)
+    before = sorted(os.listdir(path))
+    assert (only().status, only().is_certain) == said
+    assert sorted(os.listdir(path)) == before  # nothing is written for it
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", '{"token": 1}', '{"token": "x", "pid": "../..", "boot": []}', "x" * 100_000], ids=range(6))
+def test_a_damaged_lock_is_no_error(content: str) -> None:
+    path = written("run", status="training")
+    (path / runlock.NAME).write_text(content)
+    assert only().status in ("running", "killed")
+
+
+def test_a_lock_that_is_no_file_is_not_waited_for() -> None:
+    path = written("run", status="training")
+    os.mkfifo(path / runlock.NAME)
+    assert (only().status, only().is_certain) == ("killed", False)
+
+
+def test_a_run_without_a_lock_that_says_it_trains_is_doubted() -> None:
+    written("run", status="training", noted_at="2020-01-01T00:00:00+00:00")
+    assert (only().status, only().is_certain) == ("killed", False)
+    assert main(["runs"]) == 0
+
+
+# ---- older runs, and long logs -----------------------------------------------------------------------------------
+
+
+def test_a_run_of_an_older_version_is_known_by_its_log() -> None:
+    written("run", [row(1, loss=3.0), row(2, loss=1.0), row(3, loss=2.0),
+                    {"type": "end", "time": 5.0, "step": 3, "epoch": 0, "epochs": 1, "status": "completed", "reason": ""}])  # fmt: skip
+    found = only()
+    assert (found.status, found.step, found.epochs, found.started) == ("completed", 3, 1, 2.0)
+    assert found.best is not None and (found.best.metric, found.best.value, found.best.step) == ("loss", 1.0, 2)
+
+
+def test_superseded_values_do_not_count() -> None:
+    path = written("run", [row(1, loss=3.0), row(2, loss=1.0)])
+    log = path / "log.jsonl"
+    first = len(json.dumps(row(1, loss=3.0))) + 1
+    resume = {"type": "resume", "time": 9.0, "step": 1, "superseded": {"from": first, "to": log.stat().st_size, "records": 1}}
+    log.write_text(log.read_text() + "".join(json.dumps(each) + "\n" for each in (resume, row(2, loss=2.5))))
+    best = only().best
+    assert best is not None and best.value == 2.5
+
+
+def test_of_a_long_log_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(listing, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(listing, "TAIL_BYTES", 5_000)
+    written("run", [row(n, loss=float(n)) for n in range(1000)])
+    found = only()
+    assert found.best is not None and found.is_partial and found.best.value > 900 and found.step == 999
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["best"]["is_partial"] is True
+
+
+# ---- damaged and hostile directories -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"id": 1}', b"x" * (2**20 + 1), b"null",
+                                     b'{"id":"a","status":"completed","reason":"","step":1e999,"limits":{}}'], ids=range(8))  # fmt: skip
+def test_a_damaged_record_is_listed_and_no_error(content: bytes) -> None:
+    Path("run").mkdir()
+    Path("run/run.json").write_bytes(content)
+    assert (only().status, only().reason) == ("unreadable", "run.json cannot be read")
+    assert main(["runs"]) == 0 and main(["runs", "--json"]) == 0
+
+
+def test_fields_of_any_type_are_no_error() -> None:
+    for number, odd in enumerate([None, [], {}, "x", -1, 1e300, "9999-99-99", [[]], {"a": {"metric": {}, "mode": "min"}}]):
+        written(f"runs/{number}", [], epochs=odd, monitors=odd, started_at=odd, noted_at=odd, sessions=odd, error=odd, machine=odd, settings=odd,
+                options=odd, hooks=odd, module=odd, git=odd, versions=odd, config=odd, command=odd, checkpoint=odd, time=odd)  # fmt: skip
+        assert main(["summary", f"runs/{number}"]) == 0 and main(["summary", f"runs/{number}", "--json"]) == 0
+    assert main(["runs"]) == 0 and main(["runs", "--json"]) == 0
+    assert main(["summary", *map(str, Path("runs").iterdir())]) == 0
+
+
+def test_files_that_are_no_files_are_not_waited_for() -> None:
+    Path("run").mkdir()
+    for name in ("run.json", "log.jsonl", "run.lock", "control.sock"):
+        os.mkfifo(Path("run", name))
+    assert list_runs(Path()).runs == [] or only().status == "unreadable"
+
+
+def test_terminal_escapes_are_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    written(f"runs/{ESCAPE}", [row(1, **{f"val/loss{ESCAPE}": 1.0})], status=ESCAPE, reason=ESCAPE)
+    assert main(["runs"]) == 0
+    assert main(["summary", f"runs/{ESCAPE}"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown and "\\x1b[31m" in shown
+
+
+def test_a_directory_that_may_not_be_read_is_named() -> None:
+    written("runs/a", status="completed")
+    written("runs/b", status="completed")
+    os.chmod(".", 0o755)
+    os.chmod("runs/b", 0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # nothing is forbidden to root
+    try:
+        found = list_runs()
+    finally:
+        os.seteuid(user)
+        os.chmod("runs/b", 0o700)
+    assert [str(each.path) for each in found.runs] == ["runs/a"] and found.problems == ["runs/b: Permission denied"]
+
+
+def test_links_are_not_followed_and_checkpoints_are_not_runs() -> None:
+    path = written("runs/a", status="completed")
+    (path / "again").symlink_to(Path("..").resolve(), target_is_directory=True)
+    (path / "big").symlink_to("/dev/zero")
+    (path / "checkpoints" / "x").mkdir(parents=True)
+    (path / "checkpoints" / "x" / "run.json").write_text("{}")
+    found = list_runs(Path("runs")).runs
+    assert [each.path for each in found] == [path] and found[0].bytes < 10_000
+
+
+def test_a_log_of_another_tool_is_said_to_be_one() -> None:
+    Path("other").mkdir()
+    Path("other/log.jsonl").write_text('{"loss": 1}\n')
+    assert only().status == "unreadable"
+
+
+def test_no_runs_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "There are no runs in . or below it.\n"
+    with pytest.raises(OptionError, match="runz does not exist"):
+        list_runs("runz")
+    assert main(["runs", "runz"]) == 2
+    Path("file").touch()
+    assert main(["runs", "file"]) == 2
+
+
+def test_a_thousand_runs_take_seconds() -> None:
+    for number in range(1000):
+        log = [row(n, **{"val/loss": 1.0 / n, "train/loss": 2.0}) for n in range(1, 31)]
+        written(f"runs/{number:04}", log, status="completed", step=30, started_at=f"2026-01-01T00:{number // 60:02}:{number % 60:02}+00:00")
+    began = time.process_time()
+    found = list_runs().runs
+    assert len(found) == 1000 and all(each.best is not None for each in found)
+    assert found[0].path.name == "0999"
+    assert time.process_time() - began < 20  # 1 s on a quiet machine

@@ -1,0 +1,205 @@
+"""A summary says how a run went, and of several runs what made the difference."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import quiet
+
+from hookline import Hook, OptionError
+from hookline.cli import main
+from hookline.hooks import EarlyStopping, HParams, ModelCheckpoint
+from hookline.report.progress import RULES
+from hookline.report.summary import differences, summarize
+from hookline.testing import TinyModule, tiny_batches
+
+
+def trained(name: str, lr: float = 0.1, epochs: int = 2, hooks: Any = (), **options: Any) -> Path:
+    trainer = quiet(logger=True, run_dir=f"runs/{name}", max_epochs=epochs, hooks=list(hooks), log_every_n_steps=1, **options)
+    trainer.fit(TinyModule(lr), tiny_batches(), tiny_batches(seed=1))
+    return trainer.run_dir
+
+
+def about(*runs: Path | str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = summarize(list(runs))["runs"]
+    return found
+
+
+def of(data: dict[str, Any], name: str, over: str = "epoch") -> dict[str, Any]:
+    return next(each for each in data["metrics"] if (each["name"], each["over"]) == (name, over))
+
+
+# ---- one run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_has_everything_about_a_run() -> None:
+    path = trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")])
+    data = json.loads(json.dumps(summarize([path])))
+    assert data["version"] == 1 and data["rules"] == RULES and data["differences"] == []
+    (run,) = data["runs"]
+    assert (run["name"], run["status"], run["is_certain"], run["step"], run["epochs"]) == ("a", "completed", True, 20, 5)
+    assert run["seconds"] > 0 and run["started_at"] <= run["ended_at"] and len(run["sessions"]) == 1
+    val = of(run, "val/loss")
+    assert (val["count"], val["direction"], val["direction_from"]) == (5, "lower", "monitor")
+    assert run["best"] == {"metric": "val/loss", "value": val["best"]["value"], "direction": "lower", "step": val["best"]["step"]}
+    assert of(run, "lr", "step")["direction"] is None and of(run, "lr", "step")["highest"]["value"] == 0.1
+    assert {each["hook"] for each in run["cost"]["hooks"]} == {"model_checkpoint"}
+    assert run["checkpoint_count"] == len(run["checkpoints"]) == 2 and run["bytes"] > 1000
+    assert run["settings"]["module.lr"] == 0.1 and run["settings"]["optimizers.0.groups.0.lr"] == 0.1
+    assert run["settings"]["hooks.model_checkpoint.monitor"] == "val/loss" and run["settings"]["trainer.max_epochs"] == 5
+    assert {"command", "git", "versions", "machine"} <= run.keys()
+
+
+def test_the_text_says_it_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")])
+    assert main(["summary", "a"]) == 0  # a name in runs/
+    text = capsys.readouterr().out
+    assert text.startswith("runs/a\n  status       completed, step 20, 5 epochs\n")
+    assert "(lower is better)" in text and "runs/a/checkpoints/" in text
+    assert "train/loss (epoch)" in text and "train/loss (step)" in text and "0.1 to 0.1" in text
+    assert "module.lr " in text and "trainer.hang_action" not in text  # options that have their default are not listed
+
+
+def test_a_failed_and_an_interrupted_run_say_how_they_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    class Ends(Hook):
+        def __init__(self, error: BaseException | None) -> None:
+            super().__init__()
+            self.error = error
+
+        def on_step_end(self, step: int) -> None:
+            if step == 3 and self.error is not None:
+                raise self.error
+            if step == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(ValueError, match="on purpose"):
+        trained("failed", hooks=[Ends(ValueError("on purpose"))])
+    with pytest.raises(KeyboardInterrupt):
+        trained("interrupted", hooks=[Ends(None)])
+    failed, interrupted = about("runs/failed", "runs/interrupted")
+    assert (failed["status"], failed["step"], failed["error"]) == ("failed", 3, {"type": "ValueError", "message": "on purpose"})
+    assert (interrupted["status"], interrupted["error"]) == ("interrupted", None)
+    assert main(["summary", "runs/failed"]) == 0
+    assert "error        ValueError: on purpose" in capsys.readouterr().out
+
+
+def test_a_stop_says_why() -> None:
+    path = trained("a", epochs=50, lr=0.3, hooks=[EarlyStopping("val/loss", patience=1)])
+    (run,) = about(path)
+    assert run["status"] == "stopped" and "val/loss did not improve" in run["reason"]
+
+
+def test_a_resumed_run_is_one_run_of_several_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    for epochs in (1, 2):
+        trainer = quiet(logger=True, run_dir="run", max_epochs=epochs, hooks=[ModelCheckpoint()])
+        trainer.fit(TinyModule(), tiny_batches(), resume="auto")
+    (run,) = about("run")
+    assert len(run["sessions"]) == 2 and of(run, "train/loss")["count"] == 2
+    assert main(["summary", "run"]) == 0
+    assert "2 sessions" in capsys.readouterr().out
+
+
+def test_where_the_time_went_is_read_from_the_log_or_the_record() -> None:
+    path = trained("a")
+    assert about(path)[0]["cost"]["time"] is None
+    with (path / "log.jsonl").open("a") as file:
+        file.write(json.dumps({"type": "timings", "time": 1.0, "step": 8, "total": 2.0, "data": 0.5}) + "\n")
+    assert about(path)[0]["cost"]["time"] == {"step": 8, "total": 2.0, "data": 0.5}
+    record = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**record, "time": {"total": 3.0}}))
+    assert about(path)[0]["cost"]["time"] == {"total": 3.0}
+    assert main(["summary", str(path)]) == 0
+
+
+def test_a_run_of_an_older_version_is_summarized_from_its_log() -> None:
+    path = trained("a", hooks=[HParams({"width": 3})])
+    (path / "run.json").unlink()
+    (run,) = about(path)
+    assert (run["status"], run["step"], run["id"], run["command"]) == ("completed", 8, None, None)
+    assert run["settings"]["trainer.max_epochs"] == 2 and run["settings"]["logged.width"] == 3 and run["settings"]["module.class"] == "TinyModule"
+
+
+def test_a_run_with_a_record_and_no_log() -> None:
+    quiet(run_dir="run", hooks=[ModelCheckpoint(monitor="train/loss")]).fit(TinyModule(), tiny_batches())
+    (run,) = about("run")
+    assert run["metrics"] == [] and run["best"]["metric"] == "train/loss" and run["best"]["step"] is None
+    assert main(["summary", "run"]) == 0
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    path = trained("a", hooks=[ModelCheckpoint()])
+    before = {each: each.stat().st_mtime_ns for each in path.rglob("*")}
+    assert main(["summary", str(path)]) == 0 and main(["runs"]) == 0
+    assert {each: each.stat().st_mtime_ns for each in path.rglob("*")} == before
+
+
+# ---- several runs ------------------------------------------------------------------------------------------------
+
+
+def test_several_runs_are_compared_by_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [trained(f"lr-{lr}", lr=lr, epochs=3, seed=seed) for lr, seed in ((0.001, 0), (0.05, 0), (0.02, 1))]
+    data = summarize(list(paths))
+    assert data["metric"] == "val/loss"
+    assert [(each["key"], each["values"]) for each in data["differences"]] == [
+        ("module.lr", [0.001, 0.05, 0.02]), ("trainer.seed", [0, 0, 1])]  # fmt: skip
+    assert main(["summary", *map(str, paths)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "status", "step", "best", "val/loss", "lr", "seed"]
+    best = [float(line.split()[3]) for line in lines[1:]]
+    assert best == sorted(best) and {line.split()[4] for line in lines[1:]} == {"0.001", "0.05", "0.02"}
+
+
+def test_a_hook_that_one_run_has_is_one_difference() -> None:
+    first, second = trained("a"), trained("b", hooks=[ModelCheckpoint(monitor="val/loss")])
+    (found,) = summarize([first, second])["differences"]
+    assert found["key"] == "hooks.model_checkpoint.class" and found["values"][0] is None
+    assert main(["summary", str(first), str(second)]) == 0
+
+
+def test_equal_runs_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = trained("a"), trained("b")
+    assert summarize([first, second])["differences"] == []
+    assert main(["summary", str(first), str(second)]) == 0
+    assert "All settings that are known are the same." in capsys.readouterr().out
+
+
+def test_secrets_stay_hidden_in_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [trained(name, hooks=[HParams({"api_key": f"s3cr3t-{name}", "width": width})]) for name, width in (("a", 1), ("b", 2))]
+    for is_old in (False, True):
+        for arguments in ([], ["--json"]):
+            assert main(["summary", *map(str, paths), *arguments]) == 0
+            said = capsys.readouterr().out
+            assert "s3cr3t" not in said and "width" in said
+        for path in paths if not is_old else ():
+            (path / "run.json").unlink()  # an older version kept the hyper-parameters in the log alone
+
+
+def test_a_setting_with_two_names_is_listed_once() -> None:
+    found = differences([{"config.optimizer.lr": 1, "optimizers.0.lr": 1, "x.lr": 5}, {"config.optimizer.lr": 2, "optimizers.0.lr": 2, "x.lr": 6}])
+    assert [each["key"] for each in found] == ["config.optimizer.lr", "x.lr"]
+
+
+def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained("a")
+    with pytest.raises(OptionError, match="named twice"):
+        summarize([path, path])
+    with pytest.raises(OptionError, match="needs the directory"):
+        summarize([])
+    assert main(["summary", "runs"]) == 2
+    assert "There are runs below it: runs/a" in capsys.readouterr().err
+    assert main(["summary", "nothing"]) == 2
+
+
+def test_an_unknown_metric_direction_shows_both_ends() -> None:
+    class Logs(Hook):
+        def on_step_end(self, step: int, logger: Any) -> None:
+            logger.add_scalar("mystery", float(step), step)
+
+    path = trained("a", hooks=[Logs()])
+    found = next(each for each in about(path)[0]["metrics"] if each["name"] == "mystery")
+    assert (found["best"], found["lowest"]["value"], found["highest"]["value"]) == (None, 1.0, 8.0)
+    assert found["trend"] in ("rising", "flat")
