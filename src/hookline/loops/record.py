@@ -60,7 +60,7 @@ def note_end(run: Run) -> None:
     try:
         note(run, run.run_dir(), run.state.status, run.state.stop_reason)
     except CheckpointError as error:
-        if run.options.on_save_error == "raise":
+        if run.options.saving.on_error == "raise":
             raise
         log.warning("%s", error)
 
