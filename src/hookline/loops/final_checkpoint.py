@@ -22,7 +22,7 @@ from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
 from hookline.processes import join
 from hookline.strategies.sharded import held
-from hookline.urls import below, is_url, shown, split_query
+from hookline.urls import beside, is_url, shown
 
 log = logging.getLogger("hookline")
 NAME = "last"
@@ -49,8 +49,8 @@ class LastCheckpoint:
         """The newest one that is durable under this name."""
         self.asked: Saved | None = None
         """The newest durable one that a hook asked for."""
-        self.error: CheckpointError | None = None
-        """Why the newest attempt has failed."""
+        self.failed: Saved | None = None
+        """The newest attempt, if it has failed."""
         self._every = run.options.saving.every
         self._due: float | None = time.monotonic() + self._every
         """None: it was asked for, and is not written yet."""
@@ -81,7 +81,7 @@ class LastCheckpoint:
         """Remember what became of a checkpoint. The time to the next one counts from here."""
         is_own = not is_url(saved.path) and (saved.is_automatic or self._has_own_name(saved))
         if is_own:
-            self.error = saved.error
+            self.failed = saved if saved.error is not None else None
             self._due = time.monotonic() + self._every
             self._changed.set()
         if saved.error is None and is_own:
@@ -106,9 +106,9 @@ class LastCheckpoint:
             raise CheckpointError(f"checkpoints/{NAME} could not be written: {error}") from error
 
     def is_behind(self) -> bool:
-        """Return whether it is not the present state. One rank on which it is not is enough: all ranks write together."""
-        mine = self.saved is None or self.saved.progress != self.run.progress
-        return any(self.run.strategy.ranks.gather(mine))
+        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks write together."""
+        tried = self.failed or self.saved
+        return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.progress))
 
     def url(self) -> str | None:
         """Return where it goes too if hooks save to a URL: beside their checkpoints."""
@@ -118,8 +118,7 @@ class LastCheckpoint:
         newest = self.asked
         if newest is None or not is_url(newest.path) or newest.reason == "manual" or newest.progress == self.run.progress:
             return None
-        path, mark, query = split_query(str(newest.path))
-        return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", NAME)
+        return beside(str(newest.path), NAME)
 
 
 @carries_out("keep_last")
@@ -226,7 +225,7 @@ def _is_free(path: Path, run: Run) -> bool:
 
 def _report_unsaved(run: Run) -> None:
     s = run.state
-    if s.rank or run.last.error is None:
+    if s.rank or run.last.failed is None:
         return
     newest = ("Nothing of this run is saved." if run.saved is None else
               f"The newest checkpoint is {shown(run.saved.path)}, of step {run.saved.step}.")  # fmt: skip

@@ -59,7 +59,7 @@ def save(run: Run, request: SaveRequest) -> None:
     try:
         path = place_of(run, request)
     except CheckpointError as error:
-        run.news.append(Saved("checkpoints/last", request.reason, s.step, error, is_automatic=request.is_automatic))
+        run.news.append(Saved("checkpoints/last", request.reason, s.step, error, run.progress, request.is_automatic))
         announce(run)
         return
     run.saves += 1
