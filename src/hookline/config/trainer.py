@@ -47,6 +47,8 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
     place = Place("trainer options", (TrainerSettings,))
     given = dict(given)
     strategy = given.pop("strategy", None)
+    if isinstance(given.get("checkpoint"), dict):  # its keys have types of their own, which a parser of `dict` does not know
+        given["checkpoint"] = plain(given["checkpoint"])
     try:
         options = with_new_names({name: str(each) if name in OLD_NAMES else each for name, each in given.items()})
         part = Part("trainer", "", options, {name: f"trainer.{name}" for name in options})
