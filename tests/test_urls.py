@@ -22,7 +22,7 @@ from hookline.hooks.json_log import JSONLog
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
 from hookline.testing import memory_urls
-from hookline.urls import PROTOCOLS, below, check_url, open_url
+from hookline.urls import PROTOCOLS, below, beside, check_url, open_url
 
 CHAIN = "reference://::file:///x/refs.json"
 EVIL = [CHAIN, "simplecache::s3://bucket/x", "file:///x::s3://y", "reference://x", "github://a:b@/x", "zip:///x.zip", "local:///x",
@@ -211,3 +211,11 @@ def test_other_errors_about_a_url_do_not_tell_it_either(capsys: pytest.CaptureFi
     assert main(["checkpoint", "verify", f"nosuch://me:{SECRET}@host/x", "--json"]) == 2
     errors += capsys.readouterr()
     assert SECRET not in "".join(errors) and "".join(errors).count("host/x") >= 6
+
+
+@pytest.mark.parametrize(("place", "neighbour"), [
+    ("s3://bucket/run/step-5", "s3://bucket/run/last"), ("https://host/run/step-5/?sig=a/b", "https://host/run/last?sig=a/b"),
+    ("s3://bucket/run/what?/step-5", "s3://bucket/run/what?/last"),
+])  # fmt: skip
+def test_what_is_beside_a_signed_url_has_its_query_at_the_end(place: str, neighbour: str) -> None:
+    assert beside(place, "last") == neighbour

@@ -60,11 +60,73 @@ class OptionArguments(TypedDict, total=False):
     compile: bool | dict[str, Any]
     default_root_dir: str | Path
     run_dir: str | Path | None
-    save: str
-    on_save_error: str
+    checkpoint: bool | str | dict[str, Any]
     grace_period: str | float | datetime.timedelta | None
     hang_after: str | float | datetime.timedelta | None
     hang_action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a run saves: what `Trainer(checkpoint=...)` means."""
+
+    last: bool = True
+    """Keep `checkpoints/last` without being asked by a hook."""
+    every: float = 300.0
+    """Seconds between two writes of it while the run trains."""
+    write: str = "sync"
+    """'sync', or 'async': in the background, training waits only for a copy of the tensors."""
+    on_error: str = "raise"
+    """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn' continues without it."""
+
+
+CHOICES = {"write": ("sync", "async"), "on_error": ("raise", "warn")}
+OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
+"""Options that are keys of `checkpoint` now. They are still accepted."""
+
+
+def parse_checkpoint(given: Any) -> Saving:
+    """Return the settings that `checkpoint=` asks for; what it does not name has its default."""
+    if isinstance(given, bool):
+        return Saving(last=given)
+    if isinstance(given, str):
+        _check_choice(f"checkpoint={given!r}", given, CHOICES["write"], "True, False or a table are allowed, too.")
+        return Saving(write=given)
+    known = [each.name for each in fields(Saving)]
+    if not isinstance(given, Mapping):
+        raise OptionError(f"checkpoint={given!r} must be True, False, 'sync', 'async' or a table of {', '.join(known)}.")
+    for name, value in given.items():
+        if name not in known:
+            raise OptionError(f"checkpoint has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.")
+        if name in CHOICES:
+            _check_choice(f"checkpoint: {name}={value!r}", value, CHOICES[name])
+    settings = dict(given)
+    check_bool("checkpoint: last", settings.get("last", True))
+    if "every" in settings:
+        seconds = parse_time(settings["every"], "checkpoint: every")
+        if seconds is None:
+            raise OptionError("checkpoint: every=None: pass a time such as '5 minutes', or last=False to write no checkpoint.")
+        settings["every"] = seconds
+    return Saving(**settings)
+
+
+def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. A value that is wrong is named as it was given."""
+    old = {name: value for name, value in given.items() if name in OLD_NAMES}
+    if not old:
+        return dict(given)
+    if "checkpoint" in given:
+        raise OptionError(f"checkpoint and {' and '.join(old)} cannot be combined: {next(iter(old))} is an older name for a part of "
+                          f"it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.")  # fmt: skip
+    for name, value in old.items():
+        _check_choice(f"{name}={value!r}", value, CHOICES[OLD_NAMES[name]])
+    kept = {name: value for name, value in given.items() if name not in OLD_NAMES}
+    return {**kept, "checkpoint": {OLD_NAMES[name]: value for name, value in old.items()}}
+
+
+def _check_choice(text: str, value: Any, allowed: tuple[str, ...], more: str = "") -> None:
+    if value not in allowed:
+        raise OptionError(f"{text}, allowed: {', '.join(map(repr, allowed))}.{closest(str(value), allowed)} {more}".rstrip())
 
 
 @dataclass(slots=True)
@@ -128,10 +190,9 @@ class Options:
     run_dir: str | Path | None = None
     """Where everything of a run is written; by default default_root_dir/runs/NAME."""
     # when something goes wrong
-    save: str = "sync"
-    """'async' writes checkpoints in the background: training waits only for the copy."""
-    on_save_error: str = "raise"
-    """A checkpoint that cannot be written (a full disk): 'raise' ends the run, 'warn' goes on without it."""
+    checkpoint: bool | str | dict[str, Any] = True
+    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes checkpoints in the background.
+    Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync', 'async'), `on_error` ('raise', 'warn')."""
     grace_period: str | float | datetime.timedelta | None = "5 minutes"
     """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no limit."""
     hang_after: str | float | datetime.timedelta | None = "10 minutes"
@@ -152,8 +213,7 @@ class Options:
         self._choice("nonfinite", ("stop", "skip"))
         if not callable(self.val_aggregation) and not re.fullmatch("primary:.+", str(self.val_aggregation), re.DOTALL):
             self._choice("val_aggregation", ("micro", "macro", "primary", "primary:NAME"))
-        self._choice("save", ("sync", "async"))
-        self._choice("on_save_error", ("raise", "warn"))
+        parse_checkpoint(self.checkpoint)
         self._choice("hang_action", ("warn", "abort"))
         for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
             self._amount(name)
@@ -196,6 +256,11 @@ class Options:
             raise OptionError(f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.")
 
     @property
+    def saving(self) -> Saving:
+        """`checkpoint` as settings."""
+        return parse_checkpoint(self.checkpoint)
+
+    @property
     def max_seconds(self) -> float | None:
         """`max_time` in seconds."""
         return _seconds(self.max_time)
@@ -220,8 +285,7 @@ class Options:
 
     def _choice(self, name: str, allowed: tuple[str, ...]) -> None:
         value = getattr(self, name)
-        if value not in allowed:
-            raise OptionError(f"{name}={value!r}, allowed: {', '.join(map(repr, allowed))}.{closest(str(value), allowed)}")
+        _check_choice(f"{name}={value!r}", value, allowed)
 
     def _amount(self, name: str, zero: bool = True) -> None:
         value = getattr(self, name)
@@ -322,6 +386,7 @@ def check_file(name: str, path: Any) -> None:
 def make_options(given: dict[str, Any]) -> Options:
     """Options from keyword arguments; an unknown one is an error with the closest right name."""
     known = [field.name for field in fields(Options)]
+    given = with_new_names(given)
     for name in given:
         if name not in known:
             names = [*known, "hooks", "callbacks", "logger", "strategy", "device", "precision", "config", "accounting"]

@@ -14,6 +14,7 @@ from torch import nn
 
 from hookline.checkpoint.files import remove
 from hookline.checkpoint.saves import COUNTERS, asked_for
+from hookline.checkpoint.weights import WeightsReport
 from hookline.control.server import Control
 from hookline.data.mixing import Mixture
 from hookline.errors import CheckpointError, HooklineError, OptionError, closest
@@ -29,6 +30,7 @@ from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import is_off, limit_of, load
 from hookline.loops.locking import locked
+from hookline.loops.model_location import load_best
 from hookline.loops.noting import Recorded
 from hookline.loops.peers import Peers
 from hookline.loops.predict import predict
@@ -96,6 +98,8 @@ class Trainer(RunView):
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
         self.tracing = Tracing(self.plan, self.options.trace)
+        self.shows_model = True
+        """Whether the last line of a fit says where its model is; a program that says so itself sets it to False."""
         self._created: Creation | None = Creation()
         """Until it was reported that a module was created after it without a seed."""
 
@@ -375,6 +379,23 @@ class Trainer(RunView):
                 guests.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")
+
+    def load_best(self, module: nn.Module | None = None, *, path: str | Path | None = None) -> WeightsReport:
+        """Load the best weights that a monitor kept into a module, in place, and return which checkpoint they are from.
+
+        module: by default that of the newest run. path: another checkpoint, such as one monitor's `best_model_path`. The weights
+        are those that were scored: the averaged ones if evaluations used an average.
+        """
+        if self._run is not None and self._run.state.status == "training":
+            raise HooklineError("load_best() replaces the weights that are being trained: call it after fit, or pass "
+                                "ModelCheckpoint(monitor=..., restore_best=True).")  # fmt: skip
+        if module is None:
+            if self._last is None:
+                raise OptionError("load_best() needs a module: nothing was run before.")
+            module = self._last.module
+        if not isinstance(module, nn.Module):
+            raise OptionError(f"load_best() takes an nn.Module, not {type(module).__name__}.")
+        return load_best(module, self._directory.existing(), self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole.

@@ -78,6 +78,12 @@ def below(folder: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
+def beside(place: str, name: str) -> str:
+    """The place of a file beside another one. The query stays at its end, and may hold slashes of its own."""
+    path, mark, query = split_query(place)
+    return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
+
+
 def split_query(folder: str) -> tuple[str, str, str]:
     """The URL, '?' and the query of an http URL. Other file systems may have '?' in their names."""
     return folder.partition("?") if folder.startswith(("http://", "https://")) else (folder, "", "")

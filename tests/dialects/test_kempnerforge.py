@@ -153,7 +153,7 @@ def in_trainer(*hooks: Any, config: Any = None, **options: Any) -> torch.nn.Modu
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    trainer = quiet(hooks=hooks, config=config, max_epochs=2, run_dir="run", **options)
+    trainer = quiet(hooks=hooks, config=config, max_epochs=2, run_dir="run", checkpoint=True, **options)
     trainer.on("validation_end")(lambda trainer, sanity_checking: sanity_checking or trainer.save_checkpoint())
     trainer.fit(net, batches(3), batches(1), loss=mse_loss, optimizer=optimizer)
     return net

@@ -650,7 +650,7 @@ def test_an_adapted_hook_costs_two_small_calls_over_a_native_one_and_a_silent_on
 
     def cost(*hooks: Any) -> float:
         def train(data: Any) -> object:
-            trainer = hookline.Trainer(hooks=hooks, max_epochs=1, logger=False, enable_progress_bar=False)
+            trainer = hookline.Trainer(hooks=hooks, max_epochs=1, logger=False, enable_progress_bar=False, checkpoint=False)
             return trainer.fit(Net(), data)
 
         return per_step(train)

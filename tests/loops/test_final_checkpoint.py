@@ -1,4 +1,4 @@
-"""A run that ends as meant has its last state on disk; started again, it has exactly that state."""
+"""`checkpoints/last`: a fit keeps it, and a run that is started again has exactly that state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from hookline import Hook, NonFiniteLoss, Trainer, load_weights
 from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.finding import find
-from hookline.errors import Preempted
+from hookline.errors import CheckpointError, Preempted
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
 
@@ -36,7 +37,7 @@ def train(
     torch.manual_seed(seed)
     net = Momentum()
     keep = [ModelCheckpoint(every_n_train_steps=every)] if every else []
-    trainer = quiet(run_dir=run_dir, hooks=[*keep, *hooks], **{"max_epochs": 1, **options})
+    trainer = quiet(run_dir=run_dir, hooks=[*keep, *hooks], **{"max_epochs": 1, "checkpoint": True, **options})
     trainer.fit(net, batches(8), val, resume=resume)
     return trainer
 
@@ -86,7 +87,7 @@ class StopsAt(Hook):
 
 ENDINGS: dict[str, dict[str, Any]] = {
     "completed": {}, "max_steps": {"max_steps": 7, "max_epochs": -1}, "stopped": {"hooks": (StopsAt(7),)},
-    "async": {"save": "async"}, "max_time": {"max_epochs": -1, "max_time": 0.3},
+    "async": {"checkpoint": "async"}, "max_time": {"max_epochs": -1, "max_time": 0.3},
     "validated": {"val": batches(2), "hooks": (StopsAt(7),)},
 }  # fmt: skip
 
@@ -124,17 +125,37 @@ def test_the_last_state_is_called_last_and_says_why_it_is_there(tmp_path: Path) 
 @pytest.mark.parametrize("hook", [
     lambda: ModelCheckpoint(), lambda: ModelCheckpoint(every_n_train_steps=5, save_last=True), lambda: ModelCheckpoint("train/loss"),
 ], ids=["at the epoch's end", "save_last", "monitor"])  # fmt: skip
-def test_a_state_that_is_on_disk_already_is_not_written_twice(tmp_path: Path, hook: Callable[[], Any]) -> None:
+def test_the_last_state_is_called_last_whatever_hooks_keep(tmp_path: Path, hook: Callable[[], Any]) -> None:
     trainer = train(tmp_path, hook(), every=0)
-    found, _ = find(tmp_path)
-    assert [each.manifest["step"] for each in found if each.manifest["step"] == 8] == [8]
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 8
     left = state_of(trainer)
     assert same(state_of(train(tmp_path, hook(), every=0, seed=2)), left)
 
 
-def test_a_run_without_checkpoints_writes_none(tmp_path: Path) -> None:
-    train(tmp_path, every=0)
-    assert not (tmp_path / "checkpoints").exists()
+def test_save_last_of_a_hook_is_not_written_a_second_time(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listens(Hook):
+        def on_checkpoint_save(self, path: Any, step: int) -> None:
+            heard.append((Path(path).name, step))
+
+    train(tmp_path, Listens(), ModelCheckpoint(save_last=True, save_top_k=0), every=0)
+    assert heard == [("last", 8)]
+
+
+def test_a_run_without_hooks_keeps_its_model(tmp_path: Path) -> None:
+    trainer = train(tmp_path, every=0)
+    assert names(tmp_path) == ["last"]
+    load_weights(net := Momentum(), tmp_path / "checkpoints" / "last")
+    assert same(dict(net.state_dict()), state_of(trainer)["module"])
+
+
+@pytest.mark.parametrize("off", [False, {"last": False}], ids=["False", "last"])
+def test_switched_off_only_hooks_save(tmp_path: Path, off: Any) -> None:
+    train(tmp_path / "none", every=0, checkpoint=off)
+    assert not (tmp_path / "none" / "checkpoints").exists()
+    train(tmp_path / "hooks", every=5, checkpoint=off)
+    assert names(tmp_path / "hooks") == ["epoch=0-step=5"]
 
 
 def test_a_trial_run_writes_none(tmp_path: Path) -> None:
@@ -200,7 +221,9 @@ def test_a_signal_leaves_the_state_that_the_run_goes_on_from_alone(tmp_path: Pat
 
     with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
         train(tmp_path / "cut", Kills())
-    assert names(tmp_path / "cut") == ["epoch=0-step=5", "step-6"]
+    assert names(tmp_path / "cut") == ["epoch=0-step=5", "last"]
+    manifest = read_manifest(tmp_path / "cut" / "checkpoints" / "last")
+    assert (manifest["step"], manifest["reason"]) == (6, "signal")
     whole = train(tmp_path / "whole")
     assert same(state_of(train(tmp_path / "cut", seed=2)), state_of(whole))
 
@@ -233,17 +256,6 @@ def test_where_checkpoints_go_to_a_url_the_last_state_goes_there(tmp_path: Path)
     assert report.step == 8 and same(dict(net.state_dict()), state_of(trainer)["module"])
 
 
-def test_a_checkpoint_elsewhere_makes_no_folder_of_checkpoints_and_the_log_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Asks(Hook):
-        def on_step_end(self, trainer: Any, step: int) -> None:
-            if step == 5:
-                trainer.save_checkpoint(tmp_path / "elsewhere" / "mine")
-
-    train(tmp_path / "run", Asks(), every=0, resume=None)
-    assert not (tmp_path / "run" / "checkpoints").exists() and os.listdir(tmp_path / "elsewhere") == ["mine"]
-    assert "its last state, of step 8, is not saved" in caplog.text and "of step 5" in caplog.text
-
-
 @pytest.mark.parametrize("event", ["on_train_epoch_end", "on_train_end"])
 def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(tmp_path: Path, event: str) -> None:
     def breaks(module: Any) -> None:
@@ -273,7 +285,7 @@ def test_everything_is_announced_before_the_end_of_training_is(tmp_path: Path, s
         def on_train_end(self) -> None:
             heard.append("end")
 
-    train(tmp_path, Closes(), ModelCheckpoint(every_n_train_steps=3, save_last=True, filename="s{step}"), every=0, save=save)
+    train(tmp_path, Closes(), ModelCheckpoint(every_n_train_steps=3, save_last=True, filename="s{step}"), every=0, checkpoint=save)
     assert heard[-2:] == ["last", "end"] and "end" not in heard[:-1]
 
 
@@ -291,9 +303,10 @@ def test_weights_of_every_kind_are_looked_at_for_changes(tmp_path: Path) -> None
             def on_train_end(self, module: Any, name: str = name) -> None:
                 getattr(module, name)[0] = 0
 
-        trainer = quiet(run_dir=tmp_path / name, hooks=[ModelCheckpoint(), Changes()])
-        trainer.fit(Odd(), batches(2))
-        assert names(tmp_path / name) == ["epoch=0-step=2", "last"], name
+        trainer = quiet(run_dir=tmp_path / name, hooks=[Changes()], checkpoint=True)
+        trainer.fit(odd := Odd(), batches(2))
+        load_weights(again := Odd(), tmp_path / name)
+        assert same(dict(again.state_dict()), dict(odd.state_dict())), name
 
 
 def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -302,8 +315,9 @@ def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path,
             for name in ("last", "last-state"):
                 (trainer.run_dir / "checkpoints" / name).write_text("a file of the user's own")
 
-    trainer = train(tmp_path, Blocks(), on_save_error="warn")
+    trainer = train(tmp_path, Blocks())
     assert trainer.status == "completed"
+    assert "the model is NOT saved" in caplog.text
     assert "its last state, of step 8, is not saved" in caplog.text and "epoch=0-step=5" in caplog.text
 
 
@@ -323,3 +337,213 @@ def test_an_older_run_whose_last_state_was_never_saved_says_so(tmp_path: Path, c
 def test_a_stopped_run_that_is_started_again_is_still_a_stopped_one(tmp_path: Path) -> None:
     train(tmp_path, StopsAt(7), logger=True)
     assert train(tmp_path, seed=2, logger=True).status == "stopped"
+
+
+# ---- while it trains ---------------------------------------------------------------------------------------------
+
+
+class WaitsForTheClock(Hook):
+    """Holds the run up at some steps, or at the end of some epochs, until the time for the next write has come."""
+
+    def __init__(self, steps: tuple[int, ...] = (), epochs: tuple[int, ...] = ()) -> None:
+        self.steps, self.epochs = steps, epochs
+        self.heard: list[Any] = []
+
+    def on_step_end(self, step: int, trainer: Any) -> None:
+        if step in self.steps:
+            self.wait(trainer)
+
+    def on_train_epoch_end(self, epoch: int, trainer: Any) -> None:
+        if epoch in self.epochs:
+            self.wait(trainer)
+
+    def wait(self, trainer: Any) -> None:
+        trainer._run.last._due = 0.0
+        trainer._run.last._changed.set()
+        while not trainer._run.errands.waiting:
+            time.sleep(0.001)
+
+    def on_checkpoint_save(self, path: Any, step: int, reason: str) -> None:
+        assert (Path(path).name, reason) == ("last", "last")
+        self.heard.append(step)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_it_is_written_again_once_enough_time_has_passed_in_an_epoch_and_at_its_end(tmp_path: Path, how: str) -> None:
+    clock = WaitsForTheClock(steps=(3, 9), epochs=(1,))
+    train(tmp_path, clock, every=0, max_epochs=3, checkpoint=how)
+    assert clock.heard == [3, 9, 16, 24]
+    assert names(tmp_path) == ["last"]
+
+
+def test_many_short_epochs_write_once(tmp_path: Path) -> None:
+    clock = WaitsForTheClock()
+    train(tmp_path, clock, every=0, max_epochs=20)
+    assert clock.heard == [160]
+
+
+def test_the_interval_is_an_option(tmp_path: Path) -> None:
+    """By the clock alone: the first write comes in the middle of an epoch that would not end by itself."""
+    heard: list[int] = []
+
+    class StopsAfterTwo(Hook):
+        def on_checkpoint_save(self, step: int, trainer: Any) -> None:
+            heard.append(step)
+            if len(heard) == 2:
+                trainer.stop()
+
+    train(tmp_path, StopsAfterTwo(), every=0, max_epochs=-1, checkpoint={"every": 0.01})
+    assert heard[0] < heard[1] <= heard[-1]
+
+
+@pytest.mark.parametrize("step", [3, 8, 11, 16])
+def test_a_run_that_is_killed_goes_on_from_the_newest_write(tmp_path: Path, step: int) -> None:
+    class Dies(Hook):
+        """Copies what a kill at this moment leaves."""
+
+        def on_train_batch_start(self, step: int, trainer: Any) -> None:
+            if step == self.at + 1:
+                shutil.copytree(tmp_path / "cut", tmp_path / "left", ignore=shutil.ignore_patterns("control.sock"))
+                trainer.stop()
+
+    dies = Dies()
+    dies.at = step  # type: ignore[attr-defined]
+    train(tmp_path / "cut", WaitsForTheClock(steps=(step,)), dies, every=0, max_epochs=3, accumulate_grad_batches=1)
+    again = train(tmp_path / "left", every=0, seed=2, max_epochs=3)
+    whole = train(tmp_path / "whole", every=0, max_epochs=3)
+    assert same(state_of(again), state_of(whole))
+
+
+# ---- when it fails -----------------------------------------------------------------------------------------------
+
+
+class Boom(Exception):
+    """The failure of the test."""
+
+
+class FailsIn(Hook):
+    def __init__(self, event: str, step: int, error: type[BaseException] = Boom) -> None:
+        def fail(step: int) -> None:
+            if step == at:
+                raise error("on purpose")
+
+        at = step
+        self.__dict__[event] = fail
+
+
+class FailingLoader(list[Any]):
+    def __iter__(self) -> Any:
+        for index, each in enumerate(list.__iter__(self)):
+            if index == 5:
+                raise Boom("on purpose")
+            yield each
+
+
+class FailsInStep(Momentum):
+    is_broken = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.is_broken and batch_idx == 5:
+            raise Boom("on purpose")
+        return super().training_step(batch, batch_idx)
+
+
+def fail(run_dir: Path, module: Any = None, hooks: Any = (), train: Any = None, error: type[BaseException] = Boom, **options: Any) -> None:
+    torch.manual_seed(1)
+    trainer = quiet(run_dir=run_dir, hooks=list(hooks), **{"checkpoint": True, **options})
+    with pytest.raises(error, match="on purpose"):
+        trainer.fit(module or Momentum(), train or batches(8), batches(1))
+
+
+FAILURES: dict[str, dict[str, Any]] = {
+    "step": {"module": FailsInStep}, "hook before the step": {"hooks": lambda: [FailsIn("on_train_batch_start", 5)]},
+    "hook after the step": {"hooks": lambda: [FailsIn("on_step_end", 5)]},
+    "loader": {"train": FailingLoader(batches(8))}, "validation": {"hooks": lambda: [FailsIn("on_validation_batch_end", 8)], "at": 8},
+    "epoch end": {"hooks": lambda: [FailsIn("on_train_epoch_end", 8)], "at": 8},
+    "interrupt": {"hooks": lambda: [FailsIn("on_train_batch_start", 5, KeyboardInterrupt)], "error": KeyboardInterrupt},
+    "before the update": {"hooks": lambda: [FailsIn("on_before_optimizer_step", 5)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it(tmp_path: Path, where: str) -> None:
+    how = dict(FAILURES[where])
+    step, hooks, module = how.pop("at", 5), how.pop("hooks", list)(), how.pop("module", Momentum)
+    torch.manual_seed(1)
+    fail(tmp_path / "cut", module(), hooks, max_epochs=2, **how)
+    manifest = read_manifest(tmp_path / "cut" / "checkpoints" / "last")
+    assert (manifest["step"], manifest["reason"]) == (step, "exception")
+    again = train(tmp_path / "cut", every=0, seed=2, max_epochs=2, val=batches(1))
+    whole = train(tmp_path / "whole", every=0, max_epochs=2, val=batches(1))
+    found, wanted = state_of(again), state_of(whole)
+    assert found["counters"] == wanted["counters"]
+    assert same(found["module"], wanted["module"]) and same(found["optimizers"], wanted["optimizers"])
+
+
+def test_a_failure_inside_an_accumulation_window_leaves_a_state_that_trains_on(tmp_path: Path) -> None:
+    fail(tmp_path, hooks=[FailsIn("on_train_batch_end", 1)], accumulate_grad_batches=3)
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 1
+    assert train(tmp_path, every=0, seed=2, accumulate_grad_batches=3, val=batches(1)).global_step == 3
+
+
+def test_weights_that_an_optimizer_has_left_half_updated_do_not_replace_the_state_before(tmp_path: Path) -> None:
+    class Torn(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> Any:
+            self.count = getattr(self, "count", 0) + 1
+            if self.count == 6:
+                next(iter(self.param_groups[0]["params"])).data.add_(1.0)
+                raise Boom("on purpose")
+            return super().step(closure)
+
+    class Net(Momentum):
+        def configure_optimizers(self) -> Any:
+            return Torn(self.parameters())
+
+    fail(tmp_path, Net(), [WaitsForTheClock(steps=(4,))])  # its on_checkpoint_save refuses other reasons
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 4
+
+
+def test_a_run_that_fails_before_its_first_update_leaves_nothing(tmp_path: Path) -> None:
+    fail(tmp_path, hooks=[FailsIn("on_train_batch_start", 0)])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_disk_that_fails_too_does_not_hide_the_first_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoints").write_text("a file, so that no checkpoint can be written")
+    fail(tmp_path, hooks=[FailsIn("on_train_batch_start", 5)])
+    assert "could not be written" in caplog.text
+
+
+def test_a_state_that_is_not_finite_leaves_the_one_before(tmp_path: Path) -> None:
+    class Breaks(Hook):
+        def on_step_end(self, step: int, module: Any) -> None:
+            if step == 6:
+                next(module.parameters()).data.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteLoss):
+        train(tmp_path, WaitsForTheClock(steps=(4,)), Breaks(), every=0)
+    assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 4
+
+
+# ---- when it cannot be written -----------------------------------------------------------------------------------
+
+
+def test_a_run_that_cannot_write_it_trains_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoints").write_text("a file, so that no checkpoint can be written")
+    heard: list[str] = []
+
+    class Listens(Hook):
+        def on_checkpoint_failed(self, reason: str) -> None:
+            heard.append(reason)
+
+    trainer = train(tmp_path, Listens(), WaitsForTheClock(steps=(3,)), every=0, enable_progress_bar=True)
+    assert (trainer.status, trainer.global_step, heard) == ("completed", 8, ["last", "last"])
+    assert "the model is NOT saved" in caplog.text
+    assert capsys.readouterr().err.splitlines()[-1].startswith("Model: NOT saved. ")
+
+
+def test_a_checkpoint_that_a_hook_asks_for_still_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file, so that no checkpoint can be written")
+    with pytest.raises(CheckpointError):
+        train(tmp_path, every=5)
+    assert train(tmp_path, every=5, checkpoint={"on_error": "warn"}).status == "completed"

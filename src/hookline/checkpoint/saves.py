@@ -22,6 +22,8 @@ class SaveRequest:
     reason: str
     monitor: dict[str, Any] | None = None
     """The metric it is kept for: name, mode and score."""
+    is_automatic: bool = False
+    """Whether it is the run's own `checkpoints/last`, which no hook has asked for: a write that fails does not end the run."""
 
 
 def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
@@ -45,3 +47,5 @@ class Saved:
     error: CheckpointError | None = None
     progress: tuple[Any, ...] = ()
     """How far the run was, as `Run.progress` says it."""
+    is_automatic: bool = False
+    """As of the request."""

@@ -35,6 +35,7 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     trainer = parts.make_trainer(Trainer)
     saved = SavedPath()
     trainer.add_hook(saved)
+    trainer.shows_model = False  # it is the last line here, after what the command says of the run
     # what hooks and modules print is not the JSON document
     aside = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
     predictions, code = None, OK
@@ -123,6 +124,14 @@ def _say(
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
         print(f"To continue: {_again(chosen, overrides, trainer, saved.path)}")
+    if chosen.command == "fit" and (line := _model_line(trainer)):
+        print(line)
+
+
+def _model_line(trainer: Any) -> str:
+    from hookline.loops.model_location import model_line
+
+    return model_line(trainer._fitted) if trainer._fitted is not None else ""
 
 
 def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:

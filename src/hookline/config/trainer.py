@@ -13,7 +13,7 @@ from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, nearest, plain
 from hookline.errors import OptionError
 from hookline.foreign import is_data_class
-from hookline.options import Options
+from hookline.options import OLD_NAMES, Options, with_new_names
 
 
 @dataclass(slots=True)
@@ -41,16 +41,21 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise source.wrong("trainer", "must be a table of options, such as max_epochs.", given)
     for name in given:
-        if name not in option_names():
+        if name not in option_names() and name not in OLD_NAMES:
             raise source.wrong(f"trainer.{name}", f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
                           given[name])  # fmt: skip
     place = Place("trainer options", (TrainerSettings,))
     given = dict(given)
     strategy = given.pop("strategy", None)
-    part = Part("trainer", "", given, {name: f"trainer.{name}" for name in given})
-    arguments = check(source, part, TrainerSettings, place, permissions)
+    if isinstance(given.get("checkpoint"), dict):  # its keys have types of their own, which a parser of `dict` does not know
+        given["checkpoint"] = plain(given["checkpoint"])
     try:
+        options = with_new_names({name: str(each) if name in OLD_NAMES else each for name, each in given.items()})
+        part = Part("trainer", "", options, {name: f"trainer.{name}" for name in options})
+        arguments = check(source, part, TrainerSettings, place, permissions)
         TrainerSettings(**arguments)
+    except ConfigError:
+        raise
     except OptionError as error:
         name = re.match(r"(\w+)", str(error))
         key = f"trainer.{name[1]}" if name is not None and name[1] in given else "trainer"

@@ -60,6 +60,7 @@ class HParams(Hook):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["hparams"] = dict(self.params)
+        checkpoint.pop("hparams_left_out", None)
         if self.left_out:
             checkpoint["hparams_left_out"] = dict(self.left_out)
 

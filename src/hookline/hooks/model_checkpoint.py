@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import functools
+import logging
 import math
 import os
 import string
@@ -19,6 +20,7 @@ from hookline.hooks.monitored import NEARLY_THE_SAME, Monitored, no_validation_i
 from hookline.options import LONGEST_NAME, check_bool, check_path, check_whole, longest_name, parse_time
 from hookline.urls import below, check_url, is_url, shown, split_query
 
+log = logging.getLogger("hookline")
 WHO = "ModelCheckpoint"
 
 
@@ -46,6 +48,7 @@ class ModelCheckpoint(Hook):
         save_on_exception: bool = False,
         dirpath: str | Path | None = None,
         strict: bool = True,
+        restore_best: bool = False,
         name: str | None = None,
     ) -> None:
         """Say what to keep, when to look, and what to call it.
@@ -60,12 +63,14 @@ class ModelCheckpoint(Hook):
         save_on_exception: also save when the run fails.
         dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as 's3://bucket/folder'.
         strict: a metric that is missing is an error, else a warning.
+        restore_best: when the fit is over, load the best weights that were kept into the module. `checkpoints/last` stays the
+        last state.
         """
         super().__init__(name)
         self.watch = Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
         self.monitor, self.mode = monitor, mode
         check_whole(f"{WHO}: save_top_k", save_top_k, -1)
-        flags = {"save_last": save_last, "save_on_exception": save_on_exception}
+        flags = {"save_last": save_last, "save_on_exception": save_on_exception, "restore_best": restore_best}
         flags["auto_insert_metric_name"] = auto_insert_metric_name
         if save_on_train_epoch_end is not None:
             flags["save_on_train_epoch_end"] = save_on_train_epoch_end
@@ -73,6 +78,10 @@ class ModelCheckpoint(Hook):
             check_bool(f"{WHO}: {key}", flag)
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.restore_best = restore_best
+        if restore_best and (monitor is None or save_top_k == 0):
+            why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
+            raise OptionError(f"{WHO}: restore_best=True needs a best checkpoint, and {why}.")
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         if dirpath is not None:
             check_path(f"{WHO}: dirpath", dirpath)
@@ -129,6 +138,9 @@ class ModelCheckpoint(Hook):
         if stage != "fit":
             return
         self._begin()
+        if self.restore_best and not hasattr(state.trainer, "load_best"):
+            raise OptionError(f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop call "
+                              "hookline.load_weights(module, checkpoint.best_model_path) after it.")  # fmt: skip
         options = state.trainer.options
         if not self.url:
             self.filename.check_length(longest_name(Path(options.run_dir or options.default_root_dir)))
@@ -174,6 +186,16 @@ class ModelCheckpoint(Hook):
     def on_train_end(self, state: Any) -> None:
         if self.save_last and self._looked_at != (state.step, state.epochs_seen):
             self._ask_last(state)
+
+    def on_fit_end(self, state: Any) -> None:
+        """The last state is saved by now. A finished run that is started again comes here too, and gets the same weights."""
+        if not self.restore_best or state.status in ("preempted", "interrupted"):  # it resumes in another process
+            return
+        if self.best_model_path:
+            state.trainer.load_best(state.module, path=self.best_model_path)
+        else:
+            log.warning("%s: restore_best=True, but no checkpoint was kept for a score of %s: the module has its last weights.",
+                        WHO, self.monitor)  # fmt: skip
 
     def _after_steps(self, state: Any) -> None:
         step, value = self._validated_at

@@ -151,6 +151,11 @@ class WeightAveraging(Hook):
                 value.copy_(self.averages[key])
             self._module, self._is_loaded = lambda: None, False  # it has the average already
 
+    def weights_replaced(self, module: Any) -> None:
+        """Evaluate this module as it is from now on: it has got the weights of a checkpoint, which may be an older average."""
+        if self._module() is module:
+            self._module, self._is_loaded = lambda: None, False
+
     def teardown(self) -> None:
         self._swap_out()
         self._is_loaded = False

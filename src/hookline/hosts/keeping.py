@@ -65,7 +65,7 @@ def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
     refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)
     if refused is not None and saved.error is None:
         saved = replace(saved, error=CheckpointError(refused))
-    tell_outcome(saved, plan, s, view.options.on_save_error)
+    tell_outcome(saved, plan, s, view.options.saving.on_error)
 
 
 def contents_of(view: HostView) -> dict[str, Any]:

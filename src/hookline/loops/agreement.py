@@ -218,10 +218,10 @@ def _where(place: int) -> str:
 def as_plain(request: SaveRequest) -> list[Any]:
     """For other ranks to read."""
     path = request.path
-    return [None if path is None else str(path), request.reason, request.monitor, isinstance(path, Path)]
+    return [None if path is None else str(path), request.reason, request.monitor, isinstance(path, Path), request.is_automatic]
 
 
 def as_request(plain: list[Any]) -> SaveRequest:
     """The opposite."""
-    path, reason, monitor, is_path = plain
-    return SaveRequest(Path(path) if is_path else path, reason, monitor)
+    path, reason, monitor, is_path, is_automatic = plain
+    return SaveRequest(Path(path) if is_path else path, reason, monitor, is_automatic)

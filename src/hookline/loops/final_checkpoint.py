@@ -1,46 +1,180 @@
-"""The final checkpoint: a run that can be resumed ends with its last state on disk, or the log says that it is not there."""
+"""`checkpoints/last`: a fit keeps its newest state there, while it trains, when it ends and when it fails."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.optim import Optimizer
 
 from hookline.checkpoint.files import read_manifest
-from hookline.checkpoint.finding import find
-from hookline.checkpoint.saves import SaveRequest
-from hookline.errors import CheckpointError
+from hookline.checkpoint.saves import Saved, SaveRequest
+from hookline.errors import CheckpointError, OptionError, Preempted
+from hookline.loops.errands import carries_out
 from hookline.loops.finite import state_tensors
 from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
+from hookline.processes import join
 from hookline.strategies.sharded import held
-from hookline.urls import is_url, shown
+from hookline.urls import beside, is_url, shown
 
 log = logging.getLogger("hookline")
 NAME = "last"
 OTHER_NAME = "last-state"
 """Used where a hook, or the user, has something else of the first name."""
+OWN_REASONS = ("last", "signal", "exception")
+"""A checkpoint called `last` that was written for another reason is somebody else's."""
+ENDING = 5.0
+"""Seconds in which the timer's thread ends."""
+
+
+class LastCheckpoint:
+    """Keeps the newest state of a fit under one name, and asks for it again whenever enough time has passed.
+
+    Rank zero's clock decides. Its thread sends a request that the loop looks for after every batch anyway, and that reaches all
+    ranks at the same batch.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.began = run.progress
+        """How far the run was when this process began to train."""
+        self.saved: Saved | None = None
+        """The newest one that is durable under this name."""
+        self.asked: Saved | None = None
+        """The newest durable one that a hook asked for."""
+        self.failed: Saved | None = None
+        """The newest attempt, if it has failed."""
+        self._every = run.options.saving.every
+        self._due: float | None = time.monotonic() + self._every
+        """None: it was asked for, and is not written yet."""
+        self._changed = threading.Event()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self.run.state.rank == 0:
+            self._thread = threading.Thread(target=self._watch_the_clock, name="hookline last checkpoint", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over = True
+        self._changed.set()
+        if self._thread is not None:
+            join(self._thread, ENDING)
+
+    def _watch_the_clock(self) -> None:
+        while not self._is_over:
+            self._changed.clear()
+            due = self._due
+            if not self._changed.wait(None if due is None else max(0.0, due - time.monotonic())) and not self._is_over:
+                self._due = None
+                self.run.errands.send("keep_last")
+
+    def note(self, saved: Saved) -> None:
+        """Remember what became of a checkpoint. The time to the next one counts from here."""
+        is_own = not is_url(saved.path) and (saved.is_automatic or self._has_own_name(saved))
+        if is_own:
+            self.failed = saved if saved.error is not None else None
+            self._due = time.monotonic() + self._every
+            self._changed.set()
+        if saved.error is None and is_own:
+            self.saved = saved
+        elif saved.error is None and not saved.is_automatic:
+            self.asked = saved
+
+    def _has_own_name(self, saved: Saved) -> bool:
+        """Whether a signal, or a hook such as ModelCheckpoint(save_last=True), has written to this very place."""
+        known = self.run.directory.existing()
+        return known is not None and saved.reason in OWN_REASONS and Path(saved.path) == known / "checkpoints" / NAME
+
+    def path(self) -> Path:
+        """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that name."""
+        return Path(self.run.strategy.ranks.decide(self._choose_path))
+
+    def _choose_path(self) -> str:
+        try:
+            folder = self.run.run_dir() / "checkpoints"
+            return str(folder / (NAME if _is_free(folder / NAME, self.run) else OTHER_NAME))
+        except (OptionError, OSError) as error:
+            raise CheckpointError(f"checkpoints/{NAME} could not be written: {error}") from error
+
+    def is_behind(self) -> bool:
+        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks write together."""
+        tried = self.failed or self.saved
+        return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.progress))
+
+    def url(self) -> str | None:
+        """Return where it goes too if hooks save to a URL: beside their checkpoints."""
+        return self.run.strategy.ranks.decide(self._choose_url)
+
+    def _choose_url(self) -> str | None:
+        newest = self.asked
+        if newest is None or not is_url(newest.path) or newest.reason == "manual" or newest.progress == self.run.progress:
+            return None
+        return beside(str(newest.path), NAME)
+
+
+@carries_out("keep_last")
+def _keep_last(run: Run, sender: int) -> None:
+    run.save_requests.append(SaveRequest(None, "last", is_automatic=True))
+
+
+def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
+    """For `with`, around training: keep `checkpoints/last` if the options ask for it."""
+    if not run.options.saving.last or run.options.fast_dev_run:
+        return contextlib.nullcontext()
+    run.last = LastCheckpoint(run)
+    return run.last  # type: ignore[no-any-return]
 
 
 def save_final_state(run: Run) -> None:
-    """Write the state that a fit ends with, unless a checkpoint holds it already. It is durable when this returns.
+    """Write the state that a fit ends with, unless `checkpoints/last` is that state. It is durable when this returns.
 
     Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is started again calls it.
     """
-    if run.sealed or run.finished_before or run.options.fast_dev_run:
+    if run.sealed or run.finished_before or run.last is None:
         return
     finish_saving(run)
-    if not _differs_from_disk(run):
-        return
-    path = final_path(run)
-    if path is not None:
-        save(run, SaveRequest(path, "last"))
+    if run.last.is_behind():
+        save(run, SaveRequest(None, "last", is_automatic=True))
         finish_saving(run)
-    if path is None or run.on_disk != run.progress:
+    if (url := run.last.url()) is not None:
+        save(run, SaveRequest(url, "last", is_automatic=True))
+        finish_saving(run)
+    if run.on_disk != run.progress:
         _report_unsaved(run)
+
+
+def save_failed_state(run: Run) -> None:
+    """Write the state that a fit has failed with, if it was trained since it began and is consistent. Only on one process.
+
+    A failure inside an optimizer's step leaves weights of which some are updated and some are not. Whoever sends a second signal
+    wants no more saving.
+    """
+    error, last = run.state.exception, run.last
+    if last is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began or not last.is_behind():
+        return
+    is_second_signal = bool(run.heard) and isinstance(error, KeyboardInterrupt | Preempted)
+    if error is not None and not is_second_signal and not _is_inside_optimizer(error):
+        save(run, SaveRequest(None, "exception", is_automatic=True))
+
+
+def _is_inside_optimizer(error: BaseException) -> bool:
+    return any(frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer)
+               for frame, _ in traceback.walk_tb(error.__traceback__))  # fmt: skip
+
+
+def settle_failed_epoch(run: Run) -> None:
+    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the next one."""
+    if run.state.epochs_seen > run.state.epoch:
+        run.position = 0
 
 
 @contextlib.contextmanager
@@ -76,33 +210,8 @@ def fingerprint(run: Run) -> list[int] | None:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _differs_from_disk(run: Run) -> bool:
-    """Return whether the state is not on disk. One rank on which it is not is enough: all ranks write together."""
-    return any(run.strategy.ranks.gather(run.on_disk != run.progress))
-
-
-def final_path(run: Run) -> Path | str | None:
-    """Return where the final checkpoint goes, as rank zero chooses it; None for a run that has no place for checkpoints.
-
-    That is `checkpoints/last` of a run that resume="auto" finds. Where hooks save to a URL only, it is beside their checkpoints.
-    """
-    chosen, is_remote = run.strategy.ranks.decide(lambda: _choose_path(run))
-    return chosen if chosen is None or is_remote else Path(chosen)
-
-
-def _choose_path(run: Run) -> tuple[str | None, bool]:
-    run_dir = run.directory.existing()
-    if run_dir is not None and any(each.run == run.run_id for each in find(run_dir)[0]):
-        folder = run_dir / "checkpoints"
-        return str(folder / (NAME if _is_free(folder / NAME, run) else OTHER_NAME)), False
-    newest = run.saved
-    if newest is not None and is_url(newest.path) and newest.reason != "manual":
-        return f"{str(newest.path).rpartition('/')[0]}/{NAME}", True
-    return None, False
-
-
 def _is_free(path: Path, run: Run) -> bool:
-    """Return whether the final checkpoint may take this name: nothing has it, an older final one, or one of another run."""
+    """Return whether the run may take this name: nothing has it, an older one of its own, or one of another run."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         return False
     if not path.exists():
@@ -111,12 +220,14 @@ def _is_free(path: Path, run: Run) -> bool:
         manifest = read_manifest(path)
     except CheckpointError:
         return True  # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
-    return manifest["reason"] == "last" or manifest.get("run") != run.run_id
+    return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.run_id
 
 
 def _report_unsaved(run: Run) -> None:
     s = run.state
-    if run.saved is None or s.rank or run.saved.step == s.step:  # of the same step: the weights are the same
+    if s.rank or run.last.failed is None:
         return
-    log.warning("This run was %s at step %d, but its last state, of step %d, is not saved. The newest checkpoint is %s, of step "
-                "%d.", s.status, s.step, s.step, shown(run.saved.path), run.saved.step)  # fmt: skip
+    newest = ("Nothing of this run is saved." if run.saved is None else
+              f"The newest checkpoint is {shown(run.saved.path)}, of step {run.saved.step}.")  # fmt: skip
+    log.warning("This run was %s at step %d, but the model is NOT saved: its last state, of step %d, is not saved. %s",
+                s.status, s.step, s.step, newest)  # fmt: skip

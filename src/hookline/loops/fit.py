@@ -15,7 +15,7 @@ from hookline.loops.agreement import settle
 from hookline.loops.composition import choose_step
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
-from hookline.loops.final_checkpoint import noticing_changes, save_final_state
+from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
@@ -23,6 +23,7 @@ from hookline.loops.noting import note_idle_epoch
 from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending, update_record
 from hookline.loops.restoring import restoring
+from hookline.loops.resuming import START_OVER
 from hookline.loops.run import Run, ending, phase, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
@@ -49,7 +50,7 @@ def fit(run: Run) -> None:
         run.sealed = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
         if not run.signal:
-            log.warning("Nothing to train: %s", why_finished(run))
+            log.warning("Nothing to train: %s", why_finished(run) + ("" if run.finished_before else how_to_train(run)))
         if run.finished_before:
             restore_ending(run)
         return
@@ -64,12 +65,13 @@ def fit(run: Run) -> None:
         s.logger.begin_afresh()
     if run.record is not None:
         run.record.describe(run)
-    plan.on_train_start(s)
-    settle(run)
-    if run.save_requests:
-        save_due(run)
-    while not is_finished(run):
-        train_epoch(run, loader)
+    with keeping_last(run):
+        plan.on_train_start(s)
+        settle(run)
+        if run.save_requests:
+            save_due(run)
+        while not is_finished(run):
+            train_epoch(run, loader)
     run.watch.settle()
     if run.signal:
         save_due(run)  # it may have come between two epochs
@@ -231,6 +233,11 @@ def why_finished(run: Run) -> str:
         if run.agreement is not None:
             run.agreement.stop = True  # by a clock that is the same for all
     return s.stop_reason or "a stop was asked for" if told_to_stop(run) and s.epochs_seen >= options.min_epochs else ""
+
+
+def how_to_train(run: Run) -> str:
+    """Return what to do about a resumed run that has nothing left to train."""
+    return "" if run.resume_from is None else f". {START_OVER}"
 
 
 def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:

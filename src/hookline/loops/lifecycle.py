@@ -22,7 +22,7 @@ from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.agreement import Agreement, settle
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
-from hookline.loops.final_checkpoint import save_final_state
+from hookline.loops.final_checkpoint import save_failed_state, save_final_state, settle_failed_epoch
 from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
@@ -145,7 +145,7 @@ def end_fit(run: Run) -> None:
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
-    """Checkpoints that listeners of on_exception asked for: there is no later save point any more."""
+    """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no later save point."""
     if run.watch.broken:
         run.save_requests.clear()
     if run.peers is not None:
@@ -153,9 +153,11 @@ def save_after_failure(run: Run) -> list[BaseException]:
             log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
         return []
     try:
-        if run.save_requests and run.step is not None:
+        if run.step is not None and (run.save_requests or run.last is not None):
             run.step.settle_failed_batch()
+            settle_failed_epoch(run)
         save_due(run)
+        save_failed_state(run)
         finish_saving(run)
     except BaseException as failure:
         return [failure]

@@ -12,6 +12,7 @@ from typing import Any
 from hookline.accounting import cost_table
 from hookline.errors import Preempted
 from hookline.loops.errands import carries_out
+from hookline.loops.model_location import show_model
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
@@ -128,6 +129,8 @@ class Recorded:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._tracing.__exit__(kind, error, trace)
         show_costs(self._run)
+        if error is None:
+            show_model(self._run)
         if error is not None and self._run.stage == "fit" and self._run.setup_began:
             words = LastWords.of(self._run, error)
             if isinstance(error, KeyboardInterrupt) and self._run.signal and not _is_at_once(error):

@@ -39,6 +39,8 @@ from hookline.urls import MANIFEST, check_url, is_url, shown
 
 log = logging.getLogger("hookline")
 WORDS = ("auto", "best")
+START_OVER = ("To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None (on the command "
+              "line: hookline fit --fresh), or choose another run_dir.")  # fmt: skip
 MOST_NAMED = 20
 """Checkpoints that an error lists, each with its reason."""
 
@@ -98,8 +100,7 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
     why = f" ({printable(record['reason'])})" if record["reason"] else ""
     missing = unsaved_end(record, run.restored.get("counters", {}))
     ended = f"{missing}{why}: that state is loaded" if missing else f"{record['status']} at step {record['step']}{why}"
-    return (f"this run was {ended}. To go on, raise its limits (max_epochs, max_steps, max_time) or resume from a checkpoint by "
-            "its path; to train anew, give it another run_dir or resume from nothing.")  # fmt: skip
+    return f"this run was {ended}. {START_OVER}"
 
 
 # ---- finding a checkpoint ----------------------------------------------------------------------------------------

@@ -282,6 +282,8 @@ class Run:
     signal: int = 0
     """The signal that ends the run."""
     # checkpoints
+    last: Any = None
+    """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
     save_requests: list[SaveRequest | None] = field(default_factory=list)
     """What the loop looks at after every batch; None: there is news of a checkpoint that was written in the background."""
     saver: Any = None

@@ -6,10 +6,11 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.checkpoint.background import BackgroundSaver
 from hookline.checkpoint.files import write
@@ -21,6 +22,7 @@ from hookline.checkpoint.together import write_together
 from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
 from hookline.hooklist import Entry
+from hookline.init_arguments import init_arguments
 from hookline.loops.errands import carries_out
 from hookline.loops.first_batches import after_save, path_from
 from hookline.loops.record import note_saved
@@ -55,15 +57,20 @@ def save(run: Run, request: SaveRequest) -> None:
         return
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
-    path = request.path or run.run_dir() / "checkpoints" / f"step-{s.step}"
+    try:
+        path = place_of(run, request)
+    except CheckpointError as error:
+        run.news.append(Saved("checkpoints/last", request.reason, s.step, error, run.progress, request.is_automatic))
+        announce(run)
+        return
     run.saves += 1
     s.checkpoint, s.path, s.reason = {**collect(run), "record": path_from(path, run)}, path, request.reason
     after_save(run)
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
     about = {**describe(s, request, run.run_id), "saves": run.saves, "started_at": run.started_at}
-    saved = Saved(path, request.reason, s.step, progress=run.progress)
-    in_background = run.options.save == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
+    saved = Saved(path, request.reason, s.step, progress=run.progress, is_automatic=request.is_automatic)
+    in_background = run.options.saving.write == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     finish_saving(run)  # one that is still being written is older: hooks hear of it before its name may be another's
     try:
         contents = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
@@ -79,6 +86,13 @@ def save(run: Run, request: SaveRequest) -> None:
     run.news.append(saved)
     run.sealed = run.sealed or (request.reason == "signal" and saved.error is None)
     announce(run)
+
+
+def place_of(run: Run, request: SaveRequest) -> Path | str:
+    """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one write, not two."""
+    if run.last is not None and request.path is None and (request.is_automatic or request.reason == "signal"):
+        return run.last.path()  # type: ignore[no-any-return]
+    return request.path or run.run_dir() / "checkpoints" / f"step-{run.state.step}"
 
 
 def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
@@ -134,18 +148,20 @@ def announce(run: Run) -> None:
         saved = run.news.pop(0)
         if run.control is not None:
             run.control.report_saved(saved)
+        if run.last is not None:
+            run.last.note(saved)
         if saved.error is None:
             run.saved, run.on_disk = saved, saved.progress
             note_saved(run, saved.path)
-        tell_outcome(saved, run.plan, run.state, run.options.on_save_error)
+        tell_outcome(saved, run.plan, run.state, run.options.saving.on_error)
 
 
-def tell_outcome(saved: Saved, plan: Plan, s: State, on_save_error: str) -> None:
-    """Tell everyone of a checkpoint that is durable; one that is not ends the run, or is told as well, as chosen."""
+def tell_outcome(saved: Saved, plan: Plan, s: State, on_error: str) -> None:
+    """Report a checkpoint that is durable. One that failed ends the run, or is reported too, as `on_error` says."""
     s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
     if saved.error is None:
         plan.on_checkpoint_save(s)
-    elif on_save_error == "raise":
+    elif on_error == "raise" and not saved.is_automatic:
         raise saved.error
     else:
         log.warning("%s The run goes on without it.", saved.error)
@@ -172,6 +188,7 @@ def collect(run: Run) -> dict[str, Any]:
         "saves": run.saves,
         "world_size": s.world_size,
         "module": run.module.state_dict(),
+        **made_with(run.module),
         "hooks": states_of(entries, s),
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         "optimizers": [each.state_dict() for each in s.optimizers],
@@ -201,6 +218,14 @@ def collect(run: Run) -> dict[str, Any]:
             before = {key: each for key, each in before.items() if key in whole[name]}  # not all buffers are saved
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
+
+
+def made_with(module: nn.Module) -> dict[str, Any]:
+    """Return the constructor arguments that a `hookline.Module` records, so that `load_from_checkpoint` makes it again."""
+    made = init_arguments(module)
+    if made is None:
+        return {}
+    return {"hparams": dict(made.recorded), **({"hparams_left_out": dict(made.left_out)} if made.left_out else {})}
 
 
 def states_of(entries: Iterable[Entry], s: State) -> dict[str, Any]:

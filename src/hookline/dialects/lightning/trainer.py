@@ -9,6 +9,7 @@ from hookline.dialects.lightning.loaders import side_by_side
 from hookline.dialects.lightning.names import LightningNames
 from hookline.errors import OptionError
 from hookline.metrics import Metrics
+from hookline.options import OLD_NAMES
 from hookline.registry import hook_class
 from hookline.trainer import Trainer as HooklineTrainer
 
@@ -45,7 +46,10 @@ class Trainer(NamedTrainer):
         self, *, accelerator: str = "auto", devices: Any = "auto", enable_checkpointing: bool | None = None,
         logger: Any = True, **options: Any,
     ) -> None:  # fmt: skip
-        """`callbacks` and all options of `hookline.Trainer`; of Lightning's others those that mean something here."""
+        """`callbacks` and all options of `hookline.Trainer`; of Lightning's others those that mean something here.
+
+        enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is none.
+        """
         if accelerator not in DEVICES:
             raise OptionError(f"accelerator={accelerator!r}, allowed: {', '.join(map(repr, DEVICES))}.")
         if devices not in ("auto", 1, "1", [0]):
@@ -56,6 +60,8 @@ class Trainer(NamedTrainer):
                 raise OptionError(f"{name}={given!r}: Hookline has no such option; {instead}.")
         settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         settings = {"device": DEVICES[accelerator], "logger": logger if logger is not None else True, **settings}
+        if enable_checkpointing is False and not settings.keys() & {"checkpoint", *OLD_NAMES}:
+            settings["checkpoint"] = False
         super().__init__(**settings)
         if enable_checkpointing and not self.checkpoint_callbacks:
             self.add_hook(hook_class("model_checkpoint")())

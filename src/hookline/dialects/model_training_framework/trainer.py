@@ -29,6 +29,7 @@ from hookline.hook import Hook
 from hookline.loops.record import read_record
 from hookline.metrics import Metrics
 from hookline.module import Module
+from hookline.options import OLD_NAMES
 from hookline.trainer import Trainer
 
 log = logging.getLogger("hookline")
@@ -58,7 +59,10 @@ class GenericTrainer(Trainer):
                 raise OptionError(f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them.")
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
-        super().__init__(config=config, **{**options_of(config), **options})
+        settings = options_of(config)
+        if options.keys() & OLD_NAMES.keys():
+            del settings["checkpoint"]
+        super().__init__(config=config, **{**settings, **options})
         self.state.module, self.state.optimizers = model, list(self._optimizers)
         self._net = model
         self._train_step: StepFunction | None = None

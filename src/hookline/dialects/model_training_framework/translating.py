@@ -56,6 +56,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
         "fast_dev_run": config.dry_run,
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
+        "checkpoint": False,  # `CheckpointConfig` says what is saved
         "logger": loggers_of(config.logging, config.experiment_name),
     }
     by_steps = validation.frequency in (ValidationFrequency.EVERY_N_STEPS, ValidationFrequency.EVERY_N_STEPS.value)

@@ -19,7 +19,7 @@ from hookline.hooklist import Handle
 from hookline.hooks.console_log import perplexity_of
 from hookline.metrics import Metrics
 from hookline.module import Module
-from hookline.options import Options
+from hookline.options import OLD_NAMES, Options
 from hookline.state import State
 from hookline.strategies.accelerated import Accelerated
 from hookline.trainer import Trainer
@@ -44,6 +44,8 @@ class BaseTrainer:
         self.model, self.dataloader, self.optimizer, self.val_dataloader = model, dataloader, optimizer, val_dataloader
         settings = {RENAMED.get(name, name): value for name, value in options.items()}
         quiet = {"logger": "run_dir" in settings, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+        if not settings.keys() & OLD_NAMES.keys():
+            quiet["checkpoint"] = False  # `add_checkpointing` saves
         self.trainer = self.make_trainer(device, {"max_epochs": num_epochs, **quiet, **settings})
         self._measure = Measure(loss)
         self._ledger = _Ledger(self)
@@ -174,5 +176,5 @@ def _check(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
                           "of its own: hookline.Trainer().fit(model, dataloader).")  # fmt: skip
     known = [*OWN, *(each.name for each in fields(Options) if each.name not in RENAMED.values())]
     for name in options:
-        if name not in known:
+        if name not in known and name not in OLD_NAMES:
             raise OptionError(f"{who} has no option {name!r}.{closest(name, known)} Options: {', '.join(known)}.")

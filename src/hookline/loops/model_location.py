@@ -1,0 +1,116 @@
+"""Where the model of a fit is, and how to load it: the last line of a run's output, and the best weights back in the module."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hookline.checkpoint.finding import best_first, find
+from hookline.checkpoint.weights import WeightsReport, load_weights
+from hookline.errors import CheckpointError
+from hookline.init_arguments import init_arguments
+from hookline.loops.record import read_record
+from hookline.loops.run import Run
+from hookline.module import Module
+from hookline.urls import is_url, shown
+
+log = logging.getLogger("hookline")
+
+
+def model_line(run: Run) -> str:
+    """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing was asked for."""
+    s, last = run.state, run.last
+    newest = last.saved if last is not None and last.saved is not None and last.failed is None else run.saved
+    is_saved = newest is None or run.sealed or newest.progress == run.progress
+    path, step = (newest.path, newest.step) if newest is not None else (run.resume_from, s.step)
+    if path is None:
+        return f"Model: NOT saved. {last.failed.error}" if last is not None and last.failed is not None else ""
+    text = f"Model: {_text(path)} (step {step})"
+    if not is_saved:
+        text = f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is {_text(path)} (step {step})"
+    if (best := best_of(run)) is not None and Path(best["path"]) != Path(path):
+        text += f". Best: {_text(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
+    return f"{text}. Load it: {how_to_load(run.module, path, run.state.hooks)}"
+
+
+def show_model(run: Run) -> None:
+    """Print that line where the progress bar was; without a bar it goes to the log, at level INFO."""
+    if run.stage != "fit" or run.state.rank or not run.trainer.shows_model:
+        return
+    line = model_line(run)
+    if line and run.options.enable_progress_bar:
+        print(line, file=sys.stderr, flush=True)
+    elif line:
+        log.info("%s", line)
+
+
+def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
+    """Return the call that loads this checkpoint; one that makes the module as well if the checkpoint has all that takes."""
+    where = json.dumps(_text(path), ensure_ascii=False)
+    if isinstance(module, Module) and _can_be_made(module, hooks):
+        return f"{type(module).__name__}.load_from_checkpoint({where})"
+    return f"hookline.load_weights(model, {where})"
+
+
+def _can_be_made(module: Module, hooks: Any) -> bool:
+    """Whether the checkpoint holds every argument that the module was made with. The hook `HParams` may leave some out."""
+    kept: Any = next((each.hook for each in hooks.entries() if type(each.hook).__name__ == "HParams"), None)
+    made = init_arguments(module)
+    known = kept.params if kept is not None else made.recorded if made is not None else {}
+    left_out = kept.left_out if kept is not None else made.left_out if made is not None else {}
+    needed = [each for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]
+              if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]  # fmt: skip
+    changed = made is not None and any(name not in known for name in made.recorded)
+    return not left_out and not changed and all(each.name in known for each in needed)
+
+
+def _text(path: Path | str) -> str:
+    return shown(path) if is_url(path) else Path(path).as_posix()
+
+
+# ---- the best ----------------------------------------------------------------------------------------------------
+
+
+def best_of(run: Run) -> dict[str, Any] | None:
+    """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's name and score."""
+    known = run.directory.existing()
+    return best_below(known, run.run_id) if known is not None else None
+
+
+def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
+    """The same below a folder. run_id: of this run; by default of the run that the folder's record names."""
+    run_id = run_id or read_record(folder).get("id", "")
+    found = best_first([each for each in find(folder)[0] if not run_id or each.run == run_id])
+    if not found:
+        return None
+    manifest = found[0].manifest
+    monitor = manifest["monitor"]
+    return {"path": found[0].path, "step": manifest["step"], "name": monitor["name"], "score": float(monitor["score"])}
+
+
+def load_best(module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None) -> WeightsReport:
+    """Load the weights that a monitor has found best into a module, in place, and report which checkpoint they are from.
+
+    path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps checkpoints there.
+    """
+    monitors = [each.hook for each in hooks.entries() if getattr(each.hook, "monitor", None)]
+    if path is None:
+        best = best_below(folder) if folder is not None else None
+        urls = [each.best_model_path for each in monitors if is_url(getattr(each, "best_model_path", ""))]
+        path = best["path"] if best is not None else next(iter(urls), None)
+    if path is None:
+        where = f"below {folder}" if folder is not None else "because no run has begun and the trainer has no run_dir"
+        raise CheckpointError(f"load_best(): no monitor has kept a checkpoint {where}. Train with "
+                              'hooks=[ModelCheckpoint(monitor="val/loss")].')  # fmt: skip
+    report = load_weights(module, path)
+    for entry in hooks.entries():
+        if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
+            replaced(module)
+    log.warning("The best weights are loaded: %s", report)
+    return report
