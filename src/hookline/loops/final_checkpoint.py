@@ -6,12 +6,10 @@ import contextlib
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch.optim import Optimizer
 
 from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.saves import Saved, SaveRequest
@@ -162,13 +160,8 @@ def save_failed_state(run: Run) -> None:
     if last is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began or not last.is_behind():
         return
     is_second_signal = bool(run.heard) and isinstance(error, KeyboardInterrupt | Preempted)
-    if error is not None and not is_second_signal and not _is_inside_optimizer(error):
+    if error is not None and not is_second_signal and not run.is_updating:
         save(run, SaveRequest(None, "exception", is_automatic=True))
-
-
-def _is_inside_optimizer(error: BaseException) -> bool:
-    return any(frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), Optimizer)
-               for frame, _ in traceback.walk_tb(error.__traceback__))  # fmt: skip
 
 
 def settle_failed_epoch(run: Run) -> None:

@@ -100,7 +100,9 @@ class ManualOptimizer:
         else:
             if signal is not STEP_DONE:
                 s.optimizer_closure = closure
+                run.is_updating = True
                 plan.optimizer_step(s)
+                run.is_updating = False
             s.used_lr = used_rate(self.optimizer)
             s.step = run.step_before_batch + 1
             plan.on_after_optimizer_step(s)

@@ -249,6 +249,8 @@ class Run:
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     """What is to be put back once the run is over: hooks that the module's have stood in for."""
     # where it is
+    is_updating: bool = False
+    """Whether an optimizer's step is running. If it fails, some weights are updated and some are not."""
     step_before_batch: int = 0
     """However many optimizers take part in a batch, `step` counts one."""
     advanced_at: int = -1

@@ -60,7 +60,9 @@ class Update:
                 if signal is not STEP_DONE:
                     for adjust in self.adjustments:
                         adjust()
+                    self.run.is_updating = True
                     plan.optimizer_step(s)
+                    self.run.is_updating = False
                 if s.step == before:
                     s.used_lr = used_rate(s.optimizer)
                     s.step = before + 1
