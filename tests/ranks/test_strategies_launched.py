@@ -58,9 +58,25 @@ def test_torchrun_runs_the_command_line_as_one_run(project: Path) -> None:
     ended = subprocess.run(launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("fit completed at step 8") == 1  # 16 samples, 2 ranks of 2, 2 epochs
-    assert json.loads((project / "run" / "run.json").read_text())["status"] == "completed"
+    record = json.loads((project / "run" / "run.json").read_text())
+    assert (record["status"], record["starts"], record["machine"]["world_size"], record["step"]) == ("completed", 1, 2, 8)
     records = [json.loads(line) for line in (project / "run" / "log.jsonl").read_text().splitlines()]
     assert [each["type"] for each in records] == ["hyperparams", "metrics", "metrics", "cost", "end"]  # said once, not by every rank
+
+
+def test_a_failure_of_one_rank_is_in_the_record_of_the_run(project: Path) -> None:
+    (project / "model.py").write_text(MODEL + """
+    def on_train_batch_end(self, batch_idx):
+        import torch.distributed
+        if torch.distributed.get_rank() == 1 and batch_idx == 2:
+            raise ValueError("on purpose")
+""")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "hookline", "fit", "run.toml"]
+    ended = subprocess.run(launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode != 0
+    record = json.loads((project / "run" / "run.json").read_text())
+    assert record["status"] == "error" and record["error"]["type"] and record["ended_at"]
+
 
 
 def test_srun_is_understood_and_predictions_of_all_ranks_come_in_order(project: Path) -> None:

@@ -140,7 +140,8 @@ def update_record(run: Run) -> None:
 
 def note_saved(run: Run, saved: Path | str) -> None:
     """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its record."""
-    if run.record is None and run.stage == "fit" and not is_url(saved) and not run.state.rank and not run.finished_before:
+    is_recorded = run.stage == "fit" and not run.state.rank and not run.finished_before and not run.options.fast_dev_run
+    if run.record is None and is_recorded and not is_url(saved):
         run_dir = run.directory.existing()
         if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
             run.record = RunRecord(run, run_dir)
@@ -257,8 +258,9 @@ def _monitors(run: Run) -> dict[str, Any]:
         own = getattr(entry.given, "__dict__", {})  # no property is called: that is code of the user's
         own = {**getattr(own.get("watch"), "__dict__", {}), **own}
         name, mode, best = own.get("monitor"), own.get("mode"), own.get("best_model_score", own.get("best_score"))
-        if isinstance(name, str) and mode in ("min", "max"):
-            found[entry.name] = {"metric": name, "mode": mode, "best": mask(best if isinstance(best, int | float) else None)}
+        if isinstance(name, str) and isinstance(mode, str) and mode in ("min", "max"):
+            number = mask(best) if isinstance(best, int | float) else None
+            found[entry.name] = {"metric": mask_text(name), "mode": mode, "best": number}
     return found
 
 

@@ -1,4 +1,4 @@
-"""A run, or several, as one HTML page that needs nothing else: `hookline report`."""
+"""What runs have left: one HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline summary`)."""
 
 from __future__ import annotations
 

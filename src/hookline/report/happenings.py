@@ -55,7 +55,7 @@ def status(run: RunData, now: float) -> tuple[str, str]:
         return ("training" if is_known or answers else "running, or just ended"), "info"
     if answers:
         return f"training, silent for {duration(quiet)}", "warn"
-    # without run.json, which comes with the first checkpoint, nothing tells an ending from a kill
+    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a kill
     return (f"unfinished, silent for {duration(quiet)}", "warn") if is_known else (f"last record {duration(quiet)} ago", "info")
 
 
@@ -63,7 +63,7 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No status: it trains."""
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
-    # a resumed run's record is that of the job before, until its first checkpoint; it is noted in whole seconds
+    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted in whole seconds
     is_older = at is not None and run.started is not None and at + 1 < run.started
     if said not in ("", "training") and not is_older:
         if at is not None and run.ended is not None and 0 <= run.ended - at < 1:

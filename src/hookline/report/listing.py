@@ -110,7 +110,7 @@ def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
 def _listed(path: Path, now: float) -> Listed:
     run = RunData(path, record=read_record(path))
     best, is_partial, said = best_of(run), False, ""
-    alive = is_running(path) if not run.record or run.record["status"] == "training" else None
+    alive = is_running(path)
     if best is None or not run.record or (run.record["status"] == "training" and not alive):
         is_partial, said = _read_log(run)
         best = best_of(run)
@@ -171,6 +171,8 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
     alive: what its lock says. A run whose record says that it trains was killed if no process is at work in its directory.
     """
     said = how_it_ended(run)["status"]
+    if alive:  # also where an earlier session has ended
+        return "running", True
     if said:
         return said, True
     if not run.record and not run.records:
