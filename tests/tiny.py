@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hook, Module, Trainer
+from hookline.options import OLD_NAMES
 
 
 class Net(Module):
@@ -49,10 +50,9 @@ def batches(n: int = 4, size: int = 3) -> list[tuple[Tensor, Tensor]]:
 
 def quiet(**options: Any) -> Trainer:
     """A trainer that writes and shows nothing unless told to."""
-    defaults = {"logger": False, "enable_progress_bar": False, "checkpoint": False, "max_epochs": 1, "num_sanity_val_steps": 0}
-    if options.keys() & {"save", "on_save_error"}:  # older names for parts of it
-        del defaults["checkpoint"]
-    return Trainer(**{**defaults, **options})
+    saving = {new: options.pop(old) for old, new in OLD_NAMES.items() if old in options}
+    defaults = {"logger": False, "enable_progress_bar": False, "max_epochs": 1, "num_sanity_val_steps": 0}
+    return Trainer(**{**defaults, "checkpoint": {"last": False, **saving}, **options})
 
 
 class SavesFirstEpoch(Hook):

@@ -130,7 +130,7 @@ class Module(Actions, ModuleMethods, nn.Module):
     __hookline_base__: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let every module remember its constructor arguments, for `HParams` and `load_from_checkpoint`."""
+        """Let every module remember its constructor arguments, for checkpoints and `load_from_checkpoint`."""
         super().__init_subclass__(**options)
         record_init(cls)
 
@@ -226,7 +226,7 @@ class Module(Actions, ModuleMethods, nn.Module):
     def load_from_checkpoint(
         cls, path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
     ) -> Self:
-        """A module with the weights of a checkpoint, made with the arguments that `HParams` kept, or with these instead.
+        """A module with the weights of a checkpoint, made with the arguments that the checkpoint has, or with these instead.
 
         path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict: everything must fit;
         False: what fits is loaded, and the rest is reported. weights: of a checkpoint with averaged weights: 'scored' takes those

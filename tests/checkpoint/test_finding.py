@@ -113,7 +113,7 @@ def began_at(run_dir: Path, **options: Any) -> str:
             self.path = Path(path).name
 
     notes = Notes()
-    quiet(run_dir=run_dir, hooks=[notes, ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)], **options).fit(
+    quiet(run_dir=run_dir, hooks=[notes, ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)], checkpoint=True, **options).fit(
         Net(), batches(4), resume=options.pop("resume", "auto"))
     return notes.path
 
@@ -133,7 +133,7 @@ def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_althoug
     run_dir, every = tmp_path / "run", ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)
     began_at(run_dir, max_epochs=1)
     older = run_dir / "checkpoints" / "epoch=0-step=1"
-    quiet(run_dir=run_dir, hooks=[every], max_steps=2).fit(Net(), batches(4), resume=older)
+    quiet(run_dir=run_dir, hooks=[every], max_steps=2, checkpoint=True).fit(Net(), batches(4), resume=older)
     newest = find(run_dir)[0]
     assert [each.path.name for each in newest] == ["last", "epoch=0-step=2-v1", "epoch=0-step=4", "epoch=0-step=3", "epoch=0-step=2", "epoch=0-step=1"]
     shutil.rmtree(run_dir / "checkpoints" / "last")
@@ -166,15 +166,15 @@ def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(tmp_p
     shutil.copytree(Path(__file__).with_name("older"), tmp_path / "run" / "checkpoints" / "older")
     trainer = older_run(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "older")
     trainer.save_checkpoint()
-    new, old = find(tmp_path / "run")[0]
-    assert (new.path.name, old.path.name) == ("step-6", "older") and new.run == old.run
+    new, last, old = find(tmp_path / "run")[0]
+    assert (new.path.name, last.path.name, old.path.name) == ("step-6", "last", "older") and new.run == last.run == old.run
     assert new.manifest["saved_at"] < old.manifest["saved_at"]
 
 
 def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[datetime.datetime], capsys: pytest.CaptureFixture[str]) -> None:
     net, url = Net(), f"file://{tmp_path}/far"
     keep = ModelCheckpoint(dirpath=url, every_n_train_steps=1, save_top_k=-1)
-    quiet(run_dir=tmp_path / "run", hooks=[keep]).fit(net, batches(4))
+    quiet(run_dir=tmp_path / "run", hooks=[keep], checkpoint=True).fit(net, batches(4))
     assert main(["checkpoint", "show", url, "--json"]) == 0
     assert [each["step"] for each in json.loads(capsys.readouterr().out)["checkpoints"]] == [4, 4, 3, 2, 1]
     loaded = Net()

@@ -40,9 +40,13 @@ def test_the_path_may_be_text() -> None:
     assert isinstance(Net.load_from_checkpoint(str(saved(Net()))), Net)
 
 
+def test_a_module_is_made_with_the_arguments_that_it_had() -> None:
+    assert Sized.load_from_checkpoint(saved(Sized(3))).size == 3
+
+
 def test_an_argument_that_was_not_kept_must_be_passed() -> None:
-    path = saved(Sized(3))
-    with pytest.raises(OptionError, match=r"does not say what Sized was made with: size.*size=\.\.\..*HParams"):
+    path = saved(Sized(3), HParams({"other": 1}))
+    with pytest.raises(OptionError, match=r"does not say what Sized was made with: size.*size=\.\.\."):
         Sized.load_from_checkpoint(path)
     assert Sized.load_from_checkpoint(path, size=3).size == 3
 

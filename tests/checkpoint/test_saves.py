@@ -72,7 +72,7 @@ class Saves(Hook):
 
 def test_a_hook_asks_and_the_loop_saves_once_everyone_has_heard_the_step() -> None:
     hook = Saves("batch", "interval")
-    trainer = quiet(hooks=[hook], run_dir="run")
+    trainer = quiet(hooks=[hook], run_dir="run", checkpoint=True)
     trainer.fit(Net(), batches(3))
     assert hook.moments == ["step end", "asked", "step end", "saved", "step end", "epoch end", "saved"]
     assert hook.heard == [(2, "interval", True), (3, "last", True)]

@@ -132,7 +132,7 @@ def test_a_checkpoint_that_was_asked_for_is_on_disk_when_the_answer_comes(save: 
 
 
 def test_a_stop_is_answered_with_the_step_that_is_on_disk() -> None:
-    answers, trainer = asked(("checkpoint", {}), ("stop", {}))
+    answers, trainer = asked(("checkpoint", {}), ("stop", {}), checkpoint=True)
     assert trainer.status == "stopped" and trainer.state.stop_reason == "asked for by hookline control"
     assert answers[1]["step"] == answers[1]["saved_step"] == trainer.global_step
     assert json.loads((Path(answers[1]["path"]) / "manifest.json").read_text())["step"] == trainer.global_step

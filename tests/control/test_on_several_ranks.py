@@ -57,7 +57,7 @@ class Starts(Hook):
             self.thread.start()
 
 counts, starts = Counts(), Starts()
-trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="2 minutes", hooks=[counts, starts])
+trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="2 minutes", hooks=[counts, starts], checkpoint=True)
 trainer.fit(Net(), batches(16))
 if trainer.strategy.rank == 0:
     starts.thread.join(30)  # a request to stop is answered when the run has ended

@@ -120,7 +120,7 @@ def test_a_full_queue_gives_up_the_oldest_and_says_so(odd: type[Odd], caplog: py
     odd.gate.clear()
     hook = UploadCheckpoint("odd://bucket", max_waiting=1)
     saver = ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
-    trainer = quiet(max_epochs=1, run_dir="run", hooks=[saver, hook])
+    trainer = quiet(max_epochs=1, run_dir="run", hooks=[saver, hook], checkpoint=True)
     started = threading.Event()
     trainer.on("train_end")(lambda: odd.gate.set())
     trainer.on("checkpoint_save")(lambda step: started.wait(0.2) if step == 1 else None)  # the thread takes the first one up

@@ -316,7 +316,7 @@ def test_validating_a_checkpoint_of_a_module_that_makes_its_layers_late(tmp_path
 def test_a_relative_run_dir_stays_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=1)])
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=1)], checkpoint=True)
     trainer.on("on_step_end", once=True, after="2 steps")(lambda: os.chdir(tmp_path / "elsewhere"))
     trainer.fit(Net(), batches(4))
     assert sorted(each.name for each in (tmp_path / "run" / "checkpoints").iterdir()) == ["epoch=0-step=4", "last"]

@@ -433,7 +433,7 @@ def test_checkpoints_of_an_earlier_run_are_named_when_a_run_begins_beside_them(t
     caplog.clear()
     trainer, _ = train(tmp_path, max_epochs=1)
     assert trainer.global_step == 4
-    assert "7 checkpoints below" in caplog.text and "belong to an earlier run" in caplog.text
+    assert "6 checkpoints below" in caplog.text and "belong to an earlier run" in caplog.text
 
 
 def test_a_checkpoint_that_a_dead_job_had_moved_aside_is_put_back_by_the_job_that_holds_the_lock(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_on_checkpoint_save_gets_the_exact_path_the_step_and_the_reason(tmp_path
             assert (path / "model.safetensors").is_file()
             seen.append((path, step, reason))
 
-    trainer = quiet(hooks=[Listen()], run_dir=tmp_path / "run")
+    trainer = quiet(hooks=[Listen()], run_dir=tmp_path / "run", checkpoint=True)
     trainer.fit(Net(), batches())
     folder = tmp_path / "run" / "checkpoints"
     assert seen == [(folder / "step-2", 2, "interval"), (tmp_path / "best one", 2, "best"), (folder / "last", 4, "last")]

@@ -26,7 +26,7 @@ log = logging.getLogger("hookline")
 def load_module(
     cls: type[M], path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
 ) -> M:
-    """Make a `cls` with the arguments that `HParams` kept, or these instead, and give it the weights of a checkpoint.
+    """Make a `cls` with the arguments that the checkpoint has, or these instead, and give it the weights of a checkpoint.
 
     weights: as for `load_weights`, unless the class has an argument of that name itself: then it is that.
     """

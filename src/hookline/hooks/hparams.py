@@ -59,10 +59,7 @@ class HParams(Hook):
         logger.log_hyperparams(dict(self.params))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["hparams"] = dict(self.params)
-        checkpoint.pop("hparams_left_out", None)
-        if self.left_out:
-            checkpoint["hparams_left_out"] = dict(self.left_out)
+        checkpoint["hparams"], checkpoint["hparams_left_out"] = dict(self.params), dict(self.left_out)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         before = checkpoint.get("hparams", {})

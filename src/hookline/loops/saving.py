@@ -223,9 +223,7 @@ def collect(run: Run) -> dict[str, Any]:
 def made_with(module: nn.Module) -> dict[str, Any]:
     """Return the constructor arguments that a `hookline.Module` records, so that `load_from_checkpoint` makes it again."""
     made = init_arguments(module)
-    if made is None:
-        return {}
-    return {"hparams": dict(made.recorded), **({"hparams_left_out": dict(made.left_out)} if made.left_out else {})}
+    return {} if made is None else {"hparams": dict(made.recorded), "hparams_left_out": dict(made.left_out)}
 
 
 def states_of(entries: Iterable[Entry], s: State) -> dict[str, Any]:
