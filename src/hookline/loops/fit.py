@@ -14,6 +14,7 @@ from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.agreement import settle
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
+from hookline.loops.fetching import fetched
 from hookline.loops.final_checkpoint import noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
@@ -26,6 +27,7 @@ from hookline.loops.run import Run, ending, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.step import close_window, train_batch
+from hookline.loops.timer import timed
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.urls import is_url, shown
 
@@ -36,6 +38,7 @@ def fit(run: Run) -> None:
     """Sanity check, then epochs until the run is finished or told to stop."""
     plan, s = run.plan, run.state
     s.hooks.begin_training()
+    s.timer.begin()
     if not run.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
     load(run, "train")
@@ -101,7 +104,7 @@ def train_epoch(run: Run, loader: Any) -> None:
         save_due(run)
         if is_finished(run):
             is_leaving, batches = True, iter(())
-    for s.batch_idx, s.batch in enumerate(batches, run.position):
+    for s.batch_idx in fetched(run, batches, run.position, s.timer):
         if run.first_batches is not None:
             run.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
@@ -158,6 +161,7 @@ def begin_epoch(run: Run, loader: Any) -> Any:
     return rng_state()
 
 
+@timed("data")
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
@@ -240,6 +244,7 @@ def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
 # ---- validation --------------------------------------------------------------------------------------------------
 
 
+@timed("validation")
 def sanity_check(run: Run) -> None:
     """A few validation batches before any training, so that a broken validation is not found out after an hour."""
     plan, s, steps = run.plan, run.state, run.options.num_sanity_val_steps
@@ -255,6 +260,7 @@ def sanity_check(run: Run) -> None:
     s.sanity_checking = False
 
 
+@timed("validation")
 def validate(run: Run) -> None:
     """Validation in the course of training. A signal cuts it short; then it is owed to the run that resumes."""
     run.owes_validation = True

@@ -8,6 +8,7 @@ import torch
 
 from hookline.errors import StopTraining
 from hookline.loops.evaluate import Interlude, Pace
+from hookline.loops.fetching import fetched
 from hookline.loops.ghosts import run_along
 from hookline.loops.run import Run
 from hookline.plan import Plan
@@ -30,7 +31,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         pace = Pace(run, can_be_cut=False)
         for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
             s.dataloader_name = loader.name
-            for s.batch_idx, s.batch in enumerate(loader.batches(0)):
+            for s.batch_idx in fetched(run, loader.batches(0)):
                 s.cache.clear()
                 if not loader.share.turn.is_ghost:
                     predict_batch(run, plan, s, keep)
