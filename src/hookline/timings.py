@@ -10,6 +10,8 @@ PARTS = ("training", "data", "validation", "saving", "hooks")
 """They add up to the total; `hooks` is missing if hooks were not measured."""
 SAMPLED = ("forward", "backward", "optimizer")
 """Parts of `training`, estimated from a few steps."""
+SHOWN = 0.005
+"""A part with a smaller share is not in the line."""
 WORDS = {"data": "waiting for data"}
 
 
@@ -55,7 +57,7 @@ class Timings:
     def __str__(self) -> str:
         """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
         parts = [f"{_percent(self.share(part))} {WORDS.get(part, part)}{self._inside(part)}"
-                 for part in PARTS if part in ("training", "data") or getattr(self, part)]  # fmt: skip
+                 for part in PARTS if part in ("training", "data") or self.share(part) >= SHOWN]  # fmt: skip
         return f"{duration(self.total)} = {', '.join(parts)}"
 
     def _inside(self, part: str) -> str:
@@ -65,4 +67,4 @@ class Timings:
 
 
 def _percent(share: float) -> str:
-    return "<1%" if 0 < share < 0.005 else f"{share:.0%}"
+    return "<1%" if 0 < share < SHOWN else f"{share:.0%}"

@@ -56,8 +56,7 @@ def sample(run: Run, timer: RunTimer) -> float:
     if run.window.batches:
         return s.step
     if sampler.is_open:
-        sampler.end()
-        timer.due = s.step + EVERY - 1
+        timer.due = s.step + EVERY - 1 if sampler.end() else s.step
         return timer.due
     check_waiting(run, timer)
     sampler.begin(run.is_manual, run.recomputes)

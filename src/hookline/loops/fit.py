@@ -244,7 +244,6 @@ def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
 # ---- validation --------------------------------------------------------------------------------------------------
 
 
-@timed("validation")
 def sanity_check(run: Run) -> None:
     """A few validation batches before any training, so that a broken validation is not found out after an hour."""
     plan, s, steps = run.plan, run.state, run.options.num_sanity_val_steps

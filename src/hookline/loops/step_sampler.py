@@ -129,14 +129,16 @@ class StepSampler:
         self._marked[event] = (slot, marking)
         self._plan.put(event, marking)
 
-    def end(self) -> None:
-        """The window is complete: keep the sample, unless a change of hooks has taken marks away in between."""
+    def end(self) -> bool:
+        """The window is complete. Return whether the sample counts: it has a batch, and no change of hooks took marks away."""
         is_whole = all(vars(self._plan).get(event) is marking for event, (_, marking) in self._marked.items())
         marks = self._marks
         self.abandon()
-        if is_whole and any(label == DONE for _, label in marks):
+        counts = is_whole and any(label == DONE for _, label in marks)
+        if counts:
             self._unread.append(marks)
         self.read()
+        return counts
 
     def abandon(self) -> None:
         """Take the marks away, where they still are, and forget this sample."""

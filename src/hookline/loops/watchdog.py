@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dis
 import faulthandler
+import inspect
 import logging
 import os
 import signal
@@ -51,6 +52,7 @@ _BINDING = "<hookline binding>"
 _RANKS = _PACKAGE + "ranks.py"
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _WAITING = tuple(_TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel")))
+_SAVE = inspect.unwrap(save).__code__
 _LOOPS = {each.__code__ for each in (train_epoch, go_through, predict)}
 _MARK = "<seen by the watchdog>"
 _NEXT = dis.opmap["FOR_ITER"]
@@ -82,7 +84,7 @@ def find_place(stack: list[FrameType], run: Run) -> Place:
             return _called("", f"{actions[code]} of {type(run.module).__name__}", frame, run)
         if code is Loggers._tell.__code__:
             logger = logger or frame
-        elif code is save.__code__:
+        elif code is _SAVE:
             return _standing("saving a checkpoint", run)
         elif code in _LOOPS:
             if code.co_code[frame.f_lasti] == _NEXT:
