@@ -240,6 +240,7 @@ def bench_hooks(arguments: list[str]) -> None:
     prepare("bench")
     run(PYTHON, "benchmarks/hooks.py", *arguments)
     run(PYTHON, "benchmarks/within.py")
+    run(PYTHON, "benchmarks/timing.py")
 
 
 def bench_checkpoint(arguments: list[str]) -> None:

@@ -183,6 +183,25 @@ def no_state_before_validation(entries: list[str], hooks: list[str]) -> list[str
     return kept
 
 
+def fetching(entries: list[str], hooks: list[str]) -> list[str]:
+    """Take out the events around each fetch; a last one finds the loader exhausted. A batch without them is a complaint."""
+    asked, given = (group(event, "HM", hooks) for event in ("on_before_batch_fetch", "on_after_batch_fetch"))
+    kept: list[str] = []
+    rest, is_fetched = entries, False
+    while rest:
+        if rest[: len(asked)] == asked:
+            rest, is_fetched = rest[len(asked) :], False
+            if rest[: len(given)] == given:
+                rest, is_fetched = rest[len(given) :], True
+            continue
+        entry, *rest = rest
+        is_moved = " on_before_batch_transfer" in entry
+        if is_moved and " on_before_batch_transfer" not in kept[-1] and not is_fetched:
+            kept.append("(here should be the events around a fetch)")
+        kept.append(entry)
+    return kept
+
+
 def loader_before_sanity_check(entries: list[str], hooks: list[str]) -> list[str]:
     """Move `val_dataloader` from right before on_sanity_check_start to right after it."""
     start = group("on_sanity_check_start", "H", hooks)
@@ -259,6 +278,7 @@ MANUAL = ("fit_manual_optimization",)
 
 RULES = (
     # ---- what Hookline says besides ---------------------------------------------------------------------------
+    Rule("events around fetching a batch", "Hooks and module hear when the loop fetches a batch and when it has it.", fetching),
     Rule("on_train_metrics after an update", "Whenever training metrics are about to be logged, hooks and module may edit "
          "them; those of an update go out before its on_step_end.",
          extra("on_train_metrics", "HM", after="module on_train_batch_end", if_updated=True)),

@@ -36,6 +36,16 @@ class HookMethods:
     def on_train_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
         """An epoch begins, or goes on after a resume (`resumed` is true). Facts: epoch."""
 
+    def on_before_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
+        """The loop is about to fetch a batch from the loader. If the loader has no more, on_after_batch_fetch does not
+        follow. Facts: batch_idx.
+        """
+
+    def on_after_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
+        """The loader has returned a batch, after `fetch_seconds` of waiting. Facts: batch, batch_idx, dataloader_idx,
+        dataloader_name, fetch_seconds.
+        """
+
     def on_before_batch_transfer(self, *args: Any, **kwargs: Any) -> Any:
         """The batch is about to be moved to the device. Facts: batch, dataloader_idx. A returned value replaces the
         batch.
@@ -212,6 +222,16 @@ class ModuleMethods:
 
     def on_train_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
         """An epoch begins, or goes on after a resume (`resumed` is true). Facts: epoch."""
+
+    def on_before_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
+        """The loop is about to fetch a batch from the loader. If the loader has no more, on_after_batch_fetch does not
+        follow. Facts: batch_idx.
+        """
+
+    def on_after_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
+        """The loader has returned a batch, after `fetch_seconds` of waiting. Facts: batch, batch_idx, dataloader_idx,
+        dataloader_name, fetch_seconds.
+        """
 
     def on_before_batch_transfer(self, *args: Any, **kwargs: Any) -> Any:
         """The batch is about to be moved to the device. Facts: batch, dataloader_idx. A returned value replaces the

@@ -41,6 +41,11 @@ class Entry:
                 each.allowance.begin()
 
     @property
+    def spent(self) -> int:
+        """Nanoseconds in all its calls so far."""
+        return sum(each.account.total for each in self.listeners)
+
+    @property
     def given(self) -> Any:
         """The hook as the user gave it, where another stands for it."""
         return _given(self.hook)
@@ -143,6 +148,8 @@ class HookList:
         self.guests: Guests | None = None
         self.stopwatch = Stopwatch()
         """How long the run has been training."""
+        self._spent_by_removed = 0
+        """Nanoseconds of hooks that were removed since the training began."""
         self.dismiss: Callable[[str], None] = self.disable
         """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one boundary."""
         plan.disable = self._give_up
@@ -168,13 +175,14 @@ class HookList:
 
     def begin_training(self) -> None:
         """What set-up took is no training: costs are shares of what comes now, and budgets begin."""
+        self._spent_by_removed = 0
         self.stopwatch.start()
         for entry in self._entries.values():
             entry.begin_budget()
 
     def seconds_spent(self) -> float:
-        """What all calls took so far, those within others included."""
-        return sum(each.account.total for entry in self._entries.values() for each in entry.listeners) / 1e9
+        """What all calls took so far, those within others and those of hooks that were removed included."""
+        return (self._spent_by_removed + sum(entry.spent for entry in self._entries.values())) / 1e9
 
     def cost(self) -> list[Cost]:
         """Calls and time per hook and event so far, with its share of the training time; the dearest first."""
@@ -293,6 +301,7 @@ class HookList:
 
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.name]
+        self._spent_by_removed += entry.spent
         self._ids[id(entry.given)] -= 1
         if not self._ids[id(entry.given)]:  # another object may get the same identity later
             del self._ids[id(entry.given)]
@@ -311,6 +320,7 @@ class HookList:
             self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
             for entry in back.values():
                 self._ids[id(entry.given)] += 1
+                self._spent_by_removed -= entry.spent
                 self._join(entry)
 
         return put_back

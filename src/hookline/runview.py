@@ -11,6 +11,7 @@ from hookline.loops.loading import estimated_steps
 from hookline.loops.run import Run
 from hookline.optimizers import Schedule
 from hookline.steps import PlainSteps
+from hookline.timings import Timings
 from hookline.view import View
 
 
@@ -19,6 +20,7 @@ class RunView(View):
 
     _run: Run | None
     _last: Run | None
+    _fitted: Run | None
 
     @property
     def loss(self) -> Any:
@@ -49,6 +51,11 @@ class RunView(View):
     def num_training_batches(self) -> int | None:
         """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
         return self._last.train.length if self._last is not None and self._last.train is not None else None
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this fit, or of the last one, went; None before the first. Of a resumed run: since the resume."""
+        return self._fitted.state.timings if self._fitted is not None else None
 
     @property
     def schedules(self) -> list[Schedule]:

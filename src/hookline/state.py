@@ -14,6 +14,7 @@ from hookline.context import OnceFloat, StepContext
 from hookline.errors import HooklineError, LossError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
+from hookline.timings import Timings
 
 # The phases of the loops that take time outside every listener, as `State.running` has them.
 LOADER = "<loader>"
@@ -59,8 +60,12 @@ class State(MutableMapping[str, Any]):
     status: str = "created"
     clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
     """Seconds since some moment; with several ranks it is one clock for all."""
+    timer: Any = None
+    """Measures where the time goes (`RunTimer`), in a fit."""
     # the batch, the loss, the optimizer of this moment
     batch: Any = None
+    fetch_ns: int | None = None
+    """Nanoseconds that the loop waited for this batch; None if another loop fetches the batches."""
     batch_idx: int = 0
     dataloader_idx: int = 0
     dataloader_name: str = ""
@@ -199,6 +204,17 @@ class State(MutableMapping[str, Any]):
         return self.optimizers[0].param_groups[0]["lr"] if self.optimizers else None
 
     @property
+    def fetch_seconds(self) -> float | None:
+        """Seconds that the loop waited for this batch."""
+        return None if self.fetch_ns is None else self.fetch_ns / 1e9
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this fit went so far; None outside of a fit."""
+        measured: Timings | None = None if self.timer is None else self.timer.timings()
+        return measured
+
+    @property
     def ctx(self) -> StepContext:
         """This update as one object."""
         made: StepContext = self._once("ctx", self.last_loss, lambda loss: self._make_ctx())
@@ -310,7 +326,7 @@ _PLAIN_FACTS = (
     "module", "wrapped_model", "batch_idx", "device", "status", "trainer",
     "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
     "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
-    "logger", "metrics", "stop_reason",
+    "fetch_seconds", "timings", "logger", "metrics", "stop_reason",
 )  # fmt: skip
 
 

@@ -43,6 +43,17 @@ def test_the_table_shows_the_numbers_of_the_log(opened: Opened) -> None:
     assert [float(each) for each in shown] == pytest.approx([values[-1], min(values), max(values)], rel=1e-4)
 
 
+def test_a_bar_shows_where_the_time_went(opened: Opened) -> None:
+    logged = next(each for each in read_log("run/log.jsonl") if each["type"] == "timings")
+    bar = opened.page.locator("#time svg.share")
+    assert "waiting for data" in bar.get_attribute("aria-label")
+    widths = [float(each.get_attribute("width")) for each in bar.locator("rect").all()]
+    assert sum(widths) == pytest.approx(1000, rel=1e-3)
+    row = opened.page.locator("#time tr", has=opened.page.get_by_role("rowheader", name="waiting for data", exact=True))
+    share = float(row.locator("td").last.inner_text().split()[0]) / 100
+    assert share == pytest.approx(logged["data"] / logged["total"], rel=0.01)
+
+
 def test_pointing_at_a_curve_reads_its_values(opened: Opened) -> None:
     first = next(each["metrics"]["train/loss"] for each in read_log("run/log.jsonl") if "train/loss" in each.get("metrics", {}))
     over = opened.page.locator(".chart .u-over").first.bounding_box()

@@ -125,6 +125,32 @@ def test_what_failed_was_skipped_cost_or_was_asked_for_from_outside_is_read_from
     assert [(row["hook"], row["event"], row["calls"]) for row in data["cost"][0]["rows"]] == [("fails", "on_step_end", 3)]
 
 
+TIMINGS = {"type": "timings", "step": 9, "total": 62.0, "training": 44.0, "data": 11.0, "validation": 4.0, "saving": 2.0, "hooks": 1.0,
+           "forward": 14.0, "backward": 20.0, "optimizer": 4.0, "batches": 500, "sampled_batches": 10}  # fmt: skip
+
+
+def test_where_the_time_went_is_shown_in_parts_that_add_up() -> None:
+    data = data_of(written("run", metrics(1, loss=1.0), TIMINGS))
+    assert data["timings"] == [{"run": 0, "since": None, "total": 62.0, "parts": [
+        ["forward", 14.0], ["backward", 20.0], ["optimizer", 4.0], ["other training", 6.0], ["waiting for data", 11.0],
+        ["validation", 4.0], ["saving", 2.0], ["hooks", 1.0],
+    ]}]  # fmt: skip
+    assert not any(each["kind"] == "timings" for each in data["events"])
+
+
+def test_timings_of_a_real_run_are_shown() -> None:
+    shown = data_of(whole_run())["timings"][0]
+    assert sum(seconds for _, seconds in shown["parts"]) == pytest.approx(shown["total"])
+
+
+def test_timings_without_samples_or_of_another_version_are_shown_as_far_as_they_go() -> None:
+    short = {key: None if key in ("forward", "backward", "optimizer", "hooks") else value for key, value in TIMINGS.items()}
+    assert [name for name, _ in data_of(written("run", short))["timings"][0]["parts"]] == [
+        "training", "waiting for data", "validation", "saving"]  # fmt: skip
+    assert data_of(written("torn", {**TIMINGS, "total": "long"}))["timings"] == []
+    assert data_of(written("odd", {**TIMINGS, "data": -3, "hooks": True}))["timings"][0]["total"] == 62.0
+
+
 def test_how_a_run_stands_is_said() -> None:
     def said(status: str | None, at: float) -> str:
         path = written("run", {**metrics(1, loss=1.0), "time": at})

@@ -21,6 +21,14 @@ def test_a_batch_goes_from_its_first_event_to_its_last_one():
     ) == [("batch 0", 10_000, 16_000), ("batch 1", 20_000, 26_000)]  # fmt: skip
 
 
+def test_a_batch_begins_with_its_fetch_and_one_that_never_came_is_no_batch():
+    assert played(
+        ("on_before_batch_fetch", True, 10_000, 11_000, 0, 0), ("on_train_batch_end", True, 15_000, 16_000, 0, 0),
+        ("on_before_batch_fetch", True, 20_000, 21_000, 0, 1), ("on_train_epoch_end", False, 30_000, 31_000, 0, 0),
+        ("on_before_batch_fetch", True, 40_000, 41_000, 1, 0),
+    ) == [("batch 0", 10_000, 16_000)]  # fmt: skip
+
+
 def test_a_validation_ends_the_batch_before_it_and_has_batches_of_its_own():
     assert played(
         ("on_train_epoch_start", False, 1_000, 2_000, 0, 0),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hookline.hosts.host import Host
 
 _MOVED = "the batch is moved to the device by the host itself, and hooks cannot stand in between"
+_FETCHED = "the host fetches its batches itself and does not report it"
+_FETCHING = ("on_before_batch_fetch", "on_after_batch_fetch")
 _SIGNALS = "it acts when hookline.Trainer has ended a run on a signal and saved it; here signals are {}"
 _BY_THE_LINE = {
     "on_train_metrics": "a row of what hooks have logged is about to go out",
@@ -46,6 +48,7 @@ RAW_LOOP = Host(
         **_BY_THE_LINE,
     },
     lacks={
+        **dict.fromkeys(_FETCHING, "the loop fetches its batches itself; put the code there"),
         "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
         "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
     },
@@ -60,7 +63,7 @@ ACCELERATE = Host(
         "on_after_backward": "line.backward, through accelerator.backward",
         "on_gradient_clip": "line.clip_gradients, through accelerator.clip_grad_norm_",
     },
-    lacks=dict.fromkeys(RAW_LOOP.lacks, _MOVED),
+    lacks={**RAW_LOOP.lacks, "on_before_batch_transfer": _MOVED, "on_after_batch_transfer": _MOVED},
     useless=RAW_LOOP.useless,
 )
 
@@ -83,6 +86,7 @@ LIGHTNING = Host(
         **_BY_THE_LINE,
     },
     lacks={
+        **dict.fromkeys(_FETCHING, _FETCHED),
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
         "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has the gradients before it",
@@ -122,6 +126,7 @@ TRANSFORMERS = Host(
         "on_checkpoint_save": "on_save, and what hooks have asked for",
     },
     lacks={
+        **dict.fromkeys(_FETCHING, _FETCHED),
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
         "on_gradient_clip": "the gradients are clipped without a word to callbacks",

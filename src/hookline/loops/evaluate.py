@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,13 +17,15 @@ from hookline.data.batch import batch_size
 from hookline.data.loaders import Loader
 from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
+from hookline.loops.fetching import fetched
 from hookline.loops.ghosts import run_along
 from hookline.loops.guests import see_off
 from hookline.loops.run import Run, phase, rescued_row
+from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.ranks import Answer
-from hookline.state import FETCHING, OPENING, State, is_scalar
+from hookline.state import OPENING, State, is_scalar
 
 Slot = Callable[[Plan], Caller]
 
@@ -75,6 +78,7 @@ class GivenUp(Exception):
     """A signal has cut a validation short: the process is to end, and the validation is done again after the resume."""
 
 
+@timed("validation")
 def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
     """One pass over every loader. The training it may interrupt finds everything as it left it."""
     plan, s, log = run.plan, run.state, run.state.log
@@ -121,12 +125,7 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
     """One loader's batches; whether the pass goes on with the next one."""
     plan, s, turn = run.plan, run.state, loader.share.turn
     is_empty = True
-    outer = s.running
-    s.running = fetching = (FETCHING[0], outer)
-    for s.batch_idx, s.batch in enumerate(open_pass(run, loader)):
-        s.running = outer
-        if s.batch_idx == limit:
-            break
+    for s.batch_idx in fetched(run, itertools.islice(open_pass(run, loader), limit)):
         is_empty = False
         if not turn.is_ghost:
             evaluate_batch(run, plan, s, names, own)
@@ -134,8 +133,6 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
             run_along(run, names.step(plan))
         if pace.is_over():
             return False
-        s.running = fetching
-    s.running = outer
     if is_empty:
         raise OptionError(f"The {names.kind} loader {loader.name!r} yielded no batch; a generator can be "
                           "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
@@ -226,7 +223,7 @@ def restore_modes(s: State) -> None:
 class Interlude:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
-    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "last_loss", "modes", "returned")
+    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "fetch_ns", "last_loss", "modes", "returned")
 
     def __init__(self, s: State) -> None:
         self.s = s

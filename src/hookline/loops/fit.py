@@ -15,6 +15,7 @@ from hookline.loops.agreement import settle
 from hookline.loops.composition import choose_step
 from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
+from hookline.loops.fetching import fetched
 from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
@@ -27,8 +28,9 @@ from hookline.loops.resuming import START_OVER
 from hookline.loops.run import Run, ending, phase, rescued_row, told_to_stop
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
+from hookline.loops.timer import timed
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
-from hookline.state import FETCHING, OPENING
+from hookline.state import OPENING
 from hookline.urls import is_url, shown
 
 log = logging.getLogger("hookline")
@@ -38,6 +40,7 @@ def fit(run: Run) -> None:
     """Sanity check, then epochs until the run is finished or told to stop."""
     plan, s = run.plan, run.state
     s.hooks.begin_training()
+    s.timer.begin()
     if not run.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
     load(run, "train")
@@ -103,9 +106,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     run.step = choose_step(run)
     if run.owes_validation and not is_leaving and is_finished_by_owed_validation(run):
         is_leaving, batches = True, iter(())
-    s.running = FETCHING
-    for s.batch_idx, s.batch in enumerate(batches, run.position):
-        s.running = None
+    for s.batch_idx in fetched(run, batches, run.position, s.timer):
         if run.first_batches is not None:
             run.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
@@ -128,9 +129,7 @@ def train_epoch(run: Run, loader: Any) -> None:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
             break
-        s.running = FETCHING
     else:
-        s.running = None
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
     complete = exhausted or run.position == loader.length
@@ -165,6 +164,7 @@ def begin_epoch(run: Run, loader: Any) -> Any:
 
 
 @phase(OPENING)
+@timed("data")
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
     saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
@@ -268,6 +268,7 @@ def sanity_check(run: Run) -> None:
     s.sanity_checking = False
 
 
+@timed("validation")
 def validate(run: Run) -> None:
     """Validation in the course of training. A signal cuts it short; then it is owed to the run that resumes."""
     run.owes_validation = True

@@ -12,6 +12,7 @@ from typing import Any
 from hookline.accounting import cost_table
 from hookline.errors import Preempted
 from hookline.loops.errands import carries_out
+from hookline.loops.loader_advice import check_waiting
 from hookline.loops.model_location import show_model
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
@@ -80,6 +81,9 @@ def note_ending(run: Run) -> None:
     """The log's last records: what failed, if something did, what the hooks have cost, and how it ended."""
     s = run.state
     s.hooks.stopwatch.stop()
+    if s.timer is not None:
+        check_waiting(run, s.timer)
+        s.timer.stop()
     run.costs = s.hooks.cost()
     if s.exception is not None and (isinstance(s.exception, Exception) or _is_exit(s.exception)):
         s.logger.log_event("failure", _failure(run, s.exception))
@@ -88,6 +92,8 @@ def note_ending(run: Run) -> None:
     if run.costs:
         s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
                                     "rows": [row.data() for row in run.costs]})  # fmt: skip
+    if s.timings is not None and s.timings.batches:
+        s.logger.log_event("timings", {"step": s.step, **s.timings.record()})
     ended = {"step": s.step, "epoch": s.epoch, "epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
     s.logger.log_event("end", _as_it_was(run) or ended)
 
@@ -143,10 +149,14 @@ class Recorded:
 
 
 def show_costs(run: Run) -> None:
-    """Where the progress bar was: a short table, if there are other hooks than the bar itself."""
-    shown, watch = run.options.enable_progress_bar and run.stage == "fit" and run.state.rank == 0, run.state.hooks.stopwatch
-    if shown and any(row.hook != "progress_bar" for row in run.costs):
+    """Where the progress bar was: a short table, if there are other hooks than the bar itself, and where the time went."""
+    s, watch = run.state, run.state.hooks.stopwatch
+    if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
+        return
+    if any(row.hook != "progress_bar" for row in run.costs):
         print(cost_table(run.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
+    if s.timings is not None and s.timings.batches:
+        print(f"Time: {s.timings}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ import torch
 
 from hookline.errors import StopTraining
 from hookline.loops.evaluate import Interlude, Pace, open_pass
+from hookline.loops.fetching import fetched
 from hookline.loops.ghosts import run_along
 from hookline.loops.run import Run
 from hookline.plan import Plan
-from hookline.state import FETCHING, State
+from hookline.state import State
 
 
 def predict(run: Run, keep: bool = True) -> list[Any]:
@@ -30,9 +31,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         pace = Pace(run, can_be_cut=False)
         for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
             s.dataloader_name = loader.name
-            s.running = FETCHING
-            for s.batch_idx, s.batch in enumerate(open_pass(run, loader)):
-                s.running = None
+            for s.batch_idx in fetched(run, open_pass(run, loader)):
                 s.cache.clear()
                 if not loader.share.turn.is_ghost:
                     predict_batch(run, plan, s, keep)
@@ -40,8 +39,6 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
                     run_along(run, plan.predict_step)
                 if pace.is_over():
                     break
-                s.running = FETCHING
-            s.running = None
             if pace.was_over:
                 break
         plan.on_predict_epoch_end(s)

@@ -20,6 +20,7 @@ from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
 from hookline.loops.finite import FiniteWatch
 from hookline.loops.reducing import Rows
+from hookline.loops.timer import RunTimer
 from hookline.metrics import Metrics, NotANumber
 from hookline.module import Actions
 from hookline.optimizers import Schedule
@@ -316,6 +317,8 @@ class Run:
         if options.count_tokens is not None:
             self.count_tokens = options.count_tokens
         self.logs = bool(self.state.logger)
+        if self.stage == "fit":
+            self.state.timer = RunTimer(self.plan, self.state, strategy.device)
         if not strategy.ranks.alone:
             self.rows = Rows(strategy.ranks, self.state.log)
 

@@ -27,6 +27,7 @@ from hookline.loops.errands import carries_out
 from hookline.loops.first_batches import after_save, path_from
 from hookline.loops.record import note_saved
 from hookline.loops.run import Run, phase
+from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.optimizers import bare
 from hookline.plan import Blame, Plan, accuse
@@ -37,6 +38,7 @@ from hookline.urls import shown
 log = logging.getLogger("hookline")
 
 
+@timed("saving")
 def save_due(run: Run) -> None:
     """Write every checkpoint that was asked for; everyone has heard what they had to by now."""
     for _ in range(len(run.save_requests)):  # popped, not swapped: news may be added by another thread at any moment
@@ -48,6 +50,7 @@ def save_due(run: Run) -> None:
 
 
 @phase(SAVING)
+@timed("saving")
 def save(run: Run, request: SaveRequest) -> None:
     """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the same time."""
     plan, s = run.plan, run.state
@@ -135,6 +138,7 @@ def announce_together(run: Run, sender: int) -> None:
     finish_saving(run)
 
 
+@timed("saving")
 def finish_saving(run: Run) -> None:
     """Wait for what is being written in the background, and tell what became of it."""
     if run.saver is not None:

@@ -14,6 +14,7 @@ from hookline.report.curves import heat_maps, newest, sections, summary
 from hookline.report.happenings import all_events, duration, how_it_ended, level, position, score, status, timestamp
 from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
+from hookline.timings import PARTS, SAMPLED, WORDS
 
 PICTURE_BYTES = 900_000
 """Of all pictures together, before they are written as text."""
@@ -52,6 +53,7 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
         "sections": charts, "summary": rows, "heat": heat_maps(runs), "events": _events(runs, notes),
         "timeline": timelines(runs), "checkpoints": _checkpoints(runs, notes), "config": _config(runs, notes),
         "versions": _versions(runs), "cost": [_cost(number, run) for number, run in enumerate(runs) if run.cost],
+        "timings": [_timings(number, run) for number, run in enumerate(runs) if run.timings],
         "texts": _texts(runs, notes), "pictures": pictures, "notes": notes,
     }  # fmt: skip
 
@@ -121,6 +123,17 @@ def _below(path: Path, parent: Path) -> str:
 def _cost(number: int, run: RunData) -> dict[str, Any]:
     """Of the job that has ended last; `since` says where it went on, if that was not the beginning."""
     return {"run": number, "since": run.cost_since, "rows": [_cost_row(row) for row in run.cost]}
+
+
+def _timings(number: int, run: RunData) -> dict[str, Any]:
+    """The parts of the job that has ended last, in the order of the chart; those of the training step come first."""
+    found = run.timings
+    sampled = {name: found[name] for name in SAMPLED if name in found}
+    rest = max(0.0, found.get("training", 0.0) - sum(sampled.values()))
+    parts = {**sampled, ("other training" if sampled else "training"): rest,
+             **{WORDS.get(name, name): found[name] for name in PARTS[1:] if name in found}}  # fmt: skip
+    return {"run": number, "since": run.timings_since, "total": found["total"],
+            "parts": [[name, seconds] for name, seconds in parts.items()]}  # fmt: skip
 
 
 def _cost_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from hookline.loops.noting import PRUNED
 from hookline.loops.record import RECORD, read_record
 from hookline.report.downsampling import Floats
 from hookline.report.traced import TraceData, read_traces
+from hookline.timings import PARTS, SAMPLED
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -90,6 +91,10 @@ class RunData:
     cost: list[dict[str, Any]] = field(default_factory=list)
     cost_since: int | None = None
     """The step at which the job began whose cost this is, if it was resumed."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Where the time of the job that has ended last went, in seconds; empty if the log does not say."""
+    timings_since: int | None = None
+    """The step at which that job began, if it was resumed."""
     resumed_at: int | None = None
     checkpoints: list[Found] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
@@ -286,6 +291,13 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
         run.cost, run.cost_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
 
 
+def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    numbers = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
+    found = {name: float(each) for name, each in numbers.items() if type(each) in (int, float) and 0 <= each < FAR_AWAY}
+    if found.get("total"):
+        run.timings, run.timings_since = found, run.resumed_at
+
+
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
     said = {key: str(record.get(key) or "") for key in ("status", "reason")}
     run.ending = {**said, "step": step, "time": run.ended, "epoch": record.get("epoch"), "epochs": record.get("epochs")}
@@ -319,6 +331,7 @@ def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 _TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost,
+           "timings": _take_timings,
            "control": _take_control, "failure": _take_failure, "skip": _take_skip,
            "end": _take_end}  # fmt: skip
 

@@ -29,6 +29,8 @@ class Span:
     step: int
     epoch: int = 0
     batch: int = -1
+    is_real: bool = True
+    """False for a batch that was only asked for: the loader may have no more."""
 
 
 class Spans:
@@ -43,14 +45,15 @@ class Spans:
         batch = self._batch
         if is_often:
             if batch is not None and batch.batch == counters[2] and batch.epoch == counters[1]:
-                batch.end = end + MARGIN
+                batch.end, batch.is_real = end + MARGIN, True
                 return ()
-            self._batch = Span(f"batch {counters[2]}", start - MARGIN, end + MARGIN, counters[0], counters[1], counters[2])
-            return () if batch is None else (batch,)
+            self._batch = Span(f"batch {counters[2]}", start - MARGIN, end + MARGIN, counters[0], counters[1], counters[2],
+                               name != "on_before_batch_fetch")  # fmt: skip
+            return () if batch is None or not batch.is_real else (batch,)
         over: list[Span] = []
         opened, closed = OPENS.get(name), CLOSES.get(name)
         if (opened or closed) and batch is not None:
-            over.append(batch)
+            over += [batch] if batch.is_real else []
             self._batch = None
         if opened:
             title = f"epoch {counters[1]}" if opened == "epoch" else opened
@@ -63,7 +66,7 @@ class Spans:
 
     def rest(self) -> list[Span]:
         """Those that are still open when the trace ends."""
-        left = [*([self._batch] if self._batch is not None else []), *self._around.values()]
+        left = [*([self._batch] if self._batch is not None and self._batch.is_real else []), *self._around.values()]
         last = max((each.end for each in left), default=0) + MARGIN
         self._batch, self._around = None, {}
         for each in left:

@@ -129,6 +129,7 @@ const PARTS = [
   { id: "timeline", shows: ["timeline"], draw: (data) => (data.timeline.length ? section("timeline", "Timeline of hooks", hookPanel(data)) : null) },
   { id: "events", shows: ["events"], draw: eventPart },
   { id: "checkpoints", shows: ["checkpoints"], draw: (data) => (data.checkpoints.length ? section("checkpoints", "Checkpoints", checkpointTable(data)) : null) },
+  { id: "time", shows: ["timings"], draw: (data) => (data.timings.length ? section("time", "Where the time went", timeBars(data), timeTable(data)) : null) },
   { id: "cost", shows: ["cost"], draw: costPart },
   { id: "pictures", shows: ["pictures"], draw: (data) => (data.pictures.length ? section("pictures", "Pictures", picturePanel(data)) : null) },
   { id: "text", shows: ["texts"], draw: (data) => (data.texts.length ? section("text", "Text", textPanel(data)) : null) },

@@ -101,6 +101,35 @@ function costTable(data, cost) {
     rows.map((each) => known(`${each.hook} ${each.event}`, [[[each.hook, el("div", { class: "soft small" }, each.event)], ""], [seconds(each.total), "number"], [percent(each.share), "number"], [number(each.calls), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"]])), true);
 }
 
+// ---- where the time went: one bar a run, and its parts in numbers
+
+const TIME_COLOURS = { forward: 0, backward: 6, optimizer: 3, training: 7, "other training": 7, "waiting for data": 1, validation: 2, saving: 5, hooks: 4 };
+
+function timeBars(data) {
+  const several = data.runs.length > 1, parts = [...new Set(data.timings.flatMap((each) => each.parts.filter(([, took]) => took > 0).map(([name]) => name)))];
+  const fill = (name) => `var(--c${TIME_COLOURS[name] ?? 7})`;
+  const legend = el("div", { class: "legend still" }, parts.map((name) => { const mark = el("i"); mark.style.background = fill(name); return el("span", {}, mark, name); }));
+  return el("div", { class: "card above" }, data.timings.map((each) => {
+    const said = each.parts.filter(([, took]) => took > 0).map(([name, took]) => `${name} ${percent(took / each.total)}`).join(", ");
+    const bar = svg("svg", { class: "share", viewBox: "0 0 1000 24", preserveAspectRatio: "none", role: "img", "aria-label": `${elapsed(each.total)}: ${said}` });
+    let at = 0;
+    for (const [name, took] of each.parts) {
+      const wide = Math.min(1000 - at, took / each.total * 1000), title = svg("title");
+      title.textContent = `${name}: ${seconds(took)}, ${percent(took / each.total)}`;
+      if (wide > 0) { const part = svg("rect", { x: at, y: 0, width: wide, height: 24 }, title); part.style.fill = fill(name); bar.append(part); }
+      at += wide;
+    }
+    const since = each.since === null ? "" : ` since the resume at step ${number(each.since)}`;
+    return el("div", { class: "shares" }, el("h3", {}, several ? [chip(each.run), ` ${data.runs[each.run].name}: `] : null, `${seconds(each.total)}${since}`), bar);
+  }), legend);
+}
+
+function timeTable(data) {
+  const several = data.runs.length > 1;
+  return table("Seconds in each part; forward, backward and optimizer are estimated from sampled steps", ["part", ...(several ? ["run"] : []), ["time", "number"], ["share", "number"]],
+    data.timings.flatMap((each) => each.parts.map(([name, took]) => known(`${each.run} ${name}`, [name, ...(several ? [runCell(data, each.run)] : []), [seconds(took), "number"], [percent(took / each.total), "number"]]))), true);
+}
+
 function configTable(data, rows, caption) {
   const several = data.runs.length > 1;
   const made = rows.map((each) => {

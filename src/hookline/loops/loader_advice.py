@@ -1,0 +1,124 @@
+"""Warns once if a fit mostly waits for its training loader, with the advice that fits the loader."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hookline.accounting import duration
+from hookline.loops.run import Run
+from hookline.loops.timer import RunTimer
+
+MOSTLY = 0.4
+"""The share of the training time from which the waiting is worth a warning."""
+ENOUGH_SECONDS, ENOUGH_BATCHES = 10.0, 20
+"""Before this nothing is said: workers start, caches fill, kernels compile."""
+MOST_WORKERS = 8
+"""More are not suggested at once: each one takes memory."""
+log = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a fit has spent so far, in seconds."""
+
+    data: float
+    """Waiting for the loader."""
+    first: float
+    """Of it: until the first batch of each epoch."""
+    epochs: int
+    training: float
+    """Training, the waiting included."""
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """What is known of a training loader."""
+
+    name: str
+    workers: int | None
+    """None if it is not a DataLoader."""
+    persistent: bool = False
+    pinned: bool = False
+    ahead: int = 0
+    """Batches that a thread fetches ahead."""
+    may_run_ahead: bool = False
+    """Whether `prefetch_batches` has an effect on it."""
+
+
+def check_waiting(run: Run, timer: RunTimer) -> None:
+    """Say once that the run mostly waits for its loader, on rank zero."""
+    s = run.state
+    if timer.warned or s.rank or run.options.fast_dev_run:
+        return
+    batches = s.batches_seen - timer.batches_before
+    waiting = Waiting(timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches)
+    if not mostly_waits(waiting):
+        return
+    timer.warned = True
+    loaders = [facts_of(each) for each in run.loaders["train"]]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
+    log.warning("%s", advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"))
+
+
+def mostly_waits(waiting: Waiting) -> bool:
+    """Return whether the waiting takes most of the training, apart from the start of the first epoch, which comes once."""
+    if waiting.training < ENOUGH_SECONDS or waiting.batches < ENOUGH_BATCHES:
+        return False
+    once = waiting.first if waiting.epochs < 2 else 0.0
+    return waiting.data - once >= MOSTLY * (waiting.training - once)
+
+
+def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool) -> str:
+    """Return what the run waits for, and what to change about it."""
+    share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
+    head = (f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of {duration(waiting.training)}, "
+            f"{duration(each)} a batch).")  # fmt: skip
+    loader = min(loaders, key=lambda one: (one.workers or 0, one.name))
+    at_starts = waiting.epochs > 1 and waiting.first > waiting.data / 2
+    return f"{head} {_change(loader, cores, on_cuda, at_starts)}"
+
+
+def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> str:
+    name, many = repr(loader.name), min(MOST_WORKERS, max(1, cores - 1))
+    has = f"this process can use {cores} {'core' if cores == 1 else 'cores'}"
+    if loader.workers is None:
+        return (f"The loader {name} makes its batches in the main process: pass a torch.utils.data.DataLoader(dataset, "
+                f"num_workers={many}), which makes them in worker processes ({has}).")  # fmt: skip
+    if not loader.workers:
+        return (f"The loader {name} makes its batches in the main process: DataLoader(..., num_workers={many}) makes them in "
+                f"worker processes ({has}).")  # fmt: skip
+    if at_starts and not loader.persistent:
+        return (f"Most of it is before the first batch of an epoch, when the {loader.workers} workers of the loader {name} "
+                "start: DataLoader(..., persistent_workers=True) keeps them.")  # fmt: skip
+    changes = []
+    if loader.workers < cores:
+        changes.append(f"more workers (num_workers={loader.workers}, and {has})")
+    if on_cuda and not loader.pinned:
+        changes.append("DataLoader(..., pin_memory=True)")
+    if loader.may_run_ahead and not loader.ahead:
+        changes.append("Trainer(prefetch_batches=2), which fetches batches while the model trains")
+    if not changes:
+        changes.append("less work for each sample (decode and resize once, ahead of the training) or faster storage")
+    return f"For the loader {name} try {', or '.join(changes)}."
+
+
+def facts_of(loader: Any) -> LoaderFacts:
+    """Return what is known of a loader of the run."""
+    source = loader.source
+    if not isinstance(source, DataLoader):
+        return LoaderFacts(loader.name, None, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
+    return LoaderFacts(loader.name, source.num_workers, bool(source.persistent_workers), bool(source.pin_memory), loader.ahead,
+                       loader.reader.may_run_ahead)  # fmt: skip
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,114 @@
+"""A fit that mostly waits for its loader says so once, with what to change."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+from tiny import Net, batches, quiet
+from torch.utils.data import DataLoader
+
+from hookline.data.loaders import make_loaders
+from hookline.loops import loader_advice
+from hookline.loops.loader_advice import LoaderFacts, Waiting, advice, facts_of, mostly_waits, usable_cores
+
+MUCH = Waiting(data=30.0, first=1.0, epochs=3, training=60.0, batches=1000)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"data": 20.0}, False),  # a third of the time
+        ({"training": 9.0, "data": 9.0, "first": 0.0}, False),  # too early
+        ({"batches": 5}, False),
+        ({"epochs": 1, "first": 29.0}, False),  # the start of the first epoch comes once
+        ({"epochs": 1, "first": 2.0}, True),
+        ({"epochs": 10, "first": 29.0}, True),
+    ],
+)
+def test_only_a_run_that_waits_for_most_of_its_time_is_warned(changed: dict[str, Any], expected: bool) -> None:
+    values = {name: getattr(MUCH, name) for name in ("data", "first", "epochs", "training", "batches")}
+    assert mostly_waits(Waiting(**{**values, **changed})) is expected
+
+
+@pytest.mark.parametrize(
+    ("loader", "cores", "on_cuda", "words", "not_words"),
+    [
+        (LoaderFacts("train", 0), 8, False, ["main process", "num_workers=7", "8 cores"], ["prefetch_batches", "pin_memory"]),
+        (LoaderFacts("train", 0), 1, False, ["num_workers=1", "1 core)"], []),
+        (LoaderFacts("train", 0), 64, True, ["num_workers=8"], []),
+        (LoaderFacts("train", None), 4, False, ["torch.utils.data.DataLoader(dataset, num_workers=3)"], []),
+        (LoaderFacts("train", 2, may_run_ahead=True), 8, True, ["more workers (num_workers=2", "pin_memory=True", "prefetch_batches=2"], []),
+        (LoaderFacts("train", 2, pinned=True, ahead=2, may_run_ahead=True), 8, True, ["more workers"], ["pin_memory", "prefetch_batches"]),
+        (LoaderFacts("train", 8, persistent=True), 8, False, ["less work for each sample"], ["num_workers", "pin_memory", "prefetch"]),
+    ],
+)  # fmt: skip
+def test_the_advice_fits_the_loader(loader: LoaderFacts, cores: int, on_cuda: bool, words: list[str], not_words: list[str]) -> None:
+    said = advice(MUCH, [loader], cores, on_cuda)
+    assert said.startswith("Training waits for data 50% of its time (30.0 s of 60.0 s, 30.0 ms a batch). ")
+    assert all(each in said for each in words) and not any(each in said for each in not_words), said
+
+
+def test_waits_at_the_start_of_epochs_are_those_for_workers_that_start() -> None:
+    waiting = Waiting(30.0, 25.0, 10, 60.0, 1000)
+    assert "persistent_workers=True" in advice(waiting, [LoaderFacts("train", 2)], 8, False)
+    assert "persistent_workers" not in advice(waiting, [LoaderFacts("train", 2, persistent=True)], 8, False)
+    assert "num_workers=7" in advice(waiting, [LoaderFacts("train", 0)], 8, False)
+
+
+def test_of_several_loaders_the_one_with_the_fewest_workers_is_named() -> None:
+    said = advice(MUCH, [LoaderFacts("fast", 4), LoaderFacts("slow", 0)], 8, False)
+    assert "'slow'" in said and "'fast'" not in said
+
+
+def test_what_is_known_of_a_loader() -> None:
+    workers = DataLoader([1, 2], num_workers=2, persistent_workers=True)
+    made = make_loaders({"one": workers, "two": DataLoader([1, 2]), "three": (x for x in [1])}, 1.0, "train")
+    assert [facts_of(each).workers for each in made] == [2, 0, None]
+    assert [facts_of(each).persistent for each in made] == [True, False, False]
+    assert usable_cores() >= 1
+
+
+class Sleeps:
+    """A dataset whose samples take their time."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.01)
+        return tuple(each[0] for each in batches(1)[0])
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "Training waits for data" in each.getMessage()]
+
+
+def test_a_run_with_a_slow_loader_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.1)
+    with caplog.at_level(logging.WARNING, "hookline"):
+        quiet(max_epochs=2).fit(Net(), DataLoader(Sleeps(), batch_size=2))
+    said = warnings_of(caplog)
+    assert len(said) == 1 and "'train' makes its batches in the main process: DataLoader(..., num_workers=" in said[0]
+
+
+def test_a_fast_dev_run_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(loader_advice, "ENOUGH_BATCHES", 1)
+    quiet(fast_dev_run=3).fit(Net(), DataLoader(Sleeps(), batch_size=2))
+    assert warnings_of(caplog) == []
+
+
+def test_a_run_that_does_not_wait_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.0)
+
+    class Slow(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(0.01)
+            return super().training_step(batch, batch_idx)
+
+    quiet().fit(Slow(), batches(30))
+    assert warnings_of(caplog) == []
