@@ -64,6 +64,8 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
         take_manual_loss(run, s, weight)
     else:
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
+        if window.weight == 0:
+            loss = tally.without_weight(loss)
         if together is not None:
             loss = together.agree_on(loss, last)
         if loss is None:
@@ -111,7 +113,7 @@ def end_of_batch(run: Run, plan: Plan, s: State, weight: int, updated: bool) -> 
     s.returned = None  # what the step returned may hold a graph
 
 
-def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> None:
+def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: float) -> None:
     """Differentiate a loss into the window's gradients, and note it."""
     window = run.window
     if not loss.requires_grad:
@@ -123,11 +125,11 @@ def learn_from(run: Run, plan: Plan, s: State, loss: Tensor, weight: int) -> Non
         else:
             run.together.clear_gradients()
     noted = differentiate(run, plan, s)
-    window.count += 1
+    window.count += window.weight
     if run.accumulate > 1:
         window.losses.append(noted)
     if run.tally is not None:
-        run.tally.learnt(window)
+        weight = run.tally.learnt(window, weight)
     if run.skips_nonfinite:
         window.held.append((noted, weight, s.log.loader))
     else:
@@ -221,7 +223,7 @@ def differentiate(run: Run, plan: Plan, s: State) -> Any:
         raise
     s.live_loss = s.scaled_loss = None  # lets go of the graph
     if run.feeds is not None:
-        run.feeds.bring_back(s.dataloader_name, run.window.fed)
+        run.feeds.bring_back(s.dataloader_name, run.window.fed, run.window.weight)
     # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
     s.last_loss = loss = loss.item() if run.on_cpu else loss.detach()
     plan.on_after_backward(s)
@@ -239,19 +241,21 @@ def update(run: Run, plan: Plan, s: State) -> None:
     if (count == 0 or run.skips_nonfinite) and not is_worth_a_step(run, plan, s, count):
         window.clear()
         return
-    feeds = run.feeds
+    feeds, planned = run.feeds, window.size * window.unit
+    window.correction = planned / count
     if feeds is not None:
         feeds.updated.clear()
-    elif count != window.size:
-        rescale(s.optimizers, window.size / count)
+    elif window.correction != 1.0:
+        rescale(s.optimizers, window.correction)
     before = s.step
     s.norm_tensor = None
     for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
         if feeds is not None:
             if s.optimizer_idx not in window.fed:
                 continue
-            if window.fed[s.optimizer_idx] != window.size:
-                rescale([s.optimizer], window.size / window.fed[s.optimizer_idx])
+            window.correction = planned / window.fed[s.optimizer_idx]
+            if window.correction != 1.0:
+                rescale([s.optimizer], window.correction)
         if scaler is not None and overflowed(scaler, s.optimizer):
             skip_step(run, "nonfinite")
             continue
@@ -375,7 +379,7 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:
-    """Losses were divided by the planned length of the window; make it the real one."""
+    """Losses were divided by what the window was planned to count; make it what it does count."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
             scale(grads, factor)
