@@ -88,7 +88,7 @@ def skip_batch(run: Run, plan: Plan, s: State, last: bool) -> None:
     if run.tally is not None:
         run.tally.end(s)
     if run.together is not None:
-        run.together.skip_batch()
+        run.together.skip_batch(last)
     if last:
         close_window(run, plan, s)
 

@@ -43,13 +43,15 @@ class Together:
             self.run.strategy.sync_gradients(syncs)
         self._is_synced = False
 
-    def skip_batch(self) -> None:
+    def skip_batch(self, last: bool) -> None:
         """A batch that is left out still takes part in what others do with theirs."""
         if self._syncs:
             self._sync_without_batch(after_forward=False)
             self._is_synced = True
         else:
             self.run.strategy.skip_batch()
+        if last:
+            self._ask_early(self.run.window.count)
 
     def clear_gradients(self) -> None:
         """Once in a window, by the first batch that adds to them or takes what others have added."""
@@ -76,9 +78,8 @@ class Together:
         if loss is None and (self._syncs or self.all_or_none):
             self._sync_without_batch(after_forward=True)
         self._is_synced = bool(self._syncs)
-        if last and not run.skips_nonfinite and run.feeds is None:
-            window = run.window
-            self._ask(window.count if loss is None else window.count + window.weight)  # goes out while backward computes
+        if last:
+            self._ask_early(run.window.count if loss is None else run.window.count + run.window.weight)
         return loss
 
     def settle(self) -> float:
@@ -104,6 +105,11 @@ class Together:
     def everywhere(self, flag: bool) -> bool:
         """Whether it holds on every rank."""
         return self.run.strategy.ranks.total([not flag]).read() == [0]
+
+    def _ask_early(self, count: float) -> None:
+        """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order, before the loss."""
+        if not self.run.skips_nonfinite and self.run.feeds is None:
+            self._ask(count)
 
     def _ask(self, count: float) -> None:
         run, ranks, broken = self.run, self.run.strategy.ranks, self.run.watch.broken

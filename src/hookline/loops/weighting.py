@@ -171,7 +171,7 @@ class WholeCount:
                         "the batch is made (collate_fn), keep the number in the batch, and return that.",
                         found.device)  # fmt: skip
         try:
-            number = float(found)
+            number = math.nan if isinstance(found, str | bytes) else float(found)
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
         if not number >= 0 or number != number // 1:
