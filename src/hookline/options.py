@@ -22,6 +22,7 @@ from hookline.filters import SECONDS, parse_interval
 PRECISIONS = {
     "32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
 }  # fmt: skip
+ACCUMULATE_BY = ("batches", "samples", "tokens")
 LARGEST_SEED = 2**64 - 1
 """What torch.manual_seed takes."""
 LONGEST_NAME = 255
@@ -36,6 +37,7 @@ class OptionArguments(TypedDict, total=False):
     max_steps: int
     max_time: str | float | datetime.timedelta | None
     accumulate_grad_batches: int
+    accumulate_by: str
     count_tokens: Callable[[Any], int] | None
     gradient_clip_val: float | None
     gradient_clip_algorithm: str
@@ -145,6 +147,9 @@ class Options:
     # the update
     accumulate_grad_batches: int = 1
     """Batches whose gradients make one update."""
+    accumulate_by: str = "batches"
+    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the update is that of one
+    large batch, over all ranks, if the loss is a mean over samples or tokens)."""
     count_tokens: Callable[[Any], int] | None = None
     """From a batch to its number of tokens; None: the elements of `input_ids`, or of the first tensor."""
     gradient_clip_val: float | None = None
@@ -209,6 +214,7 @@ class Options:
         self._whole("num_sanity_val_steps", -1)
         self._whole("log_every_n_steps", 1)
         self._whole("prefetch_batches", 0)
+        self._choice("accumulate_by", ACCUMULATE_BY)
         self._choice("gradient_clip_algorithm", ("norm", "value"))
         self._choice("nonfinite", ("stop", "skip"))
         if not callable(self.val_aggregation) and not re.fullmatch("primary:.+", str(self.val_aggregation), re.DOTALL):

@@ -81,6 +81,8 @@ class State(MutableMapping[str, Any]):
     """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
     window_losses: list[Any] | None = None
     """All losses of the window, if it has more than one batch."""
+    window_weights: list[float] | None = None
+    """What each of them counts in the window's mean; None: all the same."""
     shared_loss: Any = None
     """The window's loss over all ranks, on its way, if somebody asks for it and there are several; `float` reads it."""
     norm_tensor: Tensor | None = None
@@ -146,7 +148,13 @@ class State(MutableMapping[str, Any]):
         """The same, still on its device."""
         if self.window_losses is None:  # a window of one batch
             return self.last_loss
-        return self._once("mean_of_window", self.window_losses, _mean)  # type: ignore[no-any-return]
+        return self._once("mean_of_window", self.window_losses, self._weighted_mean)  # type: ignore[no-any-return]
+
+    def _weighted_mean(self, losses: list[Any]) -> Any:
+        if self.window_weights is None:
+            return _mean(losses)
+        return _mean([loss * weight for loss, weight in zip(losses, self.window_weights, strict=True) if weight],
+                     sum(self.window_weights))  # fmt: skip
 
     @property
     def grad_norm(self) -> float | None:
@@ -330,10 +338,12 @@ _PLAIN_FACTS = (
 )  # fmt: skip
 
 
-def _mean(losses: list[Any]) -> Any:
+def _mean(losses: list[Any], count: float | None = None) -> Any:
     if not losses:
         return None
-    return torch.stack(losses).mean() if isinstance(losses[0], Tensor) else sum(losses) / len(losses)
+    if count is None:
+        return torch.stack(losses).mean() if isinstance(losses[0], Tensor) else sum(losses) / len(losses)
+    return (torch.stack(losses).sum() if isinstance(losses[0], Tensor) else sum(losses)) / count
 
 
 def is_scalar(value: Any) -> bool:

@@ -215,6 +215,9 @@ class Trainer(RunView):
                               f"{type(module).__name__} has training_step and configure_optimizers.")  # fmt: skip
         if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
             raise OptionError("Manual optimization accumulates by itself: leave accumulate_grad_batches at 1.")
+        if not steps.automatic_optimization and self.options.accumulate_by != "batches":
+            raise OptionError(f"Manual optimization weights its losses itself: leave accumulate_by at 'batches', not "
+                              f"{self.options.accumulate_by!r}, and multiply each loss in training_step.")  # fmt: skip
         if not steps.automatic_optimization and self.options.gradient_clip_val is not None:
             raise OptionError("Manual optimization clips by itself: leave gradient_clip_val at None and call "
                               "self.clip_gradients(optimizer, value) in training_step.")  # fmt: skip

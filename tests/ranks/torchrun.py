@@ -66,9 +66,9 @@ def torchrun(
     return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
 
 
-def cases(module: str, folder: Path, deadline: float) -> dict[str, list[Any]]:
-    """Run this module's `main` on two ranks: what each case found (`worlds.report`), rank zero's first."""
-    outcome = torchrun(f"from {module} import main\nmain()\n", folder, deadline=deadline)
+def cases(module: str, folder: Path, deadline: float, ranks: int = 2) -> dict[str, list[Any]]:
+    """Run this module's `main` on so many ranks: what each case found (`worlds.report`), rank zero's first."""
+    outcome = torchrun(f"from {module} import main\nmain()\n", folder, deadline=deadline, ranks=ranks)
     assert outcome.code == 0, outcome.output
     results: dict[str, list[Any]] = {}
     for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):

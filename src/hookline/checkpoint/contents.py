@@ -17,6 +17,7 @@ from hookline.accumulator import REDUCTIONS
 from hookline.checkpoint.pieces import Pieces
 from hookline.checkpoint.saves import COUNTERS
 from hookline.errors import CheckpointError, described
+from hookline.options import ACCUMULATE_BY
 from hookline.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
@@ -161,12 +162,15 @@ def _is_window(value: Any) -> bool:
     def losses(each: Any) -> bool:
         return _all(each, (list,), _is_value)
 
-    return value == {} or _has(value, {
-        "batches": is_whole, "count": is_whole, "size": lambda size: is_whole(size, 1), "had_none": _is_flag, "losses": losses,
+    weighting: dict[str, Check] = {"by": lambda by: by in ACCUMULATE_BY, "unit": _is_amount, "correction": _is_amount}
+    is_between = isinstance(value, dict) and value.keys() <= weighting.keys() and _has(value, weighting, optional=weighting)
+    return is_between or _has(value, {
+        "batches": is_whole, "count": _is_amount, "size": lambda size: is_whole(size, 1), "had_none": _is_flag, "losses": losses,
         "factors": losses, "held": lambda held: _all(held, (list,), is_held),
-        "fed": lambda fed: isinstance(fed, dict) and all(map(is_whole, (*fed, *fed.values()))),
+        "fed": lambda fed: isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values())),
         "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | Pieces)),
-    }, optional=["factors"])  # fmt: skip
+        **weighting,
+    }, optional=["factors", *weighting])  # fmt: skip
 
 
 def _is_position(value: Any) -> bool:

@@ -85,16 +85,17 @@ class RankFiles:
             for name, value in self.own(rank, find).items():
                 _put(contents, name, value)
         else:
-            self._share_out(contents, rank, before)
+            self._share_out(contents, rank, before, world_size)
 
-    def _share_out(self, contents: dict[str, Any], rank: int, before: int) -> None:
+    def _share_out(self, contents: dict[str, Any], rank: int, before: int, world_size: int) -> None:
         own = {each: self.own(each, self.pieces) for each in range(before)}
         logs = [own[each].get("log", contents["log"]) for each in range(before)] if "log" in contents else []
         if logs:
             contents["log"] = add_logs(logs) if rank == 0 else nothing_logged(contents["log"])
         windows = [own[each].get("window", contents["window"]) for each in range(before)] if "window" in contents else []
         if windows:
-            contents["window"] = mean_window(windows)
+            is_weighted = windows[0].get("by", "batches") != "batches"
+            contents["window"] = sum_window(windows, world_size) if is_weighted else mean_window(windows)
         if rank and "rng" in contents:
             contents["rng"] = own[rank].get("rng", contents["rng"]) if rank < before else None
 
@@ -201,6 +202,23 @@ def mean_window(windows: list[dict[str, Any]]) -> dict[str, Any]:
     grads = [each["gradients"] for each in windows]
     names = dict.fromkeys(name for each in grads for name in each)
     return {**windows[0], "gradients": {name: _mean([each.get(name) for each in grads]) for name in names}}
+
+
+def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]:
+    """Return an open window that counts samples or tokens, as each of `world_size` ranks continues it.
+
+    Each sample counts as much as those to come: the sums over the ranks there were, divided by the number of ranks there are.
+    """
+    grads = [each.get("gradients", {}) for each in windows]
+    if not any(grads):
+        return windows[0]
+    names = dict.fromkeys(name for each in grads for name in each)
+    numbers = dict.fromkeys(number for each in windows for number in each["fed"])
+    return {
+        **windows[0], "count": sum(each["count"] for each in windows) / world_size,
+        "fed": {number: sum(each["fed"].get(number, 0) for each in windows) / world_size for number in numbers},
+        "gradients": {name: _mean([each.get(name) for each in grads]) * (len(windows) / world_size) for name in names},
+    }  # fmt: skip
 
 
 def _mean(values: list[Any]) -> Any:

@@ -69,9 +69,9 @@ class AccumulatedStep(TrainStep):
             if window.count == 0:
                 self.clear_gradients()
             noted = self.backward()
-            window.count += 1
+            window.count += window.weight
             window.losses.append(noted)
-            self.note_loss(noted)
+            self.note_loss(noted, self.weight)
         if self.is_last:
             self.update_window()
 
@@ -79,17 +79,17 @@ class AccumulatedStep(TrainStep):
         """Clear the gradients of the finished step, after every listener had a look."""
         zero_grad(self.plan, self.state)
 
-    def note_loss(self, loss: Any) -> None:
+    def note_loss(self, loss: Any, weight: float) -> None:
         """Add a batch's loss to the epoch's mean, and watch that it is finite."""
         self.run.watch.look(loss)
-        self.state.log.train_loss.add(loss, self.weight)
+        self.state.log.train_loss.add(loss, weight)
         for add in self.loss_sinks:
-            add(loss, self.weight)
+            add(loss, weight)
 
     def update_window(self) -> None:
         """Update the weights with the window's gradients, unless no batch had a loss or one is not finite."""
         window, s = self.window, self.state
-        s.window_losses = window.losses if window.size > 1 else None
+        s.window_losses = window.losses if self.run.accumulate > 1 else None
         count = self.count_losses()
         if not count:
             self.skip_update("no_loss")
@@ -101,7 +101,7 @@ class AccumulatedStep(TrainStep):
         window.clear()
 
     def count_losses(self) -> float:
-        """Return how many batches of the window had a loss."""
+        """Return what the batches of the window that had a loss count."""
         return self.window.count
 
     def is_finite(self) -> bool:
@@ -113,8 +113,10 @@ class AccumulatedStep(TrainStep):
         skip_step(self.run, reason)
 
     def _rescale_all(self, count: float) -> None:
-        if count != self.window.size:
-            rescale(self.state.optimizers, self.window.size / count)
+        window = self.window
+        window.correction = window.size * window.unit / count
+        if window.correction != 1.0:
+            rescale(self.state.optimizers, window.correction)
 
     def close_window(self) -> None:
         """Update on what a window has that ends early, or on a batch that was skipped."""
@@ -148,9 +150,9 @@ def window_size(run: Run, batches_left: int | None) -> int:
 class CheckedStep(AccumulatedStep):
     """With nonfinite='skip': a window whose loss or gradients are not finite makes no update and no part of the epoch's mean."""
 
-    def note_loss(self, loss: Any) -> None:
+    def note_loss(self, loss: Any, weight: float) -> None:
         """Hold the loss back until the window turns out finite."""
-        self.window.held.append((loss, self.weight, self.state.log.loader))
+        self.window.held.append((loss, weight, self.state.log.loader))
 
     def is_finite(self) -> bool:
         """Look at the losses and gradients of the window; a scaler looks at gradients itself."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from hookline.errors import LossError
 from hookline.loops.backward import loss_of
 from hookline.loops.run import Run
+from hookline.loops.update import rescale
 from hookline.optimizers import needs_closure
 
 
@@ -39,9 +40,15 @@ class Closure:
             if s.live_loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             run.step.backward()
+            if run.window.correction != 1.0:
+                rescale([s.optimizer], run.window.correction)
         return self._over_ranks()
 
     def _over_ranks(self) -> Tensor:
         """Such optimizers decide by the loss how to go on, and must do so alike on every rank."""
-        loss = torch.as_tensor(self.run.state.last_loss)
-        return loss if self.run.together is None else self.run.strategy.reduce(loss)
+        run = self.run
+        loss = torch.as_tensor(run.state.last_loss)
+        if run.together is None:
+            return loss
+        weight: float = run.tally.turn.factor * run.window.correction
+        return run.strategy.reduce(loss * weight)

@@ -15,6 +15,8 @@ from hookline.loops.update import Action, Check, Update, clipping, fresh_closure
 def choose_step(run: Run) -> TrainStep:
     """Return the training step that this run needs. Called before the first batch of every epoch."""
     kind = _choose_class(run)
+    if kind is TrainStep:
+        run.window.correction = 1.0
     return kind(run, _make_backward(run, divides=issubclass(kind, AccumulatedStep)), _make_update(run))
 
 
@@ -34,6 +36,10 @@ def _choose_class(run: Run) -> type[TrainStep]:
         return RankManualStep if run.is_manual else CheckedRankStep if run.skips_nonfinite else RankStep
     if run.is_manual:
         return ManualStep
+    if run.tally is not None:
+        from hookline.loops.counted_step import CheckedCountedStep, CountedStep
+
+        return CheckedCountedStep if run.skips_nonfinite else CountedStep
     if run.skips_nonfinite:
         return CheckedStep
     is_plain = run.accumulate == 1 and not run.window.batches and run.feeds is None
@@ -46,7 +52,8 @@ def _make_backward(run: Run, divides: bool) -> Backward:
     if divides:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
     if run.tally is not None:
-        factors.append(run.tally.weigh)
+        turn = run.tally.turn
+        factors.append(lambda loss: loss if turn.factor == 1.0 else loss * turn.factor)
     if weights is not None:
         factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
     if router is None:
@@ -57,7 +64,7 @@ def _make_backward(run: Run, divides: bool) -> Backward:
         return loss
 
     factors.append(set_aside)
-    return Backward(run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed),))
+    return Backward(run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed, window.weight),))
 
 
 def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:

@@ -25,6 +25,8 @@ class Tally:
     """
 
     __slots__ = ("_answer", "_aside", "_kept", "_knows_samples", "run", "turn")
+    shares_rows = False
+    """Whether the loss of every row is one that ranks have weighted together, not only that of longer windows."""
 
     def __init__(self, run: Run, turn: Turn) -> None:
         self.run = run
@@ -45,18 +47,19 @@ class Tally:
             self._aside, s.log = s.log, blank(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.mixes
         if counts_tokens or run.steers_batches or turn.samples is None or not self._knows_samples:
-            self._answer = run.strategy.ranks.total([weight, run.count_tokens(s.batch) if counts_tokens and weight else 0])
+            self._answer = run.strategy.ranks.total([weight, self.tokens_of(s) if counts_tokens and weight else 0])
         return weight
 
-    def weigh(self, loss: Tensor) -> Tensor:
-        """Multiply a loss so that the mean over ranks is the mean over the samples of all of them."""
-        return loss if self.turn.factor == 1.0 else loss * self.turn.factor
+    def tokens_of(self, s: State) -> int:
+        """Return the number of tokens in this rank's batch."""
+        return self.run.count_tokens(s.batch)
 
-    def learnt(self, window: Window) -> None:
-        """The backward of a batch is over."""
+    def learnt(self, window: Window, weight: float) -> float:
+        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
         window.factors.append(self.turn.factor)
         if self._kept is not None:
             self._kept.put_back_buffers()
+        return weight
 
     def count(self, s: State) -> None:
         """The batches of all ranks are done."""
@@ -86,17 +89,24 @@ class Tally:
         run, s.shared_loss = self.run, None
         wanted = run.plan.wanted_at
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
-            run.accumulate > 1 and (s.step + 1) % run.log_every == 0 and (run.logs or "on_train_metrics" in wanted)
+            self._shares_row() and (s.step + 1) % run.log_every == 0 and (run.logs or "on_train_metrics" in wanted)
         ):
-            if run.window.size > 1:  # each batch counts as much as it has for the update
+            if run.accumulate > 1:  # each batch counts as much as it has for the update
                 losses, weights = run.window.losses, run.window.factors
             else:
-                losses, weights = [s.last_loss], [0.0 if self.turn.is_ghost else s.log.weight]
+                losses, weights = [s.last_loss], [self.loss_weight(s)]
             s.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
 
     def loss_of_row(self, s: State) -> Any:
         """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer window that of all."""
-        return s.mean_of_window() if self.run.accumulate == 1 or s.shared_loss is None else float(s.shared_loss)
+        return s.mean_of_window() if not self._shares_row() or s.shared_loss is None else float(s.shared_loss)
+
+    def loss_weight(self, s: State) -> float:
+        """Return what the loss of a window of one batch counts among those of other ranks."""
+        return 0.0 if self.turn.is_ghost else s.log.weight
+
+    def _shares_row(self) -> bool:
+        return self.shares_rows or self.run.accumulate > 1
 
     def _weighed(self, losses: list[Any], weights: list[float]) -> Tensor:
         """The sum of the losses, each as often as it counts, and how much all of them count."""

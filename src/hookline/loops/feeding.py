@@ -42,7 +42,7 @@ class Feeding:
         for parameter in spared:
             parameter.grad = None
 
-    def bring_back(self, loader: str, window: dict[int, int]) -> None:
+    def bring_back(self, loader: str, fed: dict[int, float], weight: float) -> None:
         """After backward: they are as they were. The window notes whom the batch was for."""
         for parameter, grad in zip(self._spared.get(loader, ()), self._aside, strict=True):
             parameter.grad = grad
@@ -50,7 +50,7 @@ class Feeding:
         if loader in self._unproven:
             self._prove(loader)
         for number in self.fed.get(loader, self._all):
-            window[number] = window.get(number, 0) + 1
+            fed[number] = fed.get(number, 0) + weight
 
     def _prove(self, loader: str) -> None:
         """A loader that is to train an optimizer whose parameters its loss does not reach would train nothing, in silence."""

@@ -15,9 +15,9 @@ from hookline.data.mixing import Mixture, make_mixture
 from hookline.errors import OptionError
 from hookline.listener import overrides
 from hookline.loops.aggregating import check_aggregation
-from hookline.loops.counting import Tally
 from hookline.loops.restoring import restoring
 from hookline.loops.run import Run
+from hookline.loops.weighting import make_tally
 from hookline.steps import PlainSteps
 
 log = logging.getLogger("hookline")
@@ -72,8 +72,7 @@ def load(run: Run, kind: str) -> list[Loader]:
     run.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)
-        if not share.ranks.alone:
-            run.tally = Tally(run, share.turn)
+        run.tally = make_tally(run, share)
     return loaders
 
 

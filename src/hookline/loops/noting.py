@@ -56,8 +56,10 @@ def note_idle_epoch(run: Run) -> None:
     if s.rank or s.batches_seen == batches:
         return
     if run.skips > skips:
-        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, run.skips - skips,
-                    WHY[run.last_skip[0]])  # fmt: skip
+        why, by = WHY[run.last_skip[0]], run.window.by
+        if run.last_skip[0] == "no_loss" and by != "batches":
+            why += f", or its batches had no {by} to count (accumulate_by={by!r})"
+        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, run.skips - skips, why)
     elif run.is_manual and s.optimizers:
         log.warning("No update was made in epoch %d: its optimization is manual, and training_step of %s has never called step() "
                     "on what self.optimizers() returns.", s.epoch, type(run.module).__name__)  # fmt: skip

@@ -158,12 +158,7 @@ def restore_progress(run: Run) -> None:
         if run.feeds is not None:
             run.feeds.load_state_dict(contents["feeding"])
     with restoring(run.resume_from, "the accumulation window, or what was logged,"):
-        for name, value in contents["window"].items():
-            if name != "gradients":
-                setattr(run.window, name, value)
-        if run.window.batches:
-            run.strategy.reopen_window()
-        put_gradients(run.module, s.wrapped_model, contents["window"].get("gradients", {}))
+        restore_window(run, contents["window"])
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
     s.checkpoint = None
@@ -176,6 +171,26 @@ def restore_progress(run: Run) -> None:
         set_rng_state(contents["rng"])
     run.restored = {key: contents.get(key) for key in STILL_NEEDED}
     run.on_disk = run.progress
+
+
+def restore_window(run: Run, saved: dict[str, Any]) -> None:
+    """Reopen the accumulation window that the run was in."""
+    window, grads = run.window, saved.get("gradients", {})
+    by = saved.get("by", "batches")  # what checkpoints did not say before there was a choice
+    if by != window.by:
+        if saved.get("batches"):
+            raise CheckpointError(f"{shown(run.resume_from)} was made inside an accumulation window with accumulate_by={by!r}, "
+                                  f"and this run has {window.by!r}. Resume with {by!r}, or from a checkpoint between two "
+                                  "windows, such as one of an epoch's end.")  # fmt: skip
+        return
+    for name, value in saved.items():
+        if name != "gradients":
+            setattr(window, name, value)
+    if window.batches:
+        run.strategy.reopen_window()
+    put_gradients(run.module, run.state.wrapped_model, grads)
+    if run.together is not None:
+        run.together.is_clear = bool(grads)
 
 
 def was_refused(run: Run) -> bool:

@@ -36,14 +36,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Window:
     """The accumulation window: the batches whose gradients make one update."""
 
-    __slots__ = ("batches", "count", "factors", "fed", "had_none", "held", "losses", "size")
+    __slots__ = ("batches", "by", "correction", "count", "factors", "fed", "had_none", "held", "losses", "size", "unit", "weight")
 
     def __init__(self) -> None:
         self.size = 1
         self.batches = 0
         """Batches of the loader so far, skipped ones included."""
-        self.count = 0
-        """Those that have added gradients."""
+        self.by = "batches"
+        """What a batch counts by: `accumulate_by`."""
+        self.weight = 1
+        """What the newest batch counts."""
+        self.count: float = 0
+        """What those that have added gradients count together."""
+        self.unit: float = 1
+        """What a batch counts that is differentiated at its full loss; 0: not known yet."""
+        self.correction = 1.0
+        """What the gradients of the newest update were multiplied by, to replace the planned count by the real one."""
         self.had_none = False
         """Whether a step returned no loss."""
         self.losses: list[Any] = []
@@ -51,8 +59,8 @@ class Window:
         """What each of the losses counts among those that other ranks had in the same turn."""
         self.held: list[tuple[Any, float, str]] = []
         """Losses that join the epoch's mean only if the window turns out finite, with their weight and loader."""
-        self.fed: dict[int, int] = {}
-        """Batches that have trained each optimizer, where loaders do not train all of them."""
+        self.fed: dict[int, float] = {}
+        """What the batches that have trained each optimizer count, where loaders do not train all of them."""
 
     def clear(self) -> None:
         """The next batch opens a new window."""
@@ -204,7 +212,7 @@ class Run:
     logs: bool = field(init=False)
     """Whether rows of metrics go to loggers, those of rank zero."""
     tally: Any = None
-    """What ranks count together (`Tally`); None on one process."""
+    """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None: neither."""
     together: Any = None
     """What ranks settle about each window (`Together`); None on one process."""
     moves: bool = False
@@ -307,6 +315,9 @@ class Run:
         options, strategy = self.options, self.strategy
         self.started = self.state.clock()
         self.accumulate = options.accumulate_grad_batches
+        self.window.by = options.accumulate_by
+        if self.window.by != "batches":
+            self.window.unit = 0
         self.skips_nonfinite = options.nonfinite == "skip"
         self.log_every = options.log_every_n_steps
         self.scaler = strategy.precision.begin() if self.stage == "fit" else strategy.precision.scaler

@@ -297,7 +297,9 @@ def open_window(run: Run) -> dict[str, Any]:
     """An accumulation window that is not complete yet, with its gradients."""
     window = run.window
     if not window.batches:
-        return {}
-    grads = window_gradients(run.module, run.state.wrapped_model) if window.count else {}
-    facts = {name: getattr(window, name) for name in window.__slots__}
+        # the next window's unit comes from these; without them float16 could round otherwise after a resume
+        return {} if window.by == "batches" else {name: getattr(window, name) for name in ("by", "unit", "correction")}
+    has_gradients = window.count or (run.together is not None and run.together.is_clear)
+    grads = window_gradients(run.module, run.state.wrapped_model) if has_gradients else {}
+    facts = {name: getattr(window, name) for name in window.__slots__ if name != "weight"}
     return {**facts, "gradients": grads}

@@ -17,7 +17,7 @@ log = logging.getLogger("hookline")
 Settings = dict[str, Any]
 """Plain values by name: "optimizers.0.groups.0.lr"."""
 
-OPTIONS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "nonfinite", "seed")
+OPTIONS = ("accumulate_grad_batches", "accumulate_by", "gradient_clip_val", "gradient_clip_algorithm", "nonfinite", "seed")
 RESTORED = ("optimizers.", "schedulers.")
 """What a checkpoint puts back, whatever the new program says."""
 DERIVED = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookline.errors import NonFiniteLoss
@@ -19,7 +20,7 @@ class Together:
     would have made of all the losses there were.
     """
 
-    __slots__ = ("_answer", "_is_clear", "_is_synced", "_syncs", "all_or_none", "run", "syncs_always")
+    __slots__ = ("_answer", "_is_synced", "_syncs", "all_or_none", "is_clear", "run", "syncs_always")
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -30,7 +31,8 @@ class Together:
         """Where batches train different optimizers, gradients that are put aside in between must be complete ones."""
         self._syncs: bool | None = None
         self._is_synced = False
-        self._is_clear = False
+        self.is_clear = False
+        """Whether the gradients are this window's alone."""
         self._answer: Any = None
 
     def begin_batch(self, last: bool) -> None:
@@ -41,18 +43,20 @@ class Together:
             self.run.strategy.sync_gradients(syncs)
         self._is_synced = False
 
-    def skip_batch(self) -> None:
+    def skip_batch(self, last: bool) -> None:
         """A batch that is left out still takes part in what others do with theirs."""
         if self._syncs:
             self._sync_without_batch(after_forward=False)
             self._is_synced = True
         else:
             self.run.strategy.skip_batch()
+        if last:
+            self._ask_early(self.run.window.count)
 
     def clear_gradients(self) -> None:
         """Once in a window, by the first batch that adds to them or takes what others have added."""
-        if not self._is_clear:
-            self._is_clear = True
+        if not self.is_clear:
+            self.is_clear = True
             zero_grad(self.run.plan, self.run.state)
 
     def _sync_now(self) -> None:
@@ -74,32 +78,40 @@ class Together:
         if loss is None and (self._syncs or self.all_or_none):
             self._sync_without_batch(after_forward=True)
         self._is_synced = bool(self._syncs)
-        if last and not run.skips_nonfinite:
-            self._ask(run.window.count + (loss is not None))  # goes out while backward computes
+        if last:
+            self._ask_early(run.window.count if loss is None else run.window.count + run.window.weight)
         return loss
 
     def settle(self) -> float:
-        """Batches with a loss in this window, as a mean over ranks, once everyone's gradients have come together."""
+        """What batches with a loss count in this window, as a mean over ranks, once everyone's gradients have come together."""
         run = self.run
         ranks = run.strategy.ranks
         if not self._is_synced:  # a window that ended before its time, on every rank
             self._sync_now()
-        self._is_synced = self._is_clear = False
+        self._is_synced = self.is_clear = False
         if self._answer is None:
             self._ask(run.window.count)
         answer: Any = self._answer
-        (count, broken, guilty), self._answer = answer.read(), None
+        (count, broken, guilty, *fed), self._answer = answer.read(), None
         if broken:
             run.watch.broken = True
-            who = f"on rank {guilty}" if broken == 1 else f"on {broken} of {ranks.world_size} ranks"
+            who = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
             raise NonFiniteLoss(f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
                                 "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip
+        if run.feeds is not None:
+            run.window.fed = {number: each / ranks.world_size for number, each in enumerate(fed) if each}
         return float(count / ranks.world_size)
 
     def everywhere(self, flag: bool) -> bool:
         """Whether it holds on every rank."""
         return self.run.strategy.ranks.total([not flag]).read() == [0]
 
-    def _ask(self, count: int) -> None:
-        ranks, broken = self.run.strategy.ranks, self.run.watch.broken
-        self._answer = ranks.total([count, broken, broken * ranks.rank])
+    def _ask_early(self, count: float) -> None:
+        """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order, before the loss."""
+        if not self.run.skips_nonfinite and self.run.feeds is None:
+            self._ask(count)
+
+    def _ask(self, count: float) -> None:
+        run, ranks, broken = self.run, self.run.strategy.ranks, self.run.watch.broken
+        fed = [] if run.feeds is None else [run.window.fed.get(number, 0) for number in range(len(run.state.optimizers))]
+        self._answer = ranks.add_up(torch.tensor([count, broken, broken * ranks.rank, *fed], dtype=torch.float64))

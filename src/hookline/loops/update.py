@@ -130,8 +130,9 @@ def routing(run: Run) -> Check:
         trained = window.fed.get(s.optimizer_idx)
         if trained is None:
             return False
-        if trained != window.size:
-            rescale([s.optimizer], window.size / trained)
+        window.correction = window.size * window.unit / trained
+        if window.correction != 1.0:
+            rescale([s.optimizer], window.correction)
         return True
 
     return is_routed
@@ -155,7 +156,7 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:
-    """Multiply the gradients: losses were divided by the planned length of the window, which may not be the real one."""
+    """Multiply the gradients: losses were divided by what the window was planned to count; make it what it does count."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
             scale(grads, factor)

@@ -1,0 +1,419 @@
+"""Weighted gradient accumulation: uneven micro-batches make the update of one large batch."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import Net, batches, quiet
+from torch import Tensor, nn
+
+from hookline import END_EPOCH, SKIP_BATCH, CheckpointError, Hook, Mixture, Module, OptionError
+
+CLOSE = 1e-12
+"""How far sums of float64 in another order may be apart."""
+MANY = 65_536
+Batch = dict[str, Tensor]
+
+
+class Tokens(Module):
+    """A loss over the tokens that the mask keeps, in float64."""
+
+    def __init__(self, optimizer: str = "sgd") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(3, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+        self.optimizer = optimizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x))).squeeze(-1)
+
+    def training_step(self, batch: Batch) -> Any:
+        errors = (self(batch["x"]) - batch["y"]).square()
+        return (errors * batch["mask"]).sum() / batch["mask"].sum()
+
+    def configure_optimizers(self) -> Any:
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+        if self.optimizer == "lbfgs":
+            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def count(batch: Batch) -> int:
+    return int(batch["mask"].sum())
+
+
+def uneven(*tokens: int, length: int = 6) -> list[Batch]:
+    """A batch for each number of tokens: as many samples as it takes, the last one padded."""
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for many in tokens:
+        rows = max(1, -(-many // length))
+        mask = (torch.arange(rows * length) < many).to(torch.float64).reshape(rows, length)
+        made.append({"x": torch.randn(rows, length, 3, generator=generator, dtype=torch.float64),
+                     "y": torch.randn(rows, length, generator=generator, dtype=torch.float64), "mask": mask})  # fmt: skip
+    return made
+
+
+def large(data: list[Batch]) -> Batch:
+    return {name: torch.cat([each[name] for each in data]) for name in data[0]}
+
+
+def windows(data: list[Batch], size: int) -> list[Batch]:
+    return [large(data[start : start + size]) for start in range(0, len(data), size)]
+
+
+def assert_close(a: nn.Module, b: nn.Module) -> None:
+    for (name, mine), (_, theirs) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=CLOSE), name
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, mine), (_, theirs) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def trained(data: Any, optimizer: str = "sgd", **options: Any) -> Tokens:
+    net = Tokens(optimizer)
+    quiet(**{"count_tokens": count, **options}).fit(net, data)
+    return net
+
+
+def by_tokens(data: Any, optimizer: str = "sgd", **options: Any) -> Tokens:
+    return trained(data, optimizer, accumulate_by="tokens", **options)
+
+
+class Stream:
+    """A loader that cannot tell its length."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+
+class AtStart(Hook):
+    """Returns a signal at the batches named."""
+
+    def __init__(self, signals: dict[int, Any]) -> None:
+        self.signals = signals
+
+    def on_train_batch_start(self, batch_idx: int) -> Any:
+        return self.signals.get(batch_idx)
+
+
+class Heard(Hook):
+    """Skips, and the losses of updates."""
+
+    def __init__(self) -> None:
+        self.skips: list[str] = []
+        self.losses: list[float] = []
+        self.rows: list[float] = []
+        self.tokens = 0
+
+    def on_step_skipped(self, reason: str) -> None:
+        self.skips.append(reason)
+
+    def on_step_end(self, ctx: Any, tokens_seen: int) -> None:
+        self.losses.append(float(ctx.loss))
+        self.tokens = tokens_seen
+
+    def on_train_metrics(self, metrics: Any) -> None:
+        if "train/loss" in metrics:
+            self.rows.append(float(metrics["train/loss"]))
+
+
+# ---- equal to one large batch ------------------------------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=7), window=st.integers(1, 4),
+       optimizer=st.sampled_from(["sgd", "adamw"]), clip=st.sampled_from([{}, {"gradient_clip_val": 0.05},
+       {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}]))  # fmt: skip
+def test_samples_split_in_any_way_make_the_update_of_one_large_batch(
+    sizes: list[int], window: int, optimizer: str, clip: dict[str, Any]
+) -> None:
+    data = uneven(*(6 * size for size in sizes))
+    many = trained(data, optimizer, accumulate_by="samples", accumulate_grad_batches=window, max_epochs=2, **clip)
+    assert_close(many, trained(windows(data, window), optimizer, max_epochs=2, **clip))
+
+
+@given(tokens=st.lists(st.integers(0, 40), min_size=2, max_size=7), window=st.integers(1, 4))
+def test_tokens_split_in_any_way_make_the_update_of_one_large_batch(tokens: list[int], window: int) -> None:
+    data = uneven(*tokens)
+    whole = [each for each in windows(data, window) if count(each)]
+    if whole:
+        many = by_tokens(data, "adamw", accumulate_grad_batches=window)
+        assert_close(many, trained(whole, "adamw"))
+
+
+def test_without_weights_the_mean_of_means_is_another_update() -> None:
+    data = uneven(30, 2, 11)
+    net, whole = trained(data, accumulate_grad_batches=3), trained(windows(data, 3))
+    assert not torch.allclose(net.first.weight, whole.first.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("loader", [list, Stream])
+def test_a_short_last_window_counts_what_it_has(loader: Any) -> None:
+    data = uneven(30, 2, 11, 5, 17)
+    assert_close(by_tokens(loader(data), accumulate_grad_batches=3, max_epochs=2), trained(windows(data, 3), max_epochs=2))
+
+
+@pytest.mark.parametrize(("signal", "used"), [(SKIP_BATCH, [[0, 2], [3, 4, 5]]), (END_EPOCH, [[0]])])
+@pytest.mark.parametrize("at", [1])
+def test_batches_that_a_hook_leaves_out_count_nothing(signal: Any, used: list[list[int]], at: int) -> None:
+    data = uneven(30, 2, 11, 5, 17, 9)
+    net = by_tokens(data, accumulate_grad_batches=3, hooks=[AtStart({at: signal})])
+    assert_close(net, trained([large([data[index] for index in each]) for each in used]))
+
+
+@pytest.mark.parametrize("without", [0, 1, 2])
+def test_a_batch_without_a_loss_counts_nothing(without: int) -> None:
+    data = uneven(30, 2, 11)
+
+    class Some(Tokens):
+        def training_step(self, batch: Batch) -> Any:
+            return None if batch is data[without] else super().training_step(batch)
+
+    net = Some()
+    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=3).fit(net, data)
+    assert_close(net, trained([large([each for each in data if each is not data[without]])]))
+
+
+def test_an_update_that_is_not_finite_is_skipped_and_the_next_is_right() -> None:
+    data = uneven(30, 2, 11, 5)
+    data[1]["y"][0, 0] = torch.nan
+    heard = Heard()
+    net = by_tokens(data, accumulate_grad_batches=2, nonfinite="skip", hooks=[heard])
+    assert heard.skips == ["nonfinite"]
+    assert_close(net, trained(windows(data[2:], 2)))
+
+
+# ---- batches that hold nothing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [(0, 30, 2), (30, 0, 2), (30, 2, 0)])
+def test_a_batch_without_tokens_counts_nothing_though_its_loss_is_not_a_number(tokens: tuple[int, ...]) -> None:
+    data, heard = uneven(*tokens), Heard()
+    net = by_tokens(data, accumulate_grad_batches=3, hooks=[heard], log_every_n_steps=1)
+    assert_close(net, trained(windows(data, 3)))
+    assert heard.skips == []
+    assert all(loss == loss for loss in (*heard.losses, *heard.rows))
+
+
+def test_a_window_without_tokens_makes_no_update_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    heard = Heard()
+    data = uneven(0, 0, 30, 2)
+    trainer = quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[heard])
+    trainer.fit(net := Tokens(), data)
+    assert heard.skips == ["no_loss"]
+    assert trainer.global_step == 1
+    assert_close(net, trained(windows(data[2:], 2)))
+    with caplog.at_level(logging.WARNING):
+        by_tokens(uneven(0, 0))
+    assert "or its batches had no tokens to count (accumulate_by='tokens')" in caplog.text
+
+
+# ---- other ways to train -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["samples", "tokens"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lbfgs"])
+def test_on_one_process_without_accumulation_nothing_changes(by: str, optimizer: str) -> None:
+    data = uneven(30, 2, 11, 5)
+    options = {"max_epochs": 2, "gradient_clip_val": 0.5} if optimizer != "lbfgs" else {"max_epochs": 2}
+    assert_same(trained(data, optimizer, accumulate_by=by, **options), trained(data, optimizer, **options))
+
+
+def test_losses_of_several_loaders_keep_their_weights() -> None:
+    data = {"a": uneven(30, 2), "b": uneven(11, 5)}
+    mixture = Mixture(order="round_robin", loss_weights={"b": 3.0})
+    net = Tokens()
+    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(net, data, mixture=mixture)
+    twin = Tokens()
+    optimizer = twin.configure_optimizers()
+    losses = [twin.training_step(each) * count(each) * weight for name, weight in (("a", 1.0), ("b", 3.0)) for each in data[name]]
+    (torch.stack(losses).sum() / 48).backward()
+    optimizer.step()
+    assert_close(net, twin)
+
+
+def test_each_optimizer_counts_the_batches_that_train_it() -> None:
+    class Two(Tokens):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.first, self.last)]
+
+    data = {"a": uneven(30, 2), "b": uneven(11, 5)}
+    mixture = Mixture(order="round_robin", optimizers={"a": [0], "b": [1]})
+    net, twin = Two(), Two()
+    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(net, data, mixture=mixture)
+    for name, part in (("a", twin.first), ("b", twin.last)):
+        loss = twin.training_step(large(data[name]))
+        for parameter, grad in zip(part.parameters(), torch.autograd.grad(loss, list(part.parameters())), strict=True):
+            parameter.grad = grad
+    for optimizer in twin.configure_optimizers():
+        optimizer.step()
+    assert_close(net, twin)
+
+
+def test_float16_does_not_overflow_by_the_number_of_tokens() -> None:
+    first, *others = ((x, 0.1 * y) for x, y in batches(4))  # small enough for the scale that a scaler begins with
+    data = [(first[0][:1], first[1][:1]), *others]
+    heard, found = Heard(), []
+    for precision in ("16-mixed", 32):
+        torch.manual_seed(3)
+        net = Net(lr=0.01)
+        quiet(accumulate_by="tokens", count_tokens=lambda batch: MANY * len(batch[0]), accumulate_grad_batches=2, hooks=[heard],
+              precision=precision, device="cpu").fit(net, data)  # fmt: skip
+        found.append(net.layer.weight)
+    assert heard.skips == []
+    assert torch.allclose(*found, rtol=0, atol=1e-3)
+
+
+def test_an_update_does_not_depend_on_the_windows_before_it() -> None:
+    """The reference that losses are scaled by comes from the window before, and changes no digit."""
+
+    class Still(Tokens):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Start(Hook):
+        def __init__(self, net: nn.Module) -> None:
+            self.weights = copy.deepcopy(net.state_dict())
+
+        def on_step_end(self, step: int, module: nn.Module) -> None:
+            if step == 1:
+                module.load_state_dict(self.weights)
+
+    found = []
+    for before in (1, 3000):
+        net = Still()
+        data = [*uneven(before, 2 * before), *uneven(13, 29)]
+        quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[Start(net)]).fit(net, data)
+        found.append(net)
+    assert_same(*found)
+
+
+# ---- what is measured --------------------------------------------------------------------------------------------
+
+
+def test_losses_of_windows_rows_and_epochs_are_means_over_tokens() -> None:
+    data, heard, whole = uneven(30, 2, 11, 5), Heard(), Heard()
+    here = quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[heard], log_every_n_steps=1)
+    there = quiet(hooks=[whole], count_tokens=count, log_every_n_steps=1)
+    found = here.fit(Tokens(), data)
+    there.fit(Tokens(), windows(data, 2))
+    assert heard.losses == pytest.approx(whole.losses, abs=CLOSE)
+    assert heard.rows[:2] == pytest.approx(whole.losses, abs=CLOSE)
+    means = whole.losses
+    assert found["train/loss"] == pytest.approx((32 * means[0] + 16 * means[1]) / 48, abs=CLOSE)
+    assert heard.tokens == 48
+    assert here.state.samples_seen == sum(len(each["x"]) for each in data)
+
+
+def test_tokens_are_counted_once_per_batch() -> None:
+    calls = 0
+
+    def counting(batch: Batch) -> int:
+        nonlocal calls
+        calls += 1
+        return count(batch)
+
+    by_tokens(uneven(30, 2, 11, 5), accumulate_grad_batches=2, count_tokens=counting, hooks=[Heard()])
+    assert calls == 4
+
+
+# ---- resume ------------------------------------------------------------------------------------------------------
+
+
+class SaveAt(Hook):
+    def __init__(self, folder: Path, at: int) -> None:
+        self.folder, self.at = folder, at
+
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen == self.at:
+            trainer.save_checkpoint(self.folder / "cut")
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("more", [{}, {"nonfinite": "skip"}])
+def test_a_resume_inside_a_window_is_exact(tmp_path: Path, at: int, more: dict[str, Any]) -> None:
+    data = uneven(30, 2, 11, 5, 17, 9, 23)
+    options: dict[str, Any] = {"count_tokens": count, "accumulate_by": "tokens", "accumulate_grad_batches": 3, **more}
+    trainer = quiet(hooks=[SaveAt(tmp_path, at)], run_dir=tmp_path / "run", **options)
+    whole = trainer.fit(net := Tokens("adamw"), data)
+    again = Tokens("adamw")
+    found = quiet(run_dir=tmp_path / "again", **options).fit(again, data, resume=tmp_path / "cut")
+    assert_same(again, net)
+    assert found["train/loss"] == whole["train/loss"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("batches", "tokens"), ("samples", "tokens"), ("tokens", "batches")])
+def test_a_window_cannot_be_continued_with_other_weights(tmp_path: Path, before: str, after: str) -> None:
+    data = uneven(30, 2, 11, 5)
+    options: dict[str, Any] = {"count_tokens": count, "accumulate_grad_batches": 2}
+    for at, name in ((1, "inside"), (2, "between")):
+        trainer = quiet(hooks=[SaveAt(tmp_path / name, at)], run_dir=tmp_path / f"run-{name}", accumulate_by=before, **options)
+        trainer.fit(Tokens(), data)
+    other = quiet(run_dir=tmp_path / "other", accumulate_by=after, **options)
+    with pytest.raises(CheckpointError, match=f"accumulate_by='{before}', and this run has '{after}'. Resume with '{before}'"):
+        other.fit(Tokens(), data, resume=tmp_path / "inside" / "cut")
+    other.fit(Tokens(), data, resume=tmp_path / "between" / "cut")
+    assert other.global_step == 2
+
+
+# ---- mistakes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "hint"), [("token", "Did you mean 'tokens'"), ("sample", "Did you mean 'samples'"), (None, "allowed")])
+def test_an_unknown_way_to_count_is_refused_with_the_nearest_name(given: Any, hint: str) -> None:
+    with pytest.raises(OptionError, match=f"accumulate_by={given!r}, allowed: 'batches', 'samples', 'tokens'.*{hint}|{hint}"):
+        quiet(accumulate_by=given)
+
+
+def test_manual_optimization_refuses_to_weigh() -> None:
+    class Manual(Net):
+        automatic_optimization = False
+
+    with pytest.raises(OptionError, match="leave accumulate_by at 'batches', not 'samples'"):
+        quiet(accumulate_by="samples").fit(Manual(), batches())
+
+
+@pytest.mark.parametrize("found", [-1, 2.5, float("nan"), float("inf"), None, "3", torch.tensor([1, 2])])
+def test_a_count_that_is_not_a_whole_number_is_refused(found: Any) -> None:
+    with pytest.raises(OptionError, match="count_tokens returned .* needs a whole number of tokens from 0"):
+        by_tokens(uneven(30, 2), count_tokens=lambda batch: found)
+
+
+def test_a_count_may_be_a_tensor_of_one_number() -> None:
+    data = uneven(30, 2, 11)
+    net = by_tokens(data, accumulate_grad_batches=3, count_tokens=lambda batch: batch["mask"].sum())
+    assert_same(net, by_tokens(data, accumulate_grad_batches=3))
+
+
+def test_hooks_hear_the_loss_as_the_step_returned_it() -> None:
+    heard: list[float] = []
+    data = uneven(30, 2)
+    trainer = quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2)
+    trainer.on("train_batch_end")(lambda loss: heard.append(loss))
+    net = Tokens()
+    expected = [net.training_step(each).item() for each in data]
+    trainer.fit(net, data)
+    assert heard == expected
+
+
+def test_every_order_of_the_same_batches_makes_the_same_update() -> None:
+    data = uneven(30, 2, 11)
+    first, *others = (by_tokens([data[index] for index in order], accumulate_grad_batches=3)
+                      for order in itertools.permutations(range(3)))  # fmt: skip
+    for each in others:
+        assert_close(each, first)
