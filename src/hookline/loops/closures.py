@@ -51,4 +51,5 @@ class Closure:
         if run.together is None:
             return loss
         weight: float = run.tally.turn.factor * run.window.correction
-        return run.strategy.reduce(loss * weight)
+        reduced: Tensor = run.strategy.reduce(loss * weight)
+        return reduced

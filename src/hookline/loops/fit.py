@@ -132,13 +132,16 @@ def train_epoch(run: Run, loader: Any) -> None:
     else:
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
-    complete = exhausted or run.position == loader.length
-    settle(run)
+    close_epoch(run, exhausted or run.position == loader.length)
 
+
+def close_epoch(run: Run, complete: bool) -> None:
+    """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
+    settle(run)
     if complete and not run.signal:
         run.step.close_window()  # a last window that came out short
         advance_epoch(run)
-    s.log.mode = "now"
+    run.state.log.mode = "now"
     if not run.signal and validation_closes_epoch(run, complete):
         validate(run)
         settle(run)
