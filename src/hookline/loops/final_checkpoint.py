@@ -161,14 +161,15 @@ def save_final_state(run: Run) -> None:
 def keeps_failed_state(run: Run) -> bool:
     """Return whether the state that a fit has failed with is to be written: it was trained since it began, and is consistent.
 
-    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second signal asks for no more
-    saving, and a directory that another job has taken over is that job's.
+    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second signal asks for no
+    more saving, and a directory that another job has taken over is that job's.
     """
     error, last = run.state.exception, run.last
     if last is None or error is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began:
         return False
-    is_second_signal = bool(run.heard) and isinstance(error, KeyboardInterrupt | Preempted)
-    return last.is_behind() and not is_second_signal and not isinstance(error, RunLockedError) and not _is_inside_optimizer(error)
+    if isinstance(error, RunLockedError) or (run.heard and isinstance(error, KeyboardInterrupt | Preempted)):
+        return False
+    return last.is_behind() and not _is_inside_optimizer(error)
 
 
 def _is_inside_optimizer(error: BaseException) -> bool:
