@@ -12,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet, shown
 
 from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
-from hookline.options import OptionArguments, Options, make_options, parse_precision, parse_time
+from hookline.options import OptionArguments, Options, Saving, make_options, parse_precision, parse_time
 from hookline.strategies import SingleDevice
 
 WHOLE = "must be a whole number from"
@@ -238,3 +238,38 @@ def test_a_far_fetched_name_is_not_suggested() -> None:
     with pytest.raises(OptionError) as refused:
         make_options({"benchmark": True})
     assert "Did you mean" not in str(refused.value)
+
+
+# ---- checkpoint --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "means"), [
+    ({}, Saving()), ({"checkpoint": True}, Saving()), ({"checkpoint": False}, Saving(last=False)),
+    ({"checkpoint": "async"}, Saving(write="async")), ({"checkpoint": "sync"}, Saving()),
+    ({"checkpoint": {"every": "1 minutes", "on_error": "warn"}}, Saving(every=60.0, on_error="warn")),
+    ({"checkpoint": {"last": False, "write": "async"}}, Saving(last=False, write="async")),
+    ({"save": "async"}, Saving(write="async")), ({"on_save_error": "warn"}, Saving(on_error="warn")),
+    ({"save": "async", "on_save_error": "warn"}, Saving(write="async", on_error="warn")),
+], ids=str)  # fmt: skip
+def test_checkpoint_and_its_older_names(given: dict[str, Any], means: Saving) -> None:
+    assert make_options(given).saving == means
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"checkpoint": "asink"}, "checkpoint='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
+    ({"checkpoint": None}, "checkpoint=None must be True, False, 'sync', 'async' or a table of last, every, write, on_error"),
+    ({"checkpoint": 3}, "checkpoint=3 must be True, False"),
+    ({"checkpoint": {"writes": "async"}}, "checkpoint has no setting 'writes'. Did you mean 'write'? Settings: last, every"),
+    ({"checkpoint": {"write": "asink"}}, "checkpoint: write='asink', allowed: 'sync', 'async'"),
+    ({"checkpoint": {"on_error": "ignore"}}, "checkpoint: on_error='ignore', allowed: 'raise', 'warn'"),
+    ({"checkpoint": {"every": "soon"}}, "checkpoint: every='soon'"), ({"checkpoint": {"every": 0}}, "checkpoint: every=0"),
+    ({"checkpoint": {"every": None}}, "checkpoint: every=None"), ({"checkpoint": {"last": "no"}}, "checkpoint: last='no' must be True or False"),
+    ({"save": "asink"}, "save='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
+    ({"on_save_error": "wran"}, "on_save_error='wran', allowed: 'raise', 'warn'. Did you mean 'warn'?"),
+    ({"save": "async", "checkpoint": True}, "checkpoint and save cannot be combined"),
+    ({"on_save_error": "warn", "checkpoint": False}, "checkpoint and on_save_error cannot be combined"),
+], ids=str)  # fmt: skip
+def test_a_wrong_checkpoint_is_refused_with_what_is_allowed(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        make_options(given)
+    assert said in str(refused.value)

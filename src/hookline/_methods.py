@@ -133,8 +133,8 @@ class HookMethods:
         """
 
     def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint could not be written, and the run continues without it: `checkpoints/last`, or
-        `checkpoint={'on_error': 'warn'}`. Facts: path, step, reason, exception.
+        """A checkpoint could not be written, and the run continues: `checkpoints/last`, or `checkpoint={'on_error':
+        'warn'}`. Facts: path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -320,8 +320,8 @@ class ModuleMethods:
         """
 
     def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint could not be written, and the run continues without it: `checkpoints/last`, or
-        `checkpoint={'on_error': 'warn'}`. Facts: path, step, reason, exception.
+        """A checkpoint could not be written, and the run continues: `checkpoints/last`, or `checkpoint={'on_error':
+        'warn'}`. Facts: path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:

@@ -215,7 +215,7 @@ EVENT_ROWS: tuple[Event, ...] = (
           "A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception', 'manual'.",
           inside="save", live={"step": "s.saved_step"}),
     Event("on_checkpoint_failed", "HM", ("path", "step", "reason", "exception"),
-          "A checkpoint could not be written, and the run continues without it: `checkpoints/last`, or `checkpoint={'on_error': 'warn'}`.",
+          "A checkpoint could not be written, and the run continues: `checkpoints/last`, or `checkpoint={'on_error': 'warn'}`.",
           inside="save", live={"step": "s.saved_step"}),
     # ---- endings ------------------------------------------------------------------------------------------------
     Event("on_train_epoch_end", "HM", ("epoch", "metrics"),

@@ -113,13 +113,13 @@ def parse_checkpoint(given: Any) -> Saving:
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. A value that is wrong is named as it was given."""
+    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. Errors use the name that was given."""
     old = {name: value for name, value in given.items() if name in OLD_NAMES}
     if not old:
         return dict(given)
     if "checkpoint" in given:
-        raise OptionError(f"checkpoint and {' and '.join(old)} cannot be combined: {next(iter(old))} is an older name for a part of "
-                          f"it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.")  # fmt: skip
+        raise OptionError(f"checkpoint and {' and '.join(old)} cannot be combined: {next(iter(old))} is an older name for a part "
+                          f"of it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.")  # fmt: skip
     for name, value in old.items():
         _check_choice(f"{name}={value!r}", value, CHOICES[OLD_NAMES[name]])
     kept = {name: value for name, value in given.items() if name not in OLD_NAMES}

@@ -13,7 +13,7 @@ import torch
 
 from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.saves import Saved, SaveRequest
-from hookline.errors import CheckpointError, OptionError, Preempted
+from hookline.errors import CheckpointError, OptionError, Preempted, RunLockedError
 from hookline.loops.errands import carries_out
 from hookline.loops.finite import state_tensors
 from hookline.loops.run import Run
@@ -53,7 +53,8 @@ class LastCheckpoint:
         self._due: float | None = time.monotonic() + self._every
         """None: it was asked for, and is not written yet."""
         self._changed = threading.Event()
-        self._is_over = False
+        self.is_over = False
+        """Whether training has ended: then the state is written without being asked for."""
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -62,16 +63,16 @@ class LastCheckpoint:
             self._thread.start()
 
     def __exit__(self, *error: object) -> None:
-        self._is_over = True
+        self.is_over = True
         self._changed.set()
         if self._thread is not None:
             join(self._thread, ENDING)
 
     def _watch_the_clock(self) -> None:
-        while not self._is_over:
+        while not self.is_over:
             self._changed.clear()
             due = self._due
-            if not self._changed.wait(None if due is None else max(0.0, due - time.monotonic())) and not self._is_over:
+            if not self._changed.wait(None if due is None else max(0.0, due - time.monotonic())) and not self.is_over:
                 self._due = None
                 self.run.errands.send("keep_last")
 
@@ -94,14 +95,18 @@ class LastCheckpoint:
 
     def path(self) -> Path:
         """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that name."""
-        return Path(self.run.strategy.ranks.decide(self._choose_path))
+        path, problem = self.run.strategy.ranks.decide(self._choose_path)
+        if problem:
+            raise CheckpointError(f"checkpoints/{NAME} could not be written: {problem}")
+        return Path(path)
 
-    def _choose_path(self) -> str:
+    def _choose_path(self) -> tuple[str, str]:
+        """Return the path, or why there is none: an error of rank zero alone would part the ranks."""
         try:
             folder = self.run.run_dir() / "checkpoints"
-            return str(folder / (NAME if _is_free(folder / NAME, self.run) else OTHER_NAME))
+            return str(folder / (NAME if _is_free(folder / NAME, self.run) else OTHER_NAME)), ""
         except (OptionError, OSError) as error:
-            raise CheckpointError(f"checkpoints/{NAME} could not be written: {error}") from error
+            return "", str(error)
 
     def is_behind(self) -> bool:
         """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks write together."""
@@ -121,7 +126,8 @@ class LastCheckpoint:
 
 @carries_out("keep_last")
 def _keep_last(run: Run, sender: int) -> None:
-    run.save_requests.append(SaveRequest(None, "last", is_automatic=True))
+    if not run.last.is_over:
+        run.save_requests.append(SaveRequest(None, "last", is_automatic=True))
 
 
 def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
@@ -150,18 +156,18 @@ def save_final_state(run: Run) -> None:
         _report_unsaved(run)
 
 
-def save_failed_state(run: Run) -> None:
-    """Write the state that a fit has failed with, if it was trained since it began and is consistent. Only on one process.
+def keeps_failed_state(run: Run) -> bool:
+    """Return whether the state that a fit has failed with is to be written: it was trained since it began, and is consistent.
 
-    A failure inside an optimizer's step leaves weights of which some are updated and some are not. Whoever sends a second signal
-    wants no more saving.
+    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second signal asks for no
+    more saving, and a directory that another job has taken over is that job's.
     """
     error, last = run.state.exception, run.last
-    if last is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began or not last.is_behind():
-        return
-    is_second_signal = bool(run.heard) and isinstance(error, KeyboardInterrupt | Preempted)
-    if error is not None and not is_second_signal and not run.is_updating:
-        save(run, SaveRequest(None, "exception", is_automatic=True))
+    if last is None or error is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began:
+        return False
+    if isinstance(error, RunLockedError) or (run.heard and isinstance(error, KeyboardInterrupt | Preempted)):
+        return False
+    return last.is_behind() and not run.is_updating
 
 
 def settle_failed_epoch(run: Run) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from hookline._version import __version__
+from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import OptionError, StopTraining
 from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
@@ -22,7 +23,7 @@ from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.agreement import Agreement, settle
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
-from hookline.loops.final_checkpoint import save_failed_state, save_final_state, settle_failed_epoch
+from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state, settle_failed_epoch
 from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
@@ -153,11 +154,12 @@ def save_after_failure(run: Run) -> list[BaseException]:
             log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
         return []
     try:
-        if run.step is not None and (run.save_requests or run.last is not None):
+        if keeps_failed_state(run):
+            run.save_requests.append(SaveRequest(None, "exception", is_automatic=True))
+        if run.save_requests and run.step is not None:
             run.step.settle_failed_batch()
             settle_failed_epoch(run)
         save_due(run)
-        save_failed_state(run)
         finish_saving(run)
     except BaseException as failure:
         return [failure]

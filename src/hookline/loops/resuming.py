@@ -39,8 +39,8 @@ from hookline.urls import MANIFEST, check_url, is_url, shown
 
 log = logging.getLogger("hookline")
 WORDS = ("auto", "best")
-START_OVER = ("To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None (on the command "
-              "line: hookline fit --fresh), or choose another run_dir.")  # fmt: skip
+START_OVER = ("To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None (on the "
+              "command line: hookline fit --fresh), or choose another run_dir.")  # fmt: skip
 MOST_NAMED = 20
 """Checkpoints that an error lists, each with its reason."""
 

@@ -1,0 +1,232 @@
+"""Where a run's model is: the last line of its output, and the best weights back in the module."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+from torch import nn
+
+import hookline
+from hookline import CheckpointError, Hook, HooklineError, OptionError, Trainer, load_weights
+from hookline.checkpoint.files import read_manifest
+from hookline.hooks.hparams import HParams
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+from hookline.hooks.weight_averaging import WeightAveraging
+
+
+class Sized(Net):
+    """Can be made only with its arguments."""
+
+    def __init__(self, size: int, names: tuple[str, ...] = ("a",), *, backbone: Any = None) -> None:
+        super().__init__()
+        self.body = nn.Linear(size, 2)
+        self.names = names
+        self.backbone = backbone
+
+
+class Scripted(Net):
+    """Whose validations have these scores, one after the other."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores = list(scores)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val/score", self.scores[self.current_epoch])
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def shown(module: nn.Module, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+    fit = {} if isinstance(module, Net) else {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD(module.parameters(), 0.1)}
+    Trainer(max_epochs=1, run_dir="runs/x", logger=False, **options).fit(module, batches(2), **fit)
+    return last_line(capsys)
+
+
+def weights(module: nn.Module) -> dict[str, Any]:
+    return {name: each.clone() for name, each in module.state_dict().items()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("made", [lambda: Net(), lambda: Sized(3), lambda: Sized(5, names=("b", "c"))], ids=["no arguments", "one", "two"])
+def test_the_last_line_says_where_the_model_is_and_its_code_loads_it(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    module = made()
+    line = shown(module, capsys)
+    name = type(module).__name__
+    assert line == f'Model: runs/x/checkpoints/last (step 2). Load it: {name}.load_from_checkpoint("runs/x/checkpoints/last")'
+    loaded = eval(line.partition("Load it: ")[2], {name: type(module)})
+    assert type(loaded) is type(module) and same(weights(loaded), weights(module))
+
+
+@pytest.mark.parametrize("made", [
+    lambda: nn.Linear(4, 2), lambda: Sized(3, backbone=nn.Linear(1, 1)),
+], ids=["plain", "an argument that no checkpoint can hold"])  # fmt: skip
+def test_a_module_that_cannot_be_made_again_is_loaded_into_one_that_was(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    module = made()
+    line = shown(module, capsys)
+    call = line.partition("Load it: ")[2]
+    assert call == 'hookline.load_weights(model, "runs/x/checkpoints/last")'
+    model = made()
+    eval(call, {"hookline": hookline, "model": model})
+    assert same(weights(model), weights(module))
+
+
+def test_arguments_that_a_hook_leaves_out_are_not_counted_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "load_weights(model," in shown(Sized(3), capsys, hooks=[HParams(ignore=("size",))])
+
+
+def test_ten_lines_of_torch_and_safetensors_load_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file
+
+    module = Net()
+    shown(module, capsys)
+    found = load_file("runs/x/checkpoints/last/model.safetensors")
+    assert same(found, weights(module))
+
+
+def test_the_best_one_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
+    keep = ModelCheckpoint("val/score", mode="max", filename="best")
+    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(Scripted(1, 3, 2), batches(2), batches(1))
+    assert last_line(capsys).startswith("Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load it: ")
+
+
+@pytest.mark.parametrize("options", [{"checkpoint": False}, {"fast_dev_run": True}], ids=["off", "trial"])
+def test_a_run_that_keeps_nothing_says_nothing_and_writes_nothing(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Model:" not in shown(Net(), capsys, **options)
+    assert not Path("runs/x/checkpoints").exists()
+
+
+def test_without_a_progress_bar_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hookline"):
+        quiet(run_dir="run", checkpoint=True).fit(Net(), batches(1))
+    assert caplog.messages[-1].startswith("Model: run/checkpoints/last (step 1). Load it: ")
+
+
+def test_a_finished_run_that_is_started_again_says_where_it_is_and_how_to_start_over(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shown(Net(), capsys)
+    Trainer(max_epochs=1, run_dir="runs/x", logger=False).fit(Net(), batches(2), resume="auto")
+    assert last_line(capsys).startswith("Model: runs/x/checkpoints/last (step 2). Load it: ")
+    assert "Nothing to train: this run was completed at step 2. To train longer, raise its limits (max_epochs, max_steps, max_time)." in caplog.text
+    assert "To start over, pass resume=None (on the command line: hookline fit --fresh)" in caplog.text
+    caplog.clear()
+    Trainer(max_epochs=1, run_dir="y", logger=False).fit(Net(), batches(2), resume="runs/x/checkpoints/last")
+    assert "Nothing to train: max_epochs=1 is reached. To train longer, raise its limits" in caplog.text
+
+
+# ---- the best ----------------------------------------------------------------------------------------------------
+
+
+class Remembers(Hook):
+    """Keeps the weights of every epoch's validation."""
+
+    tier = "monitor"
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_validation_epoch_end(self, module: Any) -> None:
+        self.seen.append(weights(module))
+
+
+def train(*hooks: Any, averaged: bool = False, scores: tuple[float, ...] = (2, 1, 3), resume: Any = None, **options: Any) -> tuple[Trainer, Net, Remembers]:
+    torch.manual_seed(1)
+    remembers = Remembers()
+    averaging = [WeightAveraging(decay=0.5)] if averaged else []
+    options = {"run_dir": "run", "max_epochs": 3, "checkpoint": True, **options}
+    trainer = quiet(hooks=[*averaging, remembers, *hooks], **options)
+    module = Scripted(*scores)
+    trainer.fit(module, batches(2), batches(1), resume=resume)
+    return trainer, module, remembers
+
+
+@pytest.mark.parametrize("averaged", [False, True], ids=["trained", "averaged"])
+def test_load_best_puts_the_weights_that_were_scored_into_the_module(averaged: bool) -> None:
+    trainer, module, remembers = train(ModelCheckpoint("val/score"), averaged=averaged)
+    last = weights(module)
+    report = trainer.load_best()
+    assert (report.source, report.step, report.weights) == ("run/checkpoints/epoch=1-step=4", 4, "averaged" if averaged else "raw")
+    assert same(weights(module), remembers.seen[1]) and not same(weights(module), last)
+    module.scores = [0.0] * 9
+    trainer.validate(loaders=batches(1))  # measures them, not the average of the end
+    assert same(remembers.seen[-1], remembers.seen[1]) and same(weights(module), remembers.seen[1])
+
+
+def test_load_best_into_another_module_in_another_process() -> None:
+    _, _, remembers = train(ModelCheckpoint("val/score"))
+    Trainer(run_dir="run", logger=False).load_best(other := Net())
+    assert same(weights(other), remembers.seen[1])
+
+
+def test_load_best_of_one_of_two_monitors() -> None:
+    worst = ModelCheckpoint("val/score", mode="max", dirpath="worst")
+    trainer, module, remembers = train(ModelCheckpoint("val/score"), worst)
+    trainer.load_best(path=worst.best_model_path)
+    assert same(weights(module), remembers.seen[2])
+
+
+def test_load_best_says_what_is_missing() -> None:
+    trainer, _, _ = train(ModelCheckpoint())
+    with pytest.raises(CheckpointError, match=r"no monitor has kept a checkpoint below run.*ModelCheckpoint\(monitor="):
+        trainer.load_best()
+    with pytest.raises(OptionError, match="needs a module"):
+        Trainer(logger=False).load_best()
+    with pytest.raises(CheckpointError, match="no run has begun"):
+        Trainer(logger=False).load_best(Net())
+    with pytest.raises(OptionError, match="takes an nn.Module, not str"):
+        trainer.load_best("run")  # type: ignore[arg-type]
+
+    class Asks(Hook):
+        def on_train_epoch_end(self, trainer: Any) -> None:
+            trainer.load_best()
+
+    with pytest.raises(HooklineError, match="replaces the weights that are being trained"):
+        train(Asks())
+
+
+def test_a_best_one_of_an_earlier_run_in_the_same_directory_is_not_taken() -> None:
+    train(ModelCheckpoint("val/score"))
+    trainer, _, _ = train(max_epochs=1)
+    with pytest.raises(CheckpointError, match="no monitor has kept"):
+        trainer.load_best()
+
+
+@pytest.mark.parametrize("averaged", [False, True], ids=["trained", "averaged"])
+def test_restore_best_leaves_the_best_weights_in_the_module_and_the_last_ones_on_disk(averaged: bool) -> None:
+    _, module, _ = train(ModelCheckpoint("val/score"), averaged=averaged, run_dir="plain")
+    last = weights(module)
+    _, module, remembers = train(ModelCheckpoint("val/score", restore_best=True), averaged=averaged)
+    assert same(weights(module), remembers.seen[1])
+    load_weights(other := Net(), "run/checkpoints/last", weights="raw")
+    assert same(weights(other), last) and read_manifest("run/checkpoints/last")["step"] == 6
+    again, module, _ = train(ModelCheckpoint("val/score", restore_best=True), averaged=averaged, resume="auto")
+    assert again.global_step == 6 and same(weights(module), remembers.seen[1])
+    longer = {"max_epochs": 4, "scores": (2, 1, 3, 4)}
+    _, resumed, _ = train(ModelCheckpoint("val/score"), averaged=averaged, resume="auto", **longer)
+    _, whole, _ = train(ModelCheckpoint("val/score"), averaged=averaged, run_dir="whole", **longer)
+    assert same(weights(resumed), weights(whole))  # it goes on from the last weights
+
+
+def test_restore_best_without_a_best_one_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, _, _ = train(ModelCheckpoint("val/score", restore_best=True), scores=(float("nan"),) * 3)
+    assert trainer.status == "completed" and "restore_best=True, but no checkpoint was kept" in caplog.text
+
+
+def test_restore_best_needs_a_monitor_that_keeps_one() -> None:
+    with pytest.raises(OptionError, match="without monitor none is the best"):
+        ModelCheckpoint(restore_best=True)
+    with pytest.raises(OptionError, match="save_top_k=0 keeps none"):
+        ModelCheckpoint("val/score", save_top_k=0, restore_best=True)
+    with pytest.raises(OptionError, match="restore_best"):
+        ModelCheckpoint("val/score", restore_best="yes")  # type: ignore[arg-type]
