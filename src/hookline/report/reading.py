@@ -292,7 +292,7 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    numbers = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
+    numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
     found = {name: float(each) for name, each in numbers.items() if type(each) in (int, float) and 0 <= each < FAR_AWAY}
     if found.get("total"):
         run.timings, run.timings_since = found, run.resumed_at
