@@ -49,5 +49,5 @@ class Closure:
         loss = torch.as_tensor(run.state.last_loss)
         if run.together is None:
             return loss
-        weight: float = run.tally.turn.factor * run.window.correction
-        return run.strategy.reduce(loss * weight)
+        weighted: Tensor = run.strategy.reduce(loss * (run.tally.turn.factor * run.window.correction))
+        return weighted

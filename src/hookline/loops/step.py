@@ -65,7 +65,7 @@ def train_batch(run: Run, plan: Plan, s: State, batches_left: int | None) -> Sig
     else:
         loss = s.returned if type(s.returned) is Tensor else loss_of(run, s.returned)
         if window.weight == 0:
-            loss = tally.without_weight(loss)
+            loss = run.tally.without_weight(loss)
         if together is not None:
             loss = together.agree_on(loss, last)
         if loss is None:
