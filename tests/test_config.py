@@ -463,6 +463,7 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown precision": (BASIC + 'precision = "bf61-mixed"\n', "trainer.precision", ("Did you mean 'bf16-mixed'?",)),
     "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is no device",)),
     "unknown strategy": (BASIC + 'strategy = "sinle"\n', "trainer.strategy", ("Did you mean 'single'?",)),
+    "unknown accumulation": (BASIC + 'accumulate_by = "token"\n', "trainer.accumulate_by", ("Did you mean 'tokens'?",)),
     "unknown clipping": (BASIC + 'gradient_clip_algorithm = "nrm"\n', "trainer.gradient_clip_algorithm", ("Did you mean 'norm'?",)),
     "negative clipping": (BASIC + "gradient_clip_val = -1\n", "trainer.gradient_clip_val", ("above 0",)),
     "time that is none": (BASIC + 'max_time = "soon"\n', "trainer.max_time", ("2 hours",)),

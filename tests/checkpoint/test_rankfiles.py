@@ -10,7 +10,7 @@ import torch
 
 from hookline.checkpoint.format import Packed, Shards, TensorStore, pack
 from hookline.checkpoint.parts import BUFFERS, OwnParts
-from hookline.checkpoint.rankfiles import RankFiles, add_logs, mean_window, nothing_logged
+from hookline.checkpoint.rankfiles import RankFiles, add_logs, mean_window, nothing_logged, sum_window
 from hookline.checkpoint.writing import write_parts
 from hookline.errors import CheckpointError
 from hookline.metrics import MetricLog
@@ -109,6 +109,16 @@ def test_an_open_window_goes_on_with_the_mean_of_the_ranks_gradients() -> None:
     assert found["gradients"]["w"].tolist() == [3.0, 2.0]
     assert found["gradients"]["b"].tolist() == [0.5]  # the other rank had nothing to add
     assert mean_window([{}, {}]) == {}
+
+
+def test_samples_of_a_weighted_window_count_as_much_on_another_number_of_ranks() -> None:
+    one: dict[str, Any] = {"batches": 1, "count": 5, "fed": {0: 5}, "gradients": {"w": torch.tensor([2.0])}}
+    other: dict[str, Any] = {"batches": 1, "count": 1, "fed": {}, "gradients": {"w": torch.tensor([4.0]), "b": torch.tensor([8.0])}}
+    found = sum_window([one, other], 4)
+    assert (found["count"], found["fed"]) == (1.5, {0: 1.25})
+    assert {name: each.tolist() for name, each in found["gradients"].items()} == {"w": [1.5], "b": [2.0]}
+    between = {"by": "tokens", "unit": 4.0, "correction": 1.0}
+    assert sum_window([between, between], 4) == between
 
 
 def test_ranks_at_different_places_of_a_window_cannot_be_shared_out() -> None:

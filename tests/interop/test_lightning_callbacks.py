@@ -215,6 +215,22 @@ def test_gradients_are_accumulated_as_the_scheduler_says() -> None:
     assert trainer.global_step == 2 + 1 + 1 + 4 + 4
 
 
+def test_a_schedule_of_the_accumulation_keeps_the_weights_of_batches() -> None:
+    data = [(x[: 1 + index % 3], y[: 1 + index % 3]) for index, (x, y) in enumerate(batches(4))]
+    schedule = {0: 2, 1: 4, 3: 1}
+    net, twin = Net(), Net()
+    twin.load_state_dict(net.state_dict())
+    quiet(hooks=[GradientAccumulationScheduler(schedule)], max_epochs=5, accumulate_by="samples").fit(net, data)
+    optimizer = twin.configure_optimizers()
+    for size in (2, 4, 4, 1, 1):
+        for start in range(0, 4, size):
+            optimizer.zero_grad()
+            whole = [torch.cat(parts) for parts in zip(*data[start : start + size], strict=True)]
+            twin.training_step(whole, 0).backward()
+            optimizer.step()
+    assert torch.allclose(net.layer.weight, twin.layer.weight, rtol=0, atol=1e-5)
+
+
 def test_the_timer_stops_the_run_and_knows_how_long_it_took() -> None:
     timer = Timer(duration={"microseconds": 1}, verbose=False)
     trainer = quiet(hooks=[timer], max_epochs=3)

@@ -70,6 +70,9 @@ class Skips(Hook):
     def on_train_batch_start(self, batch: Any) -> Any:
         return SKIP_BATCH if tuple(batch[2].tolist()) in self.tags else None
 
+    def on_step_end(self, loss: float) -> None:
+        """Ask for the loss over all ranks, which they find together also if one of them has skipped the last batch."""
+
 
 class HearsSkips(Hook):
     def __init__(self) -> None:
