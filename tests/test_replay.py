@@ -156,6 +156,16 @@ def test_signals_are_noted_and_the_run_goes_on():
                           "SKIP_BATCH from on_train_batch_start at epoch 1, batch 2, step 5"]  # fmt: skip
 
 
+def test_a_replay_of_a_run_on_several_ranks_needs_no_declaration_of_signals():
+    record()
+    trace = Path("trace.json")
+    text = trace.read_text()
+    assert '"world_size": 1' in text or '"world_size":1' in text
+    trace.write_text(text.replace('"world_size": 1', '"world_size": 2').replace('"world_size":1', '"world_size":2'))
+    done = replay("trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None))
+    assert len(done.asked) == 2
+
+
 def test_a_hook_that_fails_says_where_in_the_recorded_run():
     record()
     with pytest.raises(ZeroDivisionError) as failed:

@@ -47,6 +47,7 @@ class RecordedState:
         self._asked = asked
         self.step = self.epoch = self.batch_idx = self.batches_seen = self.samples_seen = self.epochs_seen = 0
         self.sanity_checking = False
+        self.running: tuple[Any, Any] | None = None
         self.status = "training"
         self.own: dict[str, Any] = {}
         self.log = MetricLog()
@@ -106,6 +107,7 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
             begun = True
             for listener in entry.listeners:
                 listener.begin(state)
+                listener.declares_steering = True  # other ranks do not wait for a replay, so a signal needs no declaration
         done.events += 1
         value = getattr(plan, event.name)(state)
         if isinstance(value, Signal):
