@@ -189,7 +189,7 @@ class Module(Actions, ModuleMethods, nn.Module):
     ) -> None:  # fmt: skip
         """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told otherwise."""
         run = self._door.value or self._run  # the property comes second: it costs a call, and only has an error to raise
-        run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.on_cpu)
+        run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several numbers with the same options as `log`."""
@@ -200,7 +200,7 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     def optimizers(self) -> Any:
         """The optimizer, or the list of them; their `step` and `zero_grad` fire the events."""
-        handles = self._run.manual_optimizers
+        handles = self._run.manual.optimizers
         return handles[0] if len(handles) == 1 else handles
 
     def lr_schedulers(self) -> Any:
@@ -210,14 +210,14 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     def manual_backward(self, loss: Tensor, **options: Any) -> None:
         """Differentiate a loss with the events around it and the strategy's scaling; options as for `Tensor.backward`."""
-        self._run.manual_backward(loss, **options)
+        self._run.manual.backward(loss, **options)
 
     def clip_gradients(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = "norm"
     ) -> Tensor | None:
         """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled first."""
         if not self.automatic_optimization:
-            self._run.manual_unscale(optimizer)
+            self._run.manual.unscale(optimizer)
         return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     # ---- made again ---------------------------------------------------------------------------------------------

@@ -36,21 +36,21 @@ class RunView(View):
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by its name; None: it cannot tell."""
-        loaders = self._last.loaders.get(kind, []) if self._last is not None else []
+        loaders = self._last.data.loaders.get(kind, []) if self._last is not None else []
         return {each.name: each.length for each in loaders}
 
     @property
     def loaders(self) -> Any:
         """The training loaders of the run: their `names`, and where several are mixed `set_weights`, `add`, `remove`."""
         run = self._last
-        if run is not None and run.mixes:
-            return run.train
-        return OneLoader([each.name for each in run.loaders.get("train", [])] if run is not None else [])
+        if run is not None and run.data.is_mixture:
+            return run.data.train
+        return OneLoader([each.name for each in run.data.loaders.get("train", [])] if run is not None else [])
 
     @property
     def num_training_batches(self) -> int | None:
         """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
-        return self._last.train.length if self._last is not None and self._last.train is not None else None
+        return self._last.data.train.length if self._last is not None and self._last.data.train is not None else None
 
     @property
     def timings(self) -> Timings | None:

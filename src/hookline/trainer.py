@@ -32,6 +32,7 @@ from hookline.loops.loading import is_off, limit_of, load
 from hookline.loops.locking import locked
 from hookline.loops.model_location import load_best
 from hookline.loops.noting import Recorded
+from hookline.loops.parts import RunData
 from hookline.loops.peers import Peers
 from hookline.loops.predict import predict
 from hookline.loops.restoring import keep_findings
@@ -141,7 +142,7 @@ class Trainer(RunView):
         train, datamodule = _sort_out(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
         begin_together(run, resume=resume)
-        run.mixture = mixture
+        run.data.mixture = mixture
         self._directory.renew()
         with locked(run):
             choose_start(run, resume, self._directory)
@@ -231,7 +232,7 @@ class Trainer(RunView):
                 setattr(state, name, getattr(self._fitted.state, name))
         return Run(
             self, stage, self.options, self.plan, state, self.strategy,
-            module, steps, datamodule, loaders, self._directory,
+            module, steps, datamodule, self._directory, RunData(loaders),
         )  # fmt: skip
 
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
@@ -240,7 +241,7 @@ class Trainer(RunView):
         own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
         found = look_up(checkpoint, self._directory, own, run.strategy.ranks, "checkpoint") if checkpoint is not None else None
         if found is not None:
-            run.resume_from, run.restored = found.path, found.contents  # taken up once the module has all its layers
+            run.resume.path, run.resume.contents = found.path, found.contents  # taken up once the module has all its layers
             if self._fitted is not None:
                 keep_findings(run)
         elif checkpoint is not None:
@@ -253,7 +254,7 @@ class Trainer(RunView):
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
         if self.options.seed is not None:
-            if self._created and run.stage == "fit" and run.resume_from is None and self.strategy.rank == 0:
+            if self._created and run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0:
                 self._created = None if report_unseeded(self._created, run.module, self.options.seed) else self._created
             seed_everything(self.options.seed)
         self._run = self._last = run
@@ -340,17 +341,17 @@ class Trainer(RunView):
         train, mixture: as for `fit`; then it also shows which loader the batches will come from.
         """
         if module is None or self._run is not None:
-            running = self._run is not None and self._run.mixes
+            running = self._run is not None and self._run.data.is_mixture
             return explain_plan(self.plan, verb, str(self.loaders) if running else "")
         with self.strategy.silent():  # one rank may ask for it alone
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
-            run.mixture = mixture
+            run.data.mixture = mixture
             guests = Guests(run)
             try:
                 guests.arrive()
                 if train is not None and verb == "fit":
                     load(run, "train")
-                return explain_plan(self.plan, verb, str(run.train) if run.mixes else "")
+                return explain_plan(self.plan, verb, str(run.data.train) if run.data.is_mixture else "")
             finally:
                 guests.leave()
 
@@ -368,11 +369,12 @@ class Trainer(RunView):
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}.")
-            self._run.save_requests.append(request)
+            self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
             guests = Guests(last)
             guests.bind()
-            brought = [each for entry in last.brought for each in entry.listeners]  # the module's hooks have left with the run
+            # the module's hooks have left with the run
+            brought = [each for entry in last.participants.module_hooks for each in entry.listeners]
             self.plan.add(brought)
             try:
                 with locked(last) if _is_inside(request.path, self._directory) else contextlib.nullcontext():

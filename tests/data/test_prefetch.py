@@ -201,4 +201,4 @@ def test_the_copy_to_the_device_is_made_ahead_unless_somebody_wants_the_batch_be
     trainer = quiet(hooks=[alone], **options)
     trainer.fit(Net(), batches(3))
     assert before.devices == ["cpu"] * 3 and after.devices == alone.devices == ["meta"] * 3
-    assert trainer._last is not None and trainer._last.loaders["train"][0].move is not None
+    assert trainer._last is not None and trainer._last.data.loaders["train"][0].move is not None

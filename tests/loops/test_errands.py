@@ -40,7 +40,7 @@ class Sends(Hook):
     def on_after_backward(self, trainer: Any, batch_idx: int) -> None:
         def send() -> None:
             for word in self.words:
-                trainer._run.errands.send(self.kind, **({"word": word} if word else {}))
+                trainer._run.participants.errands.send(self.kind, **({"word": word} if word else {}))
 
         if batch_idx == 1:
             thread = threading.Thread(target=send)
@@ -61,7 +61,7 @@ def test_one_that_stops_the_run_stops_it_at_that_very_batch(done: list[Any]) -> 
 
 def test_one_that_is_sent_when_an_epoch_ends_does_not_wait_for_the_next_batch(done: list[Any]) -> None:
     trainer = quiet()
-    trainer.on("train_epoch_end")(lambda: trainer._run.errands.send("note", word="late"))  # type: ignore[union-attr]
+    trainer.on("train_epoch_end")(lambda: trainer._run.participants.errands.send("note", word="late"))  # type: ignore[union-attr]
     trainer.fit(Net(), batches(3))
     assert done == [(True, 3, "late")]
 

@@ -358,9 +358,9 @@ class WaitsForTheClock(Hook):
             self.wait(trainer)
 
     def wait(self, trainer: Any) -> None:
-        trainer._run.last._due = 0.0
-        trainer._run.last._changed.set()
-        while not trainer._run.errands.waiting:
+        trainer._run.saves.last._due = 0.0
+        trainer._run.saves.last._changed.set()
+        while not trainer._run.participants.errands.waiting:
             time.sleep(0.001)
 
     def on_checkpoint_save(self, path: Any, step: int, reason: str) -> None:

@@ -187,9 +187,9 @@ class Sends(Hook):
 
     def on_train_batch_end(self, trainer, rank, batch_idx):
         if batch_idx == 2:
-            trainer._run.errands.send("note", word=f"from {rank}")
+            trainer._run.participants.errands.send("note", word=f"from {rank}")
         if batch_idx == 6 and rank == 1:
-            trainer._run.errands.send("note", word="alone")
+            trainer._run.participants.errands.send("note", word="alone")
 
 
 run("errands", Sends())

@@ -139,10 +139,11 @@ def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
         return {"checkpoint": None}
-    path = saved.path or run.resume_from
-    if path is None or run.on_disk is None:
+    path = saved.path or run.resume.path
+    if path is None or run.saves.on_disk is None:
         return {"checkpoint": None, "checkpoint_step": None, "last_state_saved": False}
-    return {"checkpoint": shown(path), "checkpoint_step": run.on_disk[0], "last_state_saved": run.on_disk == run.progress}
+    return {"checkpoint": shown(path), "checkpoint_step": run.saves.on_disk[0],
+            "last_state_saved": run.saves.on_disk == run.stamp}  # fmt: skip
 
 
 def _of_step(told: dict[str, Any]) -> str:

@@ -207,9 +207,9 @@ def saved_answer(done: Plain, saved: Saved) -> Plain:
 
 def ended_answer(run: Run, done: Plain) -> Plain:
     """Return the answer to a request to stop, now that the run is over: where it ended, and what of it is on disk."""
-    s, saved = run.state, run.saved
-    is_saved = run.on_disk == run.progress
-    path = saved.path if saved is not None else run.resume_from
+    s, saved = run.state, run.saves.newest
+    is_saved = run.saves.on_disk == run.stamp
+    path = saved.path if saved is not None else run.resume.path
     newest = _named_path(path) if path is not None else ""
     if is_saved:
         said = f"its last state is saved in {newest}"
@@ -236,8 +236,8 @@ def _named_path(path: Path | str) -> str:
 def status(run: Run) -> Plain:
     """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call apart."""
     s = run.state
-    elapsed = max(1e-9, time.monotonic() - run.started)
-    batches = run.position if s.epoch == s.epochs_seen else 0  # an epoch that has just ended counts as a whole
+    elapsed = max(1e-9, time.monotonic() - run.traits.started)
+    batches = run.progress.position if s.epoch == s.epochs_seen else 0  # an epoch that has just ended counts as a whole
     return {
         "pid": os.getpid(), "status": s.status, "step": s.step, "epoch": s.epoch, "batch_idx": s.batch_idx,
         "position": s.position, "progress": progress(s.step, s.epochs_seen, batches),

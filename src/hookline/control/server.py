@@ -47,7 +47,7 @@ def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> Non
     if "error" in done or COMMANDS[asked["command"]].answered == "at once":
         _answer(number, done)
     else:
-        run.control.defer(number, done)
+        run.participants.control.defer(number, done)
 
 
 def _answer(number: str, answer: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Control:
         self._pid = os.getpid()
 
     def __enter__(self) -> Control:
-        self.run.control = self
+        self.run.participants.control = self
         return self
 
     def open(self) -> None:
@@ -180,7 +180,7 @@ class Control:
         answer = _answers[number] = queue.SimpleQueue()
         self._waiting.add(number)
         try:
-            self.run.errands.send("control", number=number, asked=asked)
+            self.run.participants.errands.send("control", number=number, asked=asked)
             return answer.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return {"command": asked["command"], "waiting": True}

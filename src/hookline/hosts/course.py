@@ -26,6 +26,7 @@ from hookline.hosts.updates import Updates
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.loops.evaluate import VALIDATION, Names
 from hookline.loops.guests import LateGuests, note_later, see_off, tear_down
+from hookline.loops.parts import Participants, Resume
 from hookline.loops.reducing import Rows
 from hookline.loops.run import rescued_row
 from hookline.metrics import MetricLog
@@ -71,8 +72,8 @@ class Course(Recording):
         self.save_requests = []
         self._directory = RunDirectory(self.options)
         self._guests = LateGuests(self)
-        self.leaving: dict[int, list[Any]] = {}
-        self.restored = {}
+        self.participants = Participants()
+        self.resume = Resume()
         self._count_tokens = count_tokens or elements_of_ids
         self._batch_is_open = self.epoch_is_open = False
         self.epoch_is_whole = False
@@ -139,7 +140,7 @@ class Course(Recording):
         """The run that comes is a new one: its counters begin at zero."""
         for name in COUNTERS:
             setattr(self.state, name, 0)
-        self.state.resumed, self.restored = False, {}
+        self.state.resumed, self.resume.contents = False, {}
         self.state.log = MetricLog()
 
     def start_fit(self) -> None:
@@ -296,7 +297,7 @@ class Course(Recording):
             self.save_due()
         s.returned = None
         self.updates.step_before = -1
-        if self.leaving:
+        if self.participants.leaving:
             see_off(self)
 
     def _end_step(self) -> None:

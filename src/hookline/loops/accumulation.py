@@ -29,7 +29,7 @@ class AccumulatedStep(TrainStep):
         """What becomes of a batch's loss before it is differentiated."""
         self.is_last = True
         """Whether this batch is the window's last."""
-        self.rescale: Callable[[float], None] = self._rescale_all if run.feeds is None else run.feeds.begin_update
+        self.rescale: Callable[[float], None] = self._rescale_all if run.data.router is None else run.data.router.begin_update
         """Make the gradients those of the losses that there were, not of the planned number."""
 
     def start(self, batches_left: int | None) -> Signal | None:
@@ -89,7 +89,7 @@ class AccumulatedStep(TrainStep):
     def update_window(self) -> None:
         """Update the weights with the window's gradients, unless no batch had a loss or one is not finite."""
         window, s = self.window, self.state
-        s.window_losses = window.losses if self.run.accumulate > 1 else None
+        s.window_losses = window.losses if self.run.traits.accumulate > 1 else None
         count = self.count_losses()
         if not count:
             self.skip_update("no_loss")
@@ -144,7 +144,7 @@ class AccumulatedStep(TrainStep):
 
 def window_size(run: Run, batches_left: int | None) -> int:
     """Return how many batches the window that begins now will have."""
-    return run.accumulate if batches_left is None else min(run.accumulate, batches_left)
+    return run.traits.accumulate if batches_left is None else min(run.traits.accumulate, batches_left)
 
 
 class CheckedStep(AccumulatedStep):
@@ -157,8 +157,8 @@ class CheckedStep(AccumulatedStep):
     def is_finite(self) -> bool:
         """Look at the losses and gradients of the window; a scaler looks at gradients itself."""
         window, run, s = self.window, self.run, self.state
-        routed = [each for index, each in enumerate(s.optimizers) if run.feeds is None or index in window.fed]
-        grads = [grad for each in routed for grad in gradients(each)] if run.scaler is None else []
+        routed = [each for index, each in enumerate(s.optimizers) if run.data.router is None or index in window.fed]
+        grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
         if not self.everywhere(all_finite([loss for loss, _, _ in window.held], grads)):
             return False
         for loss, weight, loader in window.held:

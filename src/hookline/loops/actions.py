@@ -26,11 +26,11 @@ def install_actions(run: Run) -> None:
     for event in run.plan.table:
         if event.action:
             _install(run, event)
-    run.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
+    run.traits.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
     clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
-    run.clips = run.options.gradient_clip_val is not None or clips_itself
-    tells_norm = run.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
-    run.measures_norm = not tells_norm and (run.clips or run.strategy.shards)
+    run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
+    tells_norm = run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
+    run.traits.measures_norm = not tells_norm and (run.traits.clips or run.strategy.shards)
     run.state.norm_takes_all = run.strategy.shards
     run.state.gradient_clip_val = run.options.gradient_clip_val
     run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
@@ -44,15 +44,16 @@ def settle_closures(run: Run) -> None:
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
     run.state.optimizer_closure = Closure(run)
-    if recompute and not run.is_manual:
-        run.recomputes = True
-        run.measures_norm = run.measures_norm or not run.clips  # the last evaluation's gradients are not those it began with
+    if recompute and not run.traits.is_manual:
+        run.traits.recomputes = True
+        # the last evaluation's gradients are not those it began with
+        run.traits.measures_norm = run.traits.measures_norm or not run.traits.clips
         _install(run, run.plan.table["optimizer_step"])
 
 
 def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
     """Receiver, method name, and whether a user's class overrides it."""
-    if event.name == "optimizer_step" and run.is_manual:
+    if event.name == "optimizer_step" and run.traits.is_manual:
         return "M", event.name, False  # an override that calls the optimizer would call itself
     for receiver, owner in (("D", run.datamodule), ("M", run.steps)):
         if receiver in event.receivers and owner is not None:
@@ -109,13 +110,14 @@ def _clip(run: Run, what: str) -> Caller:
 def _backward(run: Run, what: str) -> Caller:
     if run.strategy.differentiate is not None:
         return publishing("f(s.scaled_loss, **s.backward_options)", what, run.strategy.differentiate)
-    return publishing("s.scaled_loss.backward(**s.backward_options)" if run.is_manual else "s.scaled_loss.backward()", what)
+    options = "**s.backward_options" if run.traits.is_manual else ""
+    return publishing(f"s.scaled_loss.backward({options})", what)
 
 
 def _optimizer_step(run: Run, what: str) -> Caller:
-    if run.recomputes:
+    if run.traits.recomputes:
         return publishing("f(s)", what, _step_with_closure)
-    return publishing("s.optimizer.step(s.optimizer_closure)" if run.is_manual else "s.optimizer.step()", what)
+    return publishing("s.optimizer.step(s.optimizer_closure)" if run.traits.is_manual else "s.optimizer.step()", what)
 
 
 def _to_eval(run: Run, what: str) -> Caller:

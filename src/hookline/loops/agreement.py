@@ -55,7 +55,7 @@ class Agreement:
         before, self._asked = self._asked, asked
         if before is not None and self._hear(before.read()):
             self._exchange()
-        elif run.save_requests or run.plan.asked_at is not self._told:
+        elif run.saves.requests or run.plan.asked_at is not self._told:
             self._meet_at_once(asked)
 
     def _meet_at_once(self, asked: Round) -> None:
@@ -66,7 +66,7 @@ class Agreement:
         else:
             self._kept += mine
             for each in mine:
-                run.save_requests.remove(each)
+                run.saves.requests.remove(each)
 
     def settle(self) -> None:
         """Between batches: wait for all, and do at once what any of them wants."""
@@ -80,12 +80,13 @@ class Agreement:
     def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
         self.asks += 1
-        wishes = len(self._requests()) if run.save_requests else 0
+        wishes = len(self._requests()) if run.saves.requests else 0
         if run.plan.asked_at is not self._told:
             wishes += 1
-        news = s.should_stop is not self.stop or (run.heard > 0 and not run.signal) or run.errands.waiting or bool(self._kept)
+        is_signalled = run.signals.received > 0 and not run.signals.number
+        news = s.should_stop is not self.stop or is_signalled or run.participants.errands.waiting or bool(self._kept)
         clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
-        place = 2 * run.position + kind
+        place = 2 * run.progress.position + kind
         return self._rounds.ask((news, clock, wishes, -wishes, place, -place))
 
     def _hear(self, answer: list[int]) -> bool:
@@ -98,7 +99,7 @@ class Agreement:
         return bool(news) or most != -fewest
 
     def _requests(self) -> list[SaveRequest]:
-        return [each for each in list(self.run.save_requests) if each is not None]
+        return [each for each in list(self.run.saves.requests) if each is not None]
 
     # ---- what is discussed --------------------------------------------------------------------------------------
 
@@ -107,10 +108,11 @@ class Agreement:
         run, s = self.run, self.run.state
         mine = self._requests()
         for each in mine:
-            run.save_requests.remove(each)
+            run.saves.requests.remove(each)
         told = {
-            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.heard,
-            "errands": run.errands.left(), "saves": [as_plain(each) for each in (*self._kept, *mine)], "wants": self._wants(),
+            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.signals.received,
+            "errands": run.participants.errands.left(), "saves": [as_plain(each) for each in (*self._kept, *mine)],
+            "wants": self._wants(),
         }  # fmt: skip
         everybody = self.ranks.gather(told)
         if self._asked is not None:  # what it would say has been said
@@ -123,10 +125,10 @@ class Agreement:
         if any(each["errands"] for each in everybody):  # they may have changed the hooks
             self._agree_on_wants(self.ranks.gather(self._wants()))
         for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
-            run.save_requests.append(as_request(each))
+            run.saves.requests.append(as_request(each))
         self._agree_to_stop([each["stop"] for each in everybody])
         number = max(each["signal"] for each in everybody)
-        if number and not run.signal:
+        if number and not run.signals.number:
             heed_signal(run, number)
             self.stop = True
 
@@ -201,8 +203,8 @@ def settle(run: Run) -> None:
     """Between batches: do what a rank, or another thread, has asked for."""
     if run.agreement is not None:
         run.agreement.settle()
-    elif run.errands.waiting:
-        do_errands(run, run.errands.left())
+    elif run.participants.errands.waiting:
+        do_errands(run, run.participants.errands.left())
 
 
 def _switched_off(hooks: Any) -> list[Listener]:

@@ -27,7 +27,7 @@ class Backward:
         self._factors = factors
         self._restore = restore
         # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
-        self._detach: Callable[[Tensor], Any] = Tensor.item if run.on_cpu else Tensor.detach
+        self._detach: Callable[[Tensor], Any] = Tensor.item if run.traits.on_cpu else Tensor.detach
 
     def __call__(self) -> Any:
         """Return the loss as a number or, off the CPU, without its graph."""

@@ -42,7 +42,7 @@ def begin_together(run: Run, **given: Any) -> None:
         keys = come([f"{number}/{rank}" for rank in range(ranks.world_size)])
         everyone = [json.loads(board.get(key)) for key in keys]
         board.set(verdict, json.dumps([*judge(everyone, board), everyone[0]["logs"]]))
-    out_of_step, differs, run.logs = json.loads(board.get(come([verdict])[0]))
+    out_of_step, differs, run.traits.logs = json.loads(board.get(come([verdict])[0]))
     board.add(f"done/{ranks.rank}", 1)
     if out_of_step:
         raise HooklineError(out_of_step)

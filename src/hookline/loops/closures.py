@@ -50,6 +50,6 @@ class Closure:
         loss = torch.as_tensor(run.state.last_loss)
         if run.together is None:
             return loss
-        weight: float = run.tally.turn.factor * run.window.correction
+        weight: float = run.data.totals.turn.factor * run.window.correction
         reduced: Tensor = run.strategy.reduce(loss * weight)
         return reduced

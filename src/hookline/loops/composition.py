@@ -22,7 +22,7 @@ def choose_step(run: Run) -> TrainStep:
 
 def set_accumulation(run: Run, batches: int) -> None:
     """Change how many batches make one update, from the next window on."""
-    run.accumulate = batches
+    run.traits.accumulate = batches
     if batches == 1:  # a window of one batch needs no size and keeps no losses
         run.window.size, run.state.window_losses = 1, None
     if run.step is not None and not run.window.batches:
@@ -33,26 +33,26 @@ def _choose_class(run: Run) -> type[TrainStep]:
     if not run.strategy.ranks.alone:
         from hookline.loops.rank_step import CheckedRankStep, RankManualStep, RankStep
 
-        return RankManualStep if run.is_manual else CheckedRankStep if run.skips_nonfinite else RankStep
-    if run.is_manual:
+        return RankManualStep if run.traits.is_manual else CheckedRankStep if run.traits.skips_nonfinite else RankStep
+    if run.traits.is_manual:
         return ManualStep
-    if run.tally is not None:
+    if run.data.totals is not None:
         from hookline.loops.counted_step import CheckedCountedStep, CountedStep
 
-        return CheckedCountedStep if run.skips_nonfinite else CountedStep
-    if run.skips_nonfinite:
+        return CheckedCountedStep if run.traits.skips_nonfinite else CountedStep
+    if run.traits.skips_nonfinite:
         return CheckedStep
-    is_plain = run.accumulate == 1 and not run.window.batches and run.feeds is None
+    is_plain = run.traits.accumulate == 1 and not run.window.batches and run.data.router is None
     return TrainStep if is_plain else AccumulatedStep
 
 
 def _make_backward(run: Run, divides: bool) -> Backward:
-    s, window, router, weights = run.state, run.window, run.feeds, run.loss_weights
+    s, window, router, weights = run.state, run.window, run.data.router, run.data.loss_weights
     factors: list[Factor] = []
     if divides:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
-    if run.tally is not None:
-        turn = run.tally.turn
+    if run.data.totals is not None:
+        turn = run.data.totals.turn
         factors.append(lambda loss: loss if turn.factor == 1.0 else loss * turn.factor)
     if weights is not None:
         factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
@@ -68,26 +68,26 @@ def _make_backward(run: Run, divides: bool) -> Backward:
 
 
 def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
-    return (*factors, run.scaler.scale) if run.scaler is not None else tuple(factors)
+    return (*factors, run.traits.scaler.scale) if run.traits.scaler is not None else tuple(factors)
 
 
 def _make_update(run: Run) -> Update:
-    s, router = run.state, run.feeds
+    s, router = run.state, run.data.router
     checks: list[Check] = []
     adjustments: list[Action] = []
     if router is not None:
         checks.append(routing(run))
-    if run.scaler is not None:
+    if run.traits.scaler is not None:
         checks.append(unscaling(run))
-    if run.measures_norm:
+    if run.traits.measures_norm:
         checks.append(norm_capture(run))
-    if run.clips:
+    if run.traits.clips:
         adjustments.append(clipping(run))
-    if run.recomputes:
+    if run.traits.recomputes:
         adjustments.append(fresh_closure(run))
     return Update(
         run, checks=tuple(checks), adjustments=tuple(adjustments),
         notes=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
-        closing=() if run.scaler is None else (run.scaler.update,),
+        closing=() if run.traits.scaler is None else (run.traits.scaler.update,),
         signal_filters=() if run.agreement is None else (run.agreement.on_update,),
     )  # fmt: skip

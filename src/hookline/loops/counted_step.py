@@ -14,11 +14,11 @@ from hookline.loops.update import Update
 
 
 class CountedBatch(TrainStep):
-    """A batch whose samples, tokens and loss are counted by `run.tally`."""
+    """A batch whose samples, tokens and loss are counted by `run.data.totals`."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
-        self.totals = run.tally
+        self.totals = run.data.totals
 
     def start(self, batches_left: int | None) -> Signal | None:
         """Emit on_train_batch_start, and weigh the batch."""
@@ -44,8 +44,8 @@ class CountedBatch(TrainStep):
         """Count what this batch has counted, and put back what a padding batch must not change."""
         run, s = self.run, self.state
         for advance in self.schedulers:
-            advance(run, s.step > run.step_before_batch, batches_left)
-        run.position = s.batch_idx + 1
+            advance(run, s.step > run.progress.step_before_batch, batches_left)
+        run.progress.position = s.batch_idx + 1
         s.batches_seen += 1
         self.totals.count(s)
         s.nested_validate = True

@@ -10,7 +10,8 @@ from torch import Tensor
 from hookline.data.dealing import Turn
 from hookline.data.sources import counts_samples
 from hookline.loops.ghosts import Kept, blank
-from hookline.loops.run import Run, Window
+from hookline.loops.parts import Window
+from hookline.loops.run import Run
 from hookline.metrics import MetricLog
 from hookline.ranks import Answer
 from hookline.state import State
@@ -31,7 +32,7 @@ class Tally:
     def __init__(self, run: Run, turn: Turn) -> None:
         self.run = run
         self.turn = turn
-        self._knows_samples = all(counts_samples(each.source) for each in run.loaders["train"])
+        self._knows_samples = all(counts_samples(each.source) for each in run.data.loaders["train"])
         self._answer: Answer | None = None
         self._aside: MetricLog | None = None
         """The run's own log, while a batch that counts for nothing writes into another one."""
@@ -45,14 +46,14 @@ class Tally:
             weight = 0
             self._kept = Kept(run.module, s.log)
             self._aside, s.log = s.log, blank(s.log)
-        counts_tokens = "tokens_seen" in run.plan.wanted or run.mixes
+        counts_tokens = "tokens_seen" in run.plan.wanted or run.data.is_mixture
         if counts_tokens or run.steers_batches or turn.samples is None or not self._knows_samples:
             self._answer = run.strategy.ranks.total([weight, self.tokens_of(s) if counts_tokens and weight else 0])
         return weight
 
     def tokens_of(self, s: State) -> int:
         """Return the number of tokens in this rank's batch."""
-        return self.run.count_tokens(s.batch)
+        return self.run.data.count_tokens(s.batch)
 
     def learnt(self, window: Window, weight: float) -> float:
         """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
@@ -70,8 +71,8 @@ class Tally:
             self._answer = None
         s.samples_seen += samples
         s.tokens_seen += tokens
-        if self.run.mixes:
-            self.run.train.count(samples, tokens)
+        if self.run.data.is_mixture:
+            self.run.data.train.count(samples, tokens)
 
     def end(self, s: State) -> None:
         """Everybody has heard of this batch."""
@@ -89,9 +90,9 @@ class Tally:
         run, s.shared_loss = self.run, None
         wanted = run.plan.wanted_at
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
-            self._shares_row() and (s.step + 1) % run.log_every == 0 and (run.logs or "on_train_metrics" in wanted)
+            self._shares_row() and (s.step + 1) % run.traits.log_every == 0 and (run.traits.logs or "on_train_metrics" in wanted)
         ):
-            if run.accumulate > 1:  # each batch counts as much as it has for the update
+            if run.traits.accumulate > 1:  # each batch counts as much as it has for the update
                 losses, weights = run.window.losses, run.window.factors
             else:
                 losses, weights = [s.last_loss], [self.loss_weight(s)]
@@ -106,13 +107,13 @@ class Tally:
         return 0.0 if self.turn.is_ghost else s.log.weight
 
     def _shares_row(self) -> bool:
-        return self.shares_rows or self.run.accumulate > 1
+        return self.shares_rows or self.run.traits.accumulate > 1
 
     def _weighed(self, losses: list[Any], weights: list[float]) -> Tensor:
         """The sum of the losses, each as often as it counts, and how much all of them count."""
         counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
         total, many = sum(loss * weight for loss, weight in counted), sum(weight for _, weight in counted)
-        if self.run.on_cpu:
+        if self.run.traits.on_cpu:
             return torch.tensor([total, many], dtype=torch.float64)
         device = self.run.strategy.device
         # filled there and not sent there: nothing waits for a copy

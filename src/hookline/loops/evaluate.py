@@ -82,7 +82,7 @@ class GivenUp(Exception):
 def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
     """One pass over every loader. The training it may interrupt finds everything as it left it."""
     plan, s, log = run.plan, run.state, run.state.log
-    loaders = run.loaders[names.kind]
+    loaders = run.data.loaders[names.kind]
     own = OwnMetrics(names.kind, several=len(loaders) > 1)
     logged = log.pending
     with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
@@ -151,9 +151,9 @@ class Pace:
     def is_over(self) -> bool:
         """After a batch: whether the pass was told to stop. A signal gives it up."""
         run, s = self.run, self.run.state
-        signal, stop = run.signal, s.should_stop and run.stage != "fit"
+        signal, stop = run.signals.number, s.should_stop and run.stage != "fit"
         if run.rows is not None:
-            before, self._asked = self._asked, run.strategy.ranks.largest((run.heard, stop))
+            before, self._asked = self._asked, run.strategy.ranks.largest((run.signals.received, stop))
             signal, stop = (0, False) if before is None else before.read()
         if signal and self.can_be_cut:
             run.plan.on_validation_abandoned(s)
@@ -167,7 +167,7 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
     s.cache.clear()
     s.log.batch_values.clear()
     plan.on_before_batch_transfer(s)
-    if run.moves:
+    if run.traits.moves:
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
     s.batches_in_pass += 1
@@ -181,7 +181,7 @@ def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics
         s.request_stop(stop.reason)
     s.last_loss = own.take(s.returned, s.log.weight, s.dataloader_name)
     names.batch_end(plan)(s)
-    if run.leaving:
+    if run.participants.leaving:
         see_off(run)
 
 

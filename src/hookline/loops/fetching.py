@@ -65,7 +65,7 @@ def sample(run: Run, timer: RunTimer) -> float:
         timer.due = s.step + EVERY - 1 if sampler.end() else s.step
         return timer.due
     check_waiting(run, timer)
-    sampler.begin(run.is_manual, run.recomputes)
+    sampler.begin(run.traits.is_manual, run.traits.recomputes)
     timer.due = s.step if sampler.is_open else s.step + EVERY
     return timer.due
 

@@ -41,7 +41,7 @@ class LastCheckpoint:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.began = run.progress
+        self.began = run.stamp
         """How far the run was when this process began to train."""
         self.saved: Saved | None = None
         """The newest one that is durable under this name."""
@@ -74,7 +74,7 @@ class LastCheckpoint:
             due = self._due
             if not self._changed.wait(None if due is None else max(0.0, due - time.monotonic())) and not self.is_over:
                 self._due = None
-                self.run.errands.send("keep_last")
+                self.run.participants.errands.send("keep_last")
 
     def note(self, saved: Saved) -> None:
         """Remember what became of a checkpoint. The time to the next one counts from here."""
@@ -111,7 +111,7 @@ class LastCheckpoint:
     def is_behind(self) -> bool:
         """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks write together."""
         tried = self.failed or self.saved
-        return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.progress))
+        return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.stamp))
 
     def url(self) -> str | None:
         """Return where it goes too if hooks save to a URL: beside their checkpoints."""
@@ -119,23 +119,23 @@ class LastCheckpoint:
 
     def _choose_url(self) -> str | None:
         newest = self.asked
-        if newest is None or not is_url(newest.path) or newest.reason == "manual" or newest.progress == self.run.progress:
+        if newest is None or not is_url(newest.path) or newest.reason == "manual" or newest.progress == self.run.stamp:
             return None
         return beside(str(newest.path), NAME)
 
 
 @carries_out("keep_last")
 def _keep_last(run: Run, sender: int) -> None:
-    if not run.last.is_over:
-        run.save_requests.append(SaveRequest(None, "last", is_automatic=True))
+    if not run.saves.last.is_over:
+        run.saves.requests.append(SaveRequest(None, "last", is_automatic=True))
 
 
 def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
     """For `with`, around training: keep `checkpoints/last` if the options ask for it."""
     if not run.options.saving.last or run.options.fast_dev_run:
         return contextlib.nullcontext()
-    run.last = LastCheckpoint(run)
-    return run.last  # type: ignore[no-any-return]
+    run.saves.last = LastCheckpoint(run)
+    return run.saves.last  # type: ignore[no-any-return]
 
 
 def save_final_state(run: Run) -> None:
@@ -143,16 +143,16 @@ def save_final_state(run: Run) -> None:
 
     Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is started again calls it.
     """
-    if run.sealed or run.finished_before or run.last is None:
+    if run.saves.is_final or run.resume.finished or run.saves.last is None:
         return
     finish_saving(run)
-    if run.last.is_behind():
+    if run.saves.last.is_behind():
         save(run, SaveRequest(None, "last", is_automatic=True))
         finish_saving(run)
-    if (url := run.last.url()) is not None:
+    if (url := run.saves.last.url()) is not None:
         save(run, SaveRequest(url, "last", is_automatic=True))
         finish_saving(run)
-    if run.on_disk != run.progress:
+    if run.saves.on_disk != run.stamp:
         _report_unsaved(run)
 
 
@@ -162,18 +162,18 @@ def keeps_failed_state(run: Run) -> bool:
     A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second signal asks for no
     more saving, and a directory that another job has taken over is that job's.
     """
-    error, last = run.state.exception, run.last
-    if last is None or error is None or run.sealed or run.watch.broken or not run.state.step or run.progress == last.began:
+    error, last = run.state.exception, run.saves.last
+    if last is None or error is None or run.saves.is_final or run.watch.broken or not run.state.step or run.stamp == last.began:
         return False
-    if isinstance(error, RunLockedError) or (run.heard and isinstance(error, KeyboardInterrupt | Preempted)):
+    if isinstance(error, RunLockedError) or (run.signals.received and isinstance(error, KeyboardInterrupt | Preempted)):
         return False
-    return last.is_behind() and not run.is_updating
+    return last.is_behind() and not run.progress.is_updating
 
 
 def settle_failed_epoch(run: Run) -> None:
     """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the next one."""
     if run.state.epochs_seen > run.state.epoch:
-        run.position = 0
+        run.progress.position = 0
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def noticing_changes(run: Run) -> Iterator[None]:
     before = fingerprint(run) if own_code else []
     yield
     if own_code and (before is None or fingerprint(run) != before):
-        run.revision += 1
+        run.progress.revision += 1
 
 
 def fingerprint(run: Run) -> list[int] | None:
@@ -219,14 +219,14 @@ def _is_free(path: Path, run: Run) -> bool:
         manifest = read_manifest(path)
     except CheckpointError:
         return True  # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
-    return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.run_id
+    return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.identity.id
 
 
 def _report_unsaved(run: Run) -> None:
     s = run.state
-    if s.rank or run.last.failed is None:
+    if s.rank or run.saves.last.failed is None:
         return
-    newest = ("Nothing of this run is saved." if run.saved is None else
-              f"The newest checkpoint is {shown(run.saved.path)}, of step {run.saved.step}.")  # fmt: skip
+    newest = ("Nothing of this run is saved." if run.saves.newest is None else
+              f"The newest checkpoint is {shown(run.saves.newest.path)}, of step {run.saves.newest.step}.")  # fmt: skip
     log.warning("This run was %s at step %d, but the model is NOT saved: its last state, of step %d, is not saved. %s",
                 s.status, s.step, s.step, newest)  # fmt: skip

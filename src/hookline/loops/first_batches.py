@@ -49,7 +49,7 @@ class FirstBatches:
     def fetched(self) -> None:
         """Write down or compare the batch that the loop has just been given."""
         run, s = self.run, self.run.state
-        loader = next((each for each in run.loaders["train"] if each.name == s.dataloader_name), None)
+        loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
         if loader is None or loader.share.turn.is_ghost:  # a repeated batch, for a rank that has none left
             return
         places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
@@ -64,15 +64,15 @@ class FirstBatches:
                 if new := places if expected is None else places[1:]:  # the first one is that of the resume, and is written
                     _write(run, loader.name, new, found)
         if not self.waiting:
-            run.first_batches = None
+            run.saves.first_batches = None
 
 
 def after_save(run: Run) -> None:
     """Have the next batch of each training loader written down: it is what a resume from this save has to begin with."""
-    if run.stage != "fit" or run.train is None or _record_folder(run) is None:
+    if run.stage != "fit" or run.data.train is None or _record_folder(run) is None:
         return
-    run.first_batches = firsts = run.first_batches or FirstBatches(run)
-    for loader in run.loaders["train"]:
+    run.saves.first_batches = firsts = run.saves.first_batches or FirstBatches(run)
+    for loader in run.data.loaders["train"]:
         places = firsts.waiting.setdefault(loader.name, [])
         if (place := _place(run)) not in places:
             places.append(place)
@@ -82,10 +82,11 @@ def after_save(run: Run) -> None:
 def after_resume(run: Run) -> None:
     """Have the next batch of each training loader compared; one that was never fetched before is written down."""
     firsts, place = FirstBatches(run), _place(run)
-    same = [each.name for each in run.loaders["train"] if each.is_as_saved]  # other loaders make other batches, and were reported
+    # other loaders make other batches, and were reported
+    same = [each.name for each in run.data.loaders["train"] if each.is_as_saved]
     firsts.expected = {name: found for name, found in _recorded(run, place).items() if name in same}
     firsts.waiting = {name: [place] for name in same if name in firsts.expected or _record_folder(run) is not None}
-    run.first_batches = firsts if firsts.waiting else None
+    run.saves.first_batches = firsts if firsts.waiting else None
 
 
 def path_from(checkpoint: Path | str, run: Run) -> str | None:
@@ -96,7 +97,7 @@ def path_from(checkpoint: Path | str, run: Run) -> str | None:
 
 def _place(run: Run) -> Place:
     """Return where in the data the run is, in the numbers that a checkpoint keeps."""
-    return {"epoch": run.state.epochs_seen, "batch": run.position, "batches_seen": run.state.batches_seen}
+    return {"epoch": run.state.epochs_seen, "batch": run.progress.position, "batches_seen": run.state.batches_seen}
 
 
 def _record_folder(run: Run) -> Path | None:
@@ -109,7 +110,7 @@ def _file(run_dir: Path, rank: int) -> Path:
 
 
 def _write(run: Run, loader: str, places: list[Place], found: Fingerprint) -> None:
-    lines = [json.dumps({"run": run.run_id, "loader": loader, **place, **found}) for place in places]
+    lines = [json.dumps({"run": run.identity.id, "loader": loader, **place, **found}) for place in places]
     path = _file(run.run_dir(), run.state.rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,14 +125,14 @@ def _recorded(run: Run, place: Place) -> dict[str, Fingerprint]:
     found: dict[str, Fingerprint] = {}
     for run_dir in dict.fromkeys(_run_dirs(run)):
         for record in _read(_file(run_dir, run.state.rank)):
-            if record["run"] == run.run_id and all(record[name] == number for name, number in place.items()):
+            if record["run"] == run.identity.id and all(record[name] == number for name, number in place.items()):
                 found[record["loader"]] = record
     return found
 
 
 def _run_dirs(run: Run) -> Iterator[Path]:
     """Yield the directories in which the record may be: the one that the checkpoint names, and the present one."""
-    way, checkpoint = run.restored.get("record"), str(run.resume_from)
+    way, checkpoint = run.resume.contents.get("record"), str(run.resume.path)
     if isinstance(way, str) and "://" not in checkpoint:
         yield Path(os.path.normpath(os.path.join(os.path.abspath(checkpoint), way)))
     if (known := run.directory.existing()) is not None:

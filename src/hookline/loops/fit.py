@@ -41,29 +41,29 @@ def fit(run: Run) -> None:
     plan, s = run.plan, run.state
     s.hooks.begin_training()
     s.timer.begin()
-    if not run.position:  # in the middle of an epoch the run has been checked long ago
+    if not run.progress.position:  # in the middle of an epoch the run has been checked long ago
         sanity_check(run)
     load(run, "train")
-    loader = run.train
-    for each in itertools.chain(*map(resume_limits, run.loaders["train"])):
+    loader = run.data.train
+    for each in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
         log.warning(each)
     load(run, "val")
     settle(run)
-    if run.signal:
-        run.sealed = True  # nothing was trained, so there is nothing to save
+    if run.signals.number:
+        run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
-        if not run.signal:
-            log.warning("Nothing to train: %s", why_finished(run) + ("" if run.finished_before else how_to_train(run)))
-        if run.finished_before:
+        if not run.signals.number:
+            log.warning("Nothing to train: %s", why_finished(run) + ("" if run.resume.finished else how_to_train(run)))
+        if run.resume.finished:
             restore_ending(run)
         return
     if not run.module.training:
         log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
                     "should, before fit.", type(run.module).__name__)  # fmt: skip
     check_before_training(run, epoch_length(run))  # before the loggers mark an earlier log as superseded
-    if run.resume_from is not None:
-        where = shown(run.resume_from) if is_url(run.resume_from) else run.resume_from  # loggers write it down
-        s.logger.resume(run.restored.pop("loggers", None), s.step, s.epoch, where)
+    if run.resume.path is not None:
+        where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path  # loggers write it down
+        s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
     if run.record is not None:
@@ -71,12 +71,12 @@ def fit(run: Run) -> None:
     with keeping_last(run):
         plan.on_train_start(s)
         settle(run)
-        if run.save_requests:
+        if run.saves.requests:
             save_due(run)
         while not is_finished(run):
             train_epoch(run, loader)
     run.watch.settle()
-    if run.signal:
+    if run.signals.number:
         save_due(run)  # it may have come between two epochs
     s.status = ending(run)
     save_final_state(run)
@@ -100,15 +100,15 @@ def train_epoch(run: Run, loader: Any) -> None:
     exhausted = False
     is_leaving = told_to_stop(run) and is_finished(run)  # asked for when the epoch began
     if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
-        run.restored["rng"] = before
+        run.resume.contents["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
     run.step = choose_step(run)
-    if run.owes_validation and not is_leaving and is_finished_by_owed_validation(run):
+    if run.progress.validation_pending and not is_leaving and is_finished_by_owed_validation(run):
         is_leaving, batches = True, iter(())
-    for s.batch_idx in fetched(run, batches, run.position, s.timer):
-        if run.first_batches is not None:
-            run.first_batches.fetched()
+    for s.batch_idx in fetched(run, batches, run.progress.position, s.timer):
+        if run.saves.first_batches is not None:
+            run.saves.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
             if run.step(batches_left) is END_EPOCH:
@@ -116,36 +116,36 @@ def train_epoch(run: Run, loader: Any) -> None:
                 break
         except StopTraining as stop:  # from a step of the module; hooks' own are handled where they are called
             s.request_stop(stop.reason)
-        run.position = s.batch_idx + 1  # for batches that were skipped; the others have said so themselves
-        if run.leaving:
+        run.progress.position = s.batch_idx + 1  # for batches that were skipped; the others have said so themselves
+        if run.participants.leaving:
             see_off(run)
-        if validate_every and run.position % validate_every == 0:
+        if validate_every and run.progress.position % validate_every == 0:
             validate(run)
         if run.agreement is not None:
             run.agreement.meet()
-        elif run.errands.waiting:
-            do_errands(run, run.errands.left())
-        if run.save_requests:
+        elif run.participants.errands.waiting:
+            do_errands(run, run.participants.errands.left())
+        if run.saves.requests:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
             break
     else:
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
-    close_epoch(run, exhausted or run.position == loader.length)
+    close_epoch(run, exhausted or run.progress.position == loader.length)
 
 
 def close_epoch(run: Run, complete: bool) -> None:
     """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
     settle(run)
-    if complete and not run.signal:
+    if complete and not run.signals.number:
         run.step.close_window()  # a last window that came out short
         advance_epoch(run)
     run.state.log.mode = "now"
-    if not run.signal and validation_closes_epoch(run, complete):
+    if not run.signals.number and validation_closes_epoch(run, complete):
         validate(run)
         settle(run)
-    if run.signal:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
+    if run.signals.number:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
         save_due(run)
         complete = False
     end_epoch(run, complete)
@@ -155,13 +155,13 @@ def begin_epoch(run: Run, loader: Any) -> Any:
     """Say where the run is; the random streams as they are now, if the epoch begins at its first batch."""
     s = run.state
     s.epoch = s.epochs_seen
-    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.position, 0, loader.name
-    run.epoch_began = (s.step if run.position == 0 else -1, run.skips, s.batches_seen)
-    if run.position:
+    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.progress.position, 0, loader.name
+    run.progress.epoch_began = (s.step if run.progress.position == 0 else -1, run.progress.skips, s.batches_seen)
+    if run.progress.position:
         return None
-    if (streams := run.restored.pop("rng", None)) is not None:
+    if (streams := run.resume.contents.pop("rng", None)) is not None:
         set_rng_state(streams)  # resumed between two epochs
-    run.epoch_advanced = False
+    run.progress.epoch_advanced = False
     s.log.begin("train")
     return rng_state()
 
@@ -170,14 +170,14 @@ def begin_epoch(run: Run, loader: Any) -> Any:
 @timed("data")
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
-    saved, streams = run.restored.pop("loader", None), run.restored.pop("rng", None)
+    saved, streams = run.resume.contents.pop("loader", None), run.resume.contents.pop("rng", None)
     if saved is None:
-        batches = loader.open(run.state.epoch, run.position, run.options.seed)
+        batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
     else:
-        with restoring(run.resume_from, "the position of the training data"):
+        with restoring(run.resume.path, "the position of the training data"):
             loader.load_state_dict(saved)
             after_resume(run)
-            batches = loader.open(run.state.epoch, run.position, run.options.seed)
+            batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
     if streams is not None:  # whatever was drawn while the run was set up, and for a seed
         set_rng_state(streams)
     return batches
@@ -187,8 +187,8 @@ def end_epoch(run: Run, complete: bool) -> None:
     """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
     plan, s = run.plan, run.state
     results = s.log.finish("train") if run.rows is None else run.rows.finish("train", {}, s.log.pending)
-    if run.mixes:
-        counted = run.train.metrics()
+    if run.data.is_mixture:
+        counted = run.data.train.metrics()
         s.log.newest.raw().update(counted)
         results |= counted
         s.log.loader = ""
@@ -199,15 +199,15 @@ def end_epoch(run: Run, complete: bool) -> None:
     with rescued_row(s, results, "epoch"):
         plan.on_train_epoch_end(s)
     s.nested_validate = False
-    run.revision += 1
+    run.progress.revision += 1
     pending, s.log.pending = s.log.pending, {}
     run.write_row({**results, **run.over_ranks(pending, "epoch")}, "epoch")
     if complete:
         advance_on_metric(run)
-        run.position = 0
+        run.progress.position = 0
     update_record(run)
     settle(run)
-    if run.save_requests:
+    if run.saves.requests:
         save_due(run)
 
 
@@ -223,13 +223,13 @@ def why_finished(run: Run) -> str:
     """The reason, or an empty string."""
     s, options = run.state, run.options
     assert options.max_epochs is not None
-    if run.signal or run.finished_before:
-        return run.finished_before or s.stop_reason
+    if run.signals.number or run.resume.finished:
+        return run.resume.finished or s.stop_reason
     if 0 <= options.max_epochs <= s.epochs_seen:
         return f"max_epochs={options.max_epochs} is reached"
     if 0 <= options.max_steps <= s.step:
         return f"max_steps={options.max_steps} is reached"
-    if run.train.length == 0:
+    if run.data.train.length == 0:
         return "limit_train_batches=0"
     if run.out_of_time and not told_to_stop(run):
         s.request_stop(f"max_time={options.max_time:g} s is over")
@@ -240,16 +240,16 @@ def why_finished(run: Run) -> str:
 
 def how_to_train(run: Run) -> str:
     """Return what to do about a resumed run that has nothing left to train."""
-    return "" if run.resume_from is None else f". {START_OVER}"
+    return "" if run.resume.path is None else f". {START_OVER}"
 
 
 def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
     """A loader that yields nothing would make an endless loop; one that ends too soon hides an error of its dataset."""
-    if exhausted and run.position == 0:
+    if exhausted and run.progress.position == 0:
         hint = "; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else ""
         raise OptionError(f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}.")
-    if exhausted and loader.is_exact and loader.length is not None and run.position < loader.length:
-        raise OptionError(f"The training loader {loader.name!r} ended after {run.position} of {loader.length} batches. "
+    if exhausted and loader.is_exact and loader.length is not None and run.progress.position < loader.length:
+        raise OptionError(f"The training loader {loader.name!r} ended after {run.progress.position} of {loader.length} batches. "
                           "Does its dataset raise StopIteration?")  # fmt: skip
 
 
@@ -274,17 +274,17 @@ def sanity_check(run: Run) -> None:
 @timed("validation")
 def validate(run: Run) -> None:
     """Validation in the course of training. A signal cuts it short; then it is owed to the run that resumes."""
-    run.owes_validation = True
-    if run.signal:
+    run.progress.validation_pending = True
+    if run.signals.number:
         return
-    run.before_validation = what_validation_may_change(run)
+    run.progress.before_validation = what_validation_may_change(run)
     with contextlib.suppress(GivenUp):
         evaluate(run, VALIDATION, can_be_cut=True)
-        run.validated_at = (run.state.epoch, run.state.batches_seen)
-        run.owes_validation, run.before_validation = False, {}
-    if run.owes_validation:
+        run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
+        run.progress.validation_pending, run.progress.before_validation = False, {}
+    if run.progress.validation_pending:
         settle(run)  # a signal that one rank has heard
-    if run.owes_validation:
+    if run.progress.validation_pending:
         settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
 
 
@@ -298,20 +298,21 @@ def is_finished_by_owed_validation(run: Run) -> bool:
 
 def validation_interval(run: Run) -> int:
     """Batches between validations in this epoch; 0 if none is due in it, or only at its end."""
-    if not run.loaders["val"] or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
+    if not run.data.loaders["val"] or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
         return 0
     return batches_between(run.options, epoch_length(run))
 
 
 def epoch_length(run: Run) -> int | None:
     """Batches of a training epoch; None if the loader cannot tell."""
-    length: int | None = run.train.began_with if run.mixes else run.train.length
+    length: int | None = run.data.train.began_with if run.data.is_mixture else run.data.train.length
     return length
 
 
 def validation_closes_epoch(run: Run, complete: bool) -> bool:
     """At an epoch's end: once-per-epoch validation that has not run yet, or a last look before an early stop."""
     s, options = run.state, run.options
-    if not run.loaders["val"] or run.validated_at == (s.epoch, s.batches_seen) or (s.epoch + 1) % options.check_val_every_n_epoch:
+    is_validated = run.progress.validated_at == (s.epoch, s.batches_seen)
+    if not run.data.loaders["val"] or is_validated or (s.epoch + 1) % options.check_val_every_n_epoch:
         return False
     return (complete and options.val_check_interval == 1.0) or (not complete and told_to_stop(run))

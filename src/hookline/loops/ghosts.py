@@ -25,7 +25,7 @@ def run_along(run: Run, step: Caller) -> None:
     """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts for nothing."""
     plan, s = run.plan, run.state
     plan.on_before_batch_transfer(s)  # these two may make of a batch what the step expects
-    if run.moves:
+    if run.traits.moves:
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
     log, kept = s.log, Kept(run.module, s.log)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from hookline.errors import StopTraining
 from hookline.foreign import HookAdapter, RunAware
 from hookline.hooklist import Entry
+from hookline.loops.parts import Participants, Resume
 from hookline.loops.restoring import restore_hook
 from hookline.plan import Plan, blame
 from hookline.state import State
@@ -18,10 +19,8 @@ class Visited(Protocol):
 
     plan: Plan
     state: State
-    leaving: dict[int, list[Any]]
-    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next batch boundary."""
-    restored: dict[str, Any]
-    """What is left of the checkpoint that it goes on from: a hook that comes late takes its own part of it."""
+    participants: Participants
+    resume: Resume
 
 
 V = TypeVar("V", bound=Visited)
@@ -55,20 +54,20 @@ class LateGuests(Generic[V]):
         if key in run.plan.up or self._has_begun(entry):
             entry.begin_budget()
             return
-        raise_first(_see_off(run, list(run.leaving.get(id(entry.given), ()))))  # back before it has gone
+        raise_first(_see_off(run, list(run.participants.leaving.get(id(entry.given), ()))))  # back before it has gone
         self._start(entry)
         run.plan.up.add(key)
         for listener in entry.listeners:
             if listener.event.name == "setup":
                 run.plan.call(listener, run.state)
-        restore_hook(entry, run.restored, run.state)
+        restore_hook(entry, run.resume.contents, run.state)
 
     def farewell(self, entry: Entry) -> None:
         """A hook leaves in the middle: it gets its teardown when nobody is calling it any more, if it was set up."""
         key = ("H", entry.name)
         if key in self.run.plan.up:
             self.run.plan.up.discard(key)
-            self.run.leaving.setdefault(id(entry.given), []).append(entry)
+            self.run.participants.leaving.setdefault(id(entry.given), []).append(entry)
 
     def _has_begun(self, entry: Entry) -> bool:
         """Whether it has been part of the run and needs no set-up."""
@@ -95,18 +94,18 @@ def tear_down(run: Visited) -> list[BaseException]:
 
 
 def _leaving(run: Visited) -> list[Entry]:
-    return list(itertools.chain(*run.leaving.values()))
+    return list(itertools.chain(*run.participants.leaving.values()))
 
 
 def _see_off(run: Visited, entries: list[Entry]) -> list[BaseException]:
     failures: list[BaseException] = []
     for entry in entries:
-        of_this_hook = run.leaving.get(id(entry.given), [])
+        of_this_hook = run.participants.leaving.get(id(entry.given), [])
         if entry not in of_this_hook:  # another's teardown has added it again
             continue
         of_this_hook.remove(entry)
         if not of_this_hook:
-            del run.leaving[id(entry.given)]
+            del run.participants.leaving[id(entry.given)]
         for listener in entry.listeners:
             if listener.event.name == "teardown":
                 try:

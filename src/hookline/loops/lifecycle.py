@@ -69,7 +69,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             s.status = ending(run)
         if run.stage == "fit":
             save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
-        if run.signal == signal.SIGINT:
+        if run.signals.number == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False
         failures += plan.strategy_teardown(s) or ()
@@ -104,7 +104,7 @@ def join(run: Run) -> None:
         return
     run.agreement = Agreement(run)
     run.state.clock = run.agreement.now
-    run.started = run.agreement.now()
+    run.traits.started = run.agreement.now()
 
 
 def note_failure(run: Run, error: BaseException) -> None:
@@ -117,7 +117,7 @@ def note_failure(run: Run, error: BaseException) -> None:
     error.add_note(f"the run ended in {run.stage} at {s.position}")
     if run.peers is not None and not is_agreed:
         run.peers.tell(error)
-    run.save_requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+    run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
 
 
 def write_unsent(run: Run) -> None:
@@ -131,9 +131,9 @@ def write_unsent(run: Run) -> None:
 
 def let_go(run: Run) -> None:
     """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's tensors."""
-    for loader in itertools.chain(*run.loaders.values()):
+    for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # workers that are left to the garbage collector take seconds to go
-    run.saver = run.state.exception = run.state.returned = None
+    run.saves.background = run.state.exception = run.state.returned = None
 
 
 def end_fit(run: Run) -> None:
@@ -148,15 +148,15 @@ def end_fit(run: Run) -> None:
 def save_after_failure(run: Run) -> list[BaseException]:
     """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no later save point."""
     if run.watch.broken:
-        run.save_requests.clear()
+        run.saves.requests.clear()
     if run.peers is not None:
-        if run.save_requests:
+        if run.saves.requests:
             log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
         return []
     try:
         if keeps_failed_state(run):
-            run.save_requests.append(SaveRequest(None, "exception", is_automatic=True))
-        if run.save_requests and run.step is not None:
+            run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
+        if run.saves.requests and run.step is not None:
             run.step.settle_failed_batch()
             settle_failed_epoch(run)
         save_due(run)
@@ -173,10 +173,10 @@ def set_up(run: Run) -> None:
         plan.prepare_data(s)
     if run.peers is not None:
         run.peers.assemble("data")
-    run.setup_began = True
+    run.participants.setup_began = True
     plan.setup(s)
     plan.configure_model(s)
-    if run.resume_from is not None and not run.strategy.restore_after_setup:
+    if run.resume.path is not None and not run.strategy.restore_after_setup:
         restore_module(run)
 
 
@@ -188,7 +188,7 @@ def place_on_strategy(run: Run) -> None:
     s.wrapped_model = run.strategy.place(run.module)
     if not run.strategy.ranks.alone:
         part_ways(run)
-    if run.resume_from is not None and run.strategy.restore_after_setup:
+    if run.resume.path is not None and run.strategy.restore_after_setup:
         restore_module(run)
     if run.options.compile:
         compile_model(run)
@@ -199,14 +199,14 @@ def place_on_strategy(run: Run) -> None:
     s.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
     settle_feeding(run)
-    if not run.strategy.ranks.alone and not run.is_manual:
+    if not run.strategy.ranks.alone and not run.traits.is_manual:
         run.together = Together(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
-    run.manual_optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
+    run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
-    run.settings = settings_of(run)
-    if run.resume_from is not None:
+    run.identity.settings = settings_of(run)
+    if run.resume.path is not None:
         restore_progress(run)
         plan.on_checkpoint_load(s)
     plan.on_fit_start(s)
@@ -221,17 +221,17 @@ def part_ways(run: Run) -> None:
 def settle_feeding(run: Run) -> None:
     """Loaders that train some optimizers only, if the mixture says so."""
     asked = mixture_of(run).optimizers
-    if asked and run.is_manual:
+    if asked and run.traits.is_manual:
         raise OptionError("Mixture: optimizers= is for automatic optimization; a manual training step chooses its own.")
     if asked:
         load(run, "train")  # otherwise they are asked for when they are needed
-        run.feeds = make_feeding(asked, run.state.optimizers, run.accumulate)
+        run.data.router = make_feeding(asked, run.state.optimizers, run.traits.accumulate)
 
 
 def check_optimizers(run: Run) -> None:
     """Training that would change nothing is refused, not carried out in silence."""
     name, optimizers = type(run.module).__name__, run.state.optimizers
-    if not optimizers and not run.is_manual:
+    if not optimizers and not run.traits.is_manual:
         raise OptionError(f"{name}.configure_optimizers returned no optimizer, so nothing would be trained. Return one, or set "
                           "automatic_optimization = False and train in training_step.")  # fmt: skip
     own = {id(parameter) for parameter in run.module.parameters()}
@@ -260,8 +260,8 @@ class Guests(LateGuests[Run]):
     def bind(self) -> None:
         """Let module, data module and strategy hear events."""
         run, table = self.run, self.run.plan.table
-        run.manual_backward = functools.partial(manual_backward, run)
-        run.manual_unscale = functools.partial(unscale_once, run)
+        run.manual.backward = functools.partial(manual_backward, run)
+        run.manual.unscale = functools.partial(unscale_once, run)
         self._attach(run)
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
@@ -282,8 +282,8 @@ class Guests(LateGuests[Run]):
         if s.logger and run.stage == "fit":
             s.logger.log_hyperparams(describe(run))
         begin_record(run)
-        if run.control is not None:
-            run.control.open()
+        if run.participants.control is not None:
+            run.participants.control.open()
         super().begin()
         if run.stage == "fit" and not run.strategy.ranks.alone:
             s.hooks.dismiss = functools.partial(dismiss_everywhere, run)
@@ -296,10 +296,10 @@ class Guests(LateGuests[Run]):
         hooks.guests, hooks.dismiss = None, hooks.disable
         run.plan.agree_on_wants(None)
         for handle in self.handles:
-            run.brought.append(handle.entry)
+            run.participants.module_hooks.append(handle.entry)
             handle.remove()
-        while run.afterwards:
-            run.afterwards.pop()()
+        while run.participants.on_close:
+            run.participants.on_close.pop()()
         run.plan.clear_run()
         self._attach(None)
         run.write_waiting()
@@ -307,7 +307,7 @@ class Guests(LateGuests[Run]):
 
     def welcome(self, entry: Entry) -> None:
         """A hook joins in the middle; if nobody has been set up yet, its turn will come."""
-        if self.run.setup_began:
+        if self.run.participants.setup_began:
             super().welcome(entry)
 
 

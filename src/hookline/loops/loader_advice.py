@@ -61,7 +61,7 @@ def check_waiting(run: Run, timer: RunTimer) -> None:
     if not mostly_waits(waiting):
         return
     timer.warned = True
-    loaders = [facts_of(each) for each in run.loaders["train"]]
+    loaders = [facts_of(each) for each in run.data.loaders["train"]]
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
     log.warning("%s", advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"))
 

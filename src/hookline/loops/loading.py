@@ -41,10 +41,10 @@ def limit_of(run: Run, kind: str) -> int | float:
 
 def load(run: Run, kind: str) -> list[Loader]:
     """The loaders of one kind, made when first asked for."""
-    if kind in run.loaders:
-        return run.loaders[kind]
+    if kind in run.data.loaders:
+        return run.data.loaders[kind]
     limit = limit_of(run, kind)
-    given = run.given_loaders.get(kind)
+    given = run.data.given.get(kind)
     if given is None and (kind != "val" or limit != 0):
         ask = {
             "train": run.plan.train_dataloader, "val": run.plan.val_dataloader,
@@ -69,10 +69,10 @@ def load(run: Run, kind: str) -> list[Loader]:
         loader.agree()
     if kind in ("val", "test"):
         check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
-    run.loaders[kind] = loaders
+    run.data.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)
-        run.tally = make_tally(run, share)
+        run.data.totals = make_tally(run, share)
     return loaders
 
 
@@ -86,26 +86,26 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
     """One loader stays itself; several become one that draws from them as the mixture says."""
     if run.options.prefetch_batches:
         fetch_ahead(run, loaders)
-    asked = run.mixture is not None or getattr(run.datamodule, "mixture", None) is not None
+    asked = run.data.mixture is not None or getattr(run.datamodule, "mixture", None) is not None
     if run.options.limit_train_batches == 0 or (len(loaders) == 1 and not asked):
-        run.train = loaders[0]
+        run.data.train = loaders[0]
         return
     mixture = mixture_of(run)
-    run.train, run.mixes = MixedLoader(loaders, mixture, run.count_tokens), True
+    run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
     s, metrics = run.state, run.state.log
 
     def picked(index: int, name: str) -> None:
         s.dataloader_idx, s.dataloader_name, metrics.loader = index, name, name
 
-    run.train.picked = picked
-    if run.restored.get("loader"):
-        with restoring(run.resume_from, "the position of the training data"):
-            run.train.load_state_dict(run.restored["loader"])  # now, so that hooks find and change it as it was
-    run.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
+    run.data.train.picked = picked
+    if run.resume.contents.get("loader"):
+        with restoring(run.resume.path, "the position of the training data"):
+            run.data.train.load_state_dict(run.resume.contents["loader"])  # now, so that hooks find and change it as it was
+    run.data.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:
         if not run.steps.automatic_optimization:
             raise OptionError("Mixture: loss_weights are applied before backward, which manual optimization does itself.")
-        run.loss_weights = dict(mixture.loss_weights)
+        run.data.loss_weights = dict(mixture.loss_weights)
 
 
 def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
@@ -118,23 +118,24 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
                         "workers.", run.options.prefetch_batches, loader.name)  # fmt: skip
             continue
         loader.ahead = run.options.prefetch_batches
-        if run.moves and not own_way and not plan.listeners("on_before_batch_transfer"):
+        if run.traits.moves and not own_way and not plan.listeners("on_before_batch_transfer"):
             loader.move = lambda batch: move(batch, device)
 
 
 def mixture_of(run: Run) -> Mixture:
     """How several training loaders are mixed: what fit was given, or the data module's `mixture`; both may be a table."""
-    given = run.mixture if run.mixture is not None else getattr(run.datamodule, "mixture", None)
+    given = run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
     return Mixture() if given is None else make_mixture(given)
 
 
 def estimated_steps(run: Run) -> float:
     """Optimizer updates this run will make; infinite if that cannot be known."""
     load(run, "train")
-    options, loader = run.options, run.train
+    options, loader = run.options, run.data.train
     assert options.max_epochs is not None
     steps = math.inf
-    length = loader.first_length if run.mixes else loader.length  # the same after a resume, whatever became of the mixture
+    # the same after a resume, whatever became of the mixture
+    length = loader.first_length if run.data.is_mixture else loader.length
     if options.max_epochs >= 0 and length is not None:
         steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps

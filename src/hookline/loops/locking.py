@@ -24,7 +24,7 @@ def locked(run: Run) -> Iterator[None]:
 
 def _tell(run: Run, who: str) -> None:
     """From the lock's thread: the run cannot continue."""
-    run.errands.send("lock lost", who=who)
+    run.participants.errands.send("lock lost", who=who)
 
 
 @carries_out("lock lost")

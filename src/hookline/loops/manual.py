@@ -28,25 +28,25 @@ class ManualStep(TrainStep):
     def learn(self) -> None:
         """Take note of the loss; the training step has done everything else."""
         run, s = self.run, self.state
-        if run.scaler is not None and run.unscaled:
-            run.scaler.update()
-            run.unscaled.clear()
-            run.stepped.clear()
+        if run.traits.scaler is not None and run.manual.unscaled:
+            run.traits.scaler.update()
+            run.manual.unscaled.clear()
+            run.manual.stepped.clear()
         loss = s.returned
         if isinstance(loss, dict):
             log_numbers(run, loss)
             loss = loss.get("loss")
         if isinstance(loss, Tensor):
-            s.last_loss = loss.item() if run.on_cpu else loss.detach()
+            s.last_loss = loss.item() if run.traits.on_cpu else loss.detach()
         if s.last_loss is not None:
             self.note_loss(s.last_loss)
 
     def note_loss(self, loss: Any) -> None:
         """Leave out the loss of an update that was skipped because it is not finite."""
         run, s = self.run, self.state
-        if not run.skips_nonfinite:
+        if not run.traits.skips_nonfinite:
             run.watch.look(loss)
-        elif run.last_skip == ("nonfinite", s.batches_seen):
+        elif run.progress.last_skip == ("nonfinite", s.batches_seen):
             return
         s.log.train_loss.add(loss, self.weight)
         for add in self.loss_sinks:
@@ -76,19 +76,19 @@ class ManualOptimizer:
     def step(self, closure: Any = None) -> None:
         """Update the weights; the first update of a batch advances `step`."""
         run, s = self._run, self._focus()
-        plan, scaler = run.plan, run.scaler
-        if not run.is_manual:
+        plan, scaler = run.plan, run.traits.scaler
+        if not run.traits.is_manual:
             refuse(run, "step() on what self.optimizers() returns")
         if scaler is not None:
-            if id(self.optimizer) in run.stepped:  # a second step in one batch
+            if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
                 scaler.update()
-                run.unscaled.clear()
-                run.stepped.clear()
-            run.stepped.add(id(self.optimizer))
+                run.manual.unscaled.clear()
+                run.manual.stepped.clear()
+            run.manual.stepped.add(id(self.optimizer))
             if unscale_once(run, self.optimizer):
                 skip_step(run, "nonfinite")
                 return
-        elif run.skips_nonfinite and closure is None and not self._is_finite():  # a closure has yet to make the gradients
+        elif run.traits.skips_nonfinite and closure is None and not self._is_finite():  # a closure has yet to make the gradients
             skip_step(run, "nonfinite")
             return
         s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
@@ -100,11 +100,11 @@ class ManualOptimizer:
         else:
             if signal is not STEP_DONE:
                 s.optimizer_closure = closure
-                run.is_updating = True
+                run.progress.is_updating = True
                 plan.optimizer_step(s)
-                run.is_updating = False
+                run.progress.is_updating = False
             s.used_lr = used_rate(self.optimizer)
-            s.step = run.step_before_batch + 1
+            s.step = run.progress.step_before_batch + 1
             plan.on_after_optimizer_step(s)
 
     def _is_finite(self) -> bool:
@@ -121,24 +121,24 @@ class ManualOptimizer:
 def unscale_once(run: Run, optimizer: Any) -> bool:
     """Make the gradients true before they are clipped or used, once per step; whether one is infinite."""
     optimizer = bare(optimizer)
-    if run.scaler is None:
+    if run.traits.scaler is None:
         return False
-    if id(optimizer) not in run.unscaled:
-        run.unscaled[id(optimizer)] = overflowed(run.scaler, optimizer)
-    return run.unscaled[id(optimizer)]
+    if id(optimizer) not in run.manual.unscaled:
+        run.manual.unscaled[id(optimizer)] = overflowed(run.traits.scaler, optimizer)
+    return run.manual.unscaled[id(optimizer)]
 
 
 def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     """Differentiate a loss with the events around it; options are those of `Tensor.backward`."""
     s = run.state
-    if not run.is_manual:
+    if not run.traits.is_manual:
         refuse(run, "self.manual_backward()")
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.live_loss, s.backward_options = loss, options
     noted = run.step.backward()
     s.backward_options = {}
-    if not run.skips_nonfinite:
+    if not run.traits.skips_nonfinite:
         run.watch.look(noted)
 
 

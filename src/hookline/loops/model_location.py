@@ -25,10 +25,10 @@ log = logging.getLogger("hookline")
 
 def model_line(run: Run) -> str:
     """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing was asked for."""
-    s, last = run.state, run.last
-    newest = last.saved if last is not None and last.saved is not None and last.failed is None else run.saved
-    is_saved = newest is None or run.sealed or newest.progress == run.progress
-    path, step = (newest.path, newest.step) if newest is not None else (run.resume_from, s.step)
+    s, last = run.state, run.saves.last
+    newest = last.saved if last is not None and last.saved is not None and last.failed is None else run.saves.newest
+    is_saved = newest is None or run.saves.is_final or newest.progress == run.stamp
+    path, step = (newest.path, newest.step) if newest is not None else (run.resume.path, s.step)
     if path is None:
         return f"Model: NOT saved. {last.failed.error}" if last is not None and last.failed is not None else ""
     text = f"Model: {_text(path)} (step {step})"
@@ -80,7 +80,7 @@ def _text(path: Path | str) -> str:
 def best_of(run: Run) -> dict[str, Any] | None:
     """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's name and score."""
     known = run.directory.existing()
-    return best_below(known, run.run_id) if known is not None else None
+    return best_below(known, run.identity.id) if known is not None else None
 
 
 def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:

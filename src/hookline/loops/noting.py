@@ -38,36 +38,37 @@ def skip_step(run: Run, reason: str) -> None:
     s = run.state
     s.reason = reason
     run.plan.on_step_skipped(s)
-    run.skips += 1
-    run.last_skip = (reason, s.batches_seen)
-    if run.skips <= FIRST_SKIPS or run.skips % FIRST_SKIPS == 0:
+    run.progress.skips += 1
+    run.progress.last_skip = (reason, s.batches_seen)
+    if run.progress.skips <= FIRST_SKIPS or run.progress.skips % FIRST_SKIPS == 0:
         s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
-                                    "number": run.skips})  # fmt: skip
+                                    "number": run.progress.skips})  # fmt: skip
 
 
 def note_idle_epoch(run: Run) -> None:
     """An epoch that has changed nothing must not look like any other."""
     s = run.state
-    step, skips, batches = run.epoch_began
+    step, skips, batches = run.progress.epoch_began
     if s.step > step:
         return
-    if run.skips_nonfinite and not run.is_manual:
+    if run.traits.skips_nonfinite and not run.traits.is_manual:
         run.watch.settle()  # weights that are not finite stay so
     if s.rank or s.batches_seen == batches:
         return
-    if run.skips > skips:
-        why, by = WHY[run.last_skip[0]], run.window.by
-        if run.last_skip[0] == "no_loss" and by != "batches":
+    left_out = run.progress.skips - skips
+    if left_out:
+        why, by = WHY[run.progress.last_skip[0]], run.window.by
+        if run.progress.last_skip[0] == "no_loss" and by != "batches":
             why += f", or its batches had no {by} to count (accumulate_by={by!r})"
-        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, run.skips - skips, why)
-    elif run.is_manual and s.optimizers:
+        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, left_out, why)
+    elif run.traits.is_manual and s.optimizers:
         log.warning("No update was made in epoch %d: its optimization is manual, and training_step of %s has never called step() "
                     "on what self.optimizers() returns.", s.epoch, type(run.module).__name__)  # fmt: skip
 
 
 def dismiss_everywhere(run: Run, name: str) -> None:
     """A hook fails on one rank, or some find it too dear: it is switched off on all of them at one boundary."""
-    run.errands.send("dismiss", hook=name)
+    run.participants.errands.send("dismiss", hook=name)
 
 
 @carries_out("dismiss")
@@ -86,14 +87,14 @@ def note_ending(run: Run) -> None:
     if s.timer is not None:
         check_waiting(run, s.timer)
         s.timer.stop()
-    run.costs = s.hooks.cost()
+    run.participants.costs = s.hooks.cost()
     if s.exception is not None and (isinstance(s.exception, Exception) or _is_exit(s.exception)):
         s.logger.log_event("failure", _failure(run, s.exception))
     if run.stage != "fit":
         return
-    if run.costs:
+    if run.participants.costs:
         s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
-                                    "rows": [row.data() for row in run.costs]})  # fmt: skip
+                                    "rows": [row.data() for row in run.participants.costs]})  # fmt: skip
     if s.timings is not None and s.timings.batches:
         s.logger.log_event("timings", {"step": s.step, **s.timings.record()})
     ended = {"step": s.step, "epoch": s.epoch, "epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
@@ -104,7 +105,7 @@ def _as_it_was(run: Run) -> dict[str, Any]:
     """How a run had ended that could not be taken up again; nothing, if it had not ended, or was taken up."""
     known = run.directory.existing()
     record = read_record(known) if known is not None and was_refused(run) else {}
-    if record.get("id") != run.run_id or record["status"] == "training":
+    if record.get("id") != run.identity.id or record["status"] == "training":
         return {}
     return {"step": record["step"], "epoch": run.state.epoch, "status": record["status"], "reason": record["reason"]}
 
@@ -139,9 +140,9 @@ class Recorded:
         show_costs(self._run)
         if error is None:
             show_model(self._run)
-        if error is not None and self._run.stage == "fit" and self._run.setup_began:
+        if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
             words = LastWords.of(self._run, error)
-            if isinstance(error, KeyboardInterrupt) and self._run.signal and not _is_at_once(error):
+            if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):
                 error._render_traceback_ = words.note().splitlines  # type: ignore[attr-defined]  # what IPython shows instead
             with contextlib.suppress(AttributeError):  # an exception with slots
                 setattr(error, _WORDS, words)
@@ -155,8 +156,8 @@ def show_costs(run: Run) -> None:
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
-    if any(row.hook != "progress_bar" for row in run.costs):
-        print(cost_table(run.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
+    if any(row.hook != "progress_bar" for row in run.participants.costs):
+        print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
     if s.timings is not None and s.timings.batches:
         print(f"Time: {s.timings}", file=sys.stderr, flush=True)
 
@@ -180,16 +181,16 @@ class LastWords:
         who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
         text = _short(error)
         if isinstance(error, KeyboardInterrupt):
-            batches = run.position if s.epoch == s.epochs_seen else 0
+            batches = run.progress.position if s.epoch == s.epochs_seen else 0
             failed = f"Interrupted at {progress(s.step, s.epochs_seen, batches)}."
         else:
             word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
             failed = f"{word}: {kind}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
         if (other := _other_rank(run)) is not None:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
-        path, step = (run.saved.path, run.saved.step) if run.saved is not None else (run.resume_from, 0)
+        path, step = (run.saves.newest.path, run.saves.newest.step) if run.saves.newest is not None else (run.resume.path, 0)
         exists = path is not None and (is_url(path) or Path(path).exists())
-        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saved is None and was_refused(run))
+        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saves.newest is None and was_refused(run))
 
     def note(self, command: str = "") -> str:
         """In lines; `command`: what to type, instead of what to write in a program."""

@@ -21,7 +21,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
     With several ranks each has those of its own batches.
     """
     plan, s = run.plan, run.state
-    s.predictions = [[] for _ in run.loaders["predict"]]
+    s.predictions = [[] for _ in run.data.loaders["predict"]]
     with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
         s.modes = [(module, module.training) for module in run.module.modules()]
         plan.on_predict_model_eval(s)
@@ -29,7 +29,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         plan.on_predict_start(s)
         plan.on_predict_epoch_start(s)
         pace = Pace(run, can_be_cut=False)
-        for s.dataloader_idx, loader in enumerate(run.loaders["predict"]):
+        for s.dataloader_idx, loader in enumerate(run.data.loaders["predict"]):
             s.dataloader_name = loader.name
             for s.batch_idx in fetched(run, open_pass(run, loader)):
                 s.cache.clear()
@@ -50,7 +50,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
 def predict_batch(run: Run, plan: Plan, s: State, keep: bool) -> None:
     """One batch: move, predict, tell."""
     plan.on_before_batch_transfer(s)
-    if run.moves:
+    if run.traits.moves:
         s.batch = plan.transfer_batch_to_device(s)
     plan.on_after_batch_transfer(s)
     plan.on_predict_batch_start(s)

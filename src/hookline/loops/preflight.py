@@ -16,7 +16,7 @@ _SEVERAL = (tuple, list, set, frozenset)
 
 def check_before_training(run: Run, length: int | None) -> None:
     """Refuse what can never come. The loaders are known, and nothing was trained yet; `length` is that of a training epoch."""
-    if run.loaders["val"]:
+    if run.data.loaders["val"]:
         batches_between(run.options, length)
         return
     for who, hook in ((type(entry.hook).__name__, entry.hook) for entry in run.state.hooks.entries() if entry.enabled):
@@ -26,7 +26,7 @@ def check_before_training(run: Run, length: int | None) -> None:
         for name in getattr(hook, "needs_metrics", ()):
             _check_metric(run, who, name, "strict=False")
     for schedule in run.schedules:
-        if schedule.monitor is not None and schedule.strict and not run.is_manual:
+        if schedule.monitor is not None and schedule.strict and not run.traits.is_manual:
             _check_metric(run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False")
 
 

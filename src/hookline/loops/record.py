@@ -50,20 +50,20 @@ class RunRecord:
     def __init__(self, run: Run, run_dir: Path) -> None:
         self.path = run_dir / RECORD
         before = read_record(run_dir)
-        self.before = before if before.get("id") == run.run_id else {}
+        self.before = before if before.get("id") == run.identity.id else {}
         """What it said about the same run when this session began; empty for a new run."""
         self._written = -UPDATE_SECONDS
         self._warned = False
         now = _now()
-        counters = run.restored.get("counters", {})
+        counters = run.resume.contents.get("counters", {})
         at = [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
         step, epochs = (each if is_whole(each) else 0 for each in at)
         self.session: dict[str, Any] = {
             "started_at": now, "ended_at": None, "status": "training", "reason": "", "first_step": step, "step": step,
-            "resumed_from": None if run.resume_from is None else shown(run.resume_from),
+            "resumed_from": None if run.resume.path is None else shown(run.resume.path),
         }  # fmt: skip
         self.data: dict[str, Any] = {
-            "version": VERSION, "id": run.run_id, "status": "training", "reason": "", "error": None, "step": step,
+            "version": VERSION, "id": run.identity.id, "status": "training", "reason": "", "error": None, "step": step,
             "epochs": epochs, "limits": limits(run), "noted_at": now, "started_at": _text(self.before.get("started_at")) or now,
             "ended_at": None, "starts": _count(self.before) + 1, "sessions": [*_ended(self.before), self.session],
             **_started_with(run),
@@ -77,7 +77,7 @@ class RunRecord:
 
     def describe(self, run: Run) -> None:
         """Write the settings that are known once the optimizers are made."""
-        self.data["settings"] = mask(run.settings)
+        self.data["settings"] = mask(run.identity.settings)
         self.write()
 
     def end(self, run: Run, was_refused: bool) -> None:
@@ -122,11 +122,10 @@ def begin_record(run: Run) -> None:
 
     That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
     """
-    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.finished_before or run.record is not None:
+    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.resume.finished or run.record is not None:
         return
     known = run.directory.existing()
-    saves = getattr(getattr(run.options, "saving", None), "last", False)
-    if saves or (known is not None and (run.logs or (known / RECORD).exists())):
+    if run.options.saving.last or (known is not None and (run.traits.logs or (known / RECORD).exists())):
         run.record = RunRecord(run, run.run_dir())
         run.record.write()
 
@@ -140,7 +139,7 @@ def update_record(run: Run) -> None:
 
 def note_saved(run: Run, saved: Path | str) -> None:
     """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its record."""
-    is_recorded = run.stage == "fit" and not run.state.rank and not run.finished_before and not run.options.fast_dev_run
+    is_recorded = run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
     if run.record is None and is_recorded and not is_url(saved):
         run_dir = run.directory.existing()
         if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
@@ -266,4 +265,4 @@ def _monitors(run: Run) -> dict[str, Any]:
 
 def _newest(run: Run) -> dict[str, Any] | None:
     """Return the newest checkpoint of this session."""
-    return None if run.saved is None else {"path": shown(run.saved.path), "step": run.saved.step}
+    return None if run.saves.newest is None else {"path": shown(run.saves.newest.path), "step": run.saves.newest.step}

@@ -36,24 +36,24 @@ STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
 def restore_module(run: Run) -> None:
     """First half, before or after the strategy's set-up as it asks: module, data module and hooks."""
     plan, s = run.plan, run.state
-    assert run.resume_from is not None
-    s.checkpoint = run.restored
+    assert run.resume.path is not None
+    s.checkpoint = run.resume.contents
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
     spread = spread_tensors(run.module)
-    if run.stage != "fit" and scored_hook(run.restored) not in {None, *(each.name for each in s.hooks.entries())}:
+    if run.stage != "fit" and scored_hook(run.resume.contents) not in {None, *(each.name for each in s.hooks.entries())}:
         # without the hook that averaged them nothing else would put the scored weights into the module
-        run.restored["module"] = choose_weights(run.restored, "scored", str(run.resume_from)).weights
+        run.resume.contents["module"] = choose_weights(run.resume.contents, "scored", str(run.resume.path)).weights
     if reads_late(run, spread):
-        lay_out_gradients(run.restored.get("window", {}), spread)
-        for name in [each for each in run.restored if each not in ("optimizers", "window")]:  # the former once they exist
-            run.restored[name] = lay_out(run.restored[name], spread)
+        lay_out_gradients(run.resume.contents.get("window", {}), spread)
+        for name in [each for each in run.resume.contents if each not in ("optimizers", "window")]:  # the former once they exist
+            run.resume.contents[name] = lay_out(run.resume.contents[name], spread)
     plan.module_load_checkpoint(s)
     for name in spread.keys() & s.checkpoint["module"].keys():  # a listener may have put in others
         s.checkpoint["module"][name] = lay_out_tensor(s.checkpoint["module"][name], spread[name])
     try:
         run.module.load_state_dict(s.checkpoint["module"])
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:  # also values that are not weights at all
-        where = shown(run.resume_from)
+        where = shown(run.resume.path)
         raise CheckpointError(f"The weights in {where} do not fit {type(run.module).__name__}: {error}") from error
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
@@ -61,7 +61,7 @@ def restore_module(run: Run) -> None:
     if run.stage == "fit" and s.rank == 0:
         warn_of_others(run)
     for entry in s.hooks.in_order():
-        restore_hook(entry, run.restored, s)
+        restore_hook(entry, run.resume.contents, s)
 
 
 def keep_findings(run: Run) -> None:
@@ -69,20 +69,20 @@ def keep_findings(run: Run) -> None:
     for entry in run.state.hooks.entries():
         if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
             found = copy.deepcopy(entry.hook.state_dict())
-            run.afterwards.append(functools.partial(entry.hook.load_state_dict, found))
+            run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, found))
 
 
 def warn_of_others(run: Run) -> None:
     """State goes by the names of hooks: what nobody claims is lost, and who finds none begins afresh. Both may be meant."""
-    saved, entries = run.restored.get("hooks", {}), run.state.hooks.entries()
+    saved, entries = run.resume.contents.get("hooks", {}), run.state.hooks.entries()
     here = {each.name for each in entries}
     lost = [name for name, state in saved.items() if state and name not in here]
     if lost:
         log.warning("%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a hook's name: "
-                    "one that is meant to take it up needs that name.", shown(run.resume_from), ", ".join(lost))  # fmt: skip
+                    "one that is meant to take it up needs that name.", shown(run.resume.path), ", ".join(lost))  # fmt: skip
     keeping = [each.name for each in entries if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")]
     if new := [name for name in keeping if name not in saved]:
-        log.warning("%s holds no state of these hooks, which begin afresh: %s.", shown(run.resume_from), ", ".join(new))
+        log.warning("%s holds no state of these hooks, which begin afresh: %s.", shown(run.resume.path), ", ".join(new))
 
 
 def reads_late(run: Run, spread: dict[str, Any]) -> bool:
@@ -134,10 +134,10 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 
 def restore_progress(run: Run) -> None:
     """Second half, once the optimizers exist: then everything is in place, and on_checkpoint_load says so."""
-    s, contents = run.state, run.restored
+    s, contents = run.state, run.resume.contents
     if contents["kinds"] != kinds(s):
         was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
-        where = shown(run.resume_from)
+        where = shown(run.resume.path)
         raise CheckpointError(f"{where} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
                               "Resume with the same ones, or take its weights alone: "
                               "hookline.load_weights(module, path).")  # fmt: skip
@@ -147,7 +147,7 @@ def restore_progress(run: Run) -> None:
     for entry in s.hooks.in_order():
         if isinstance(entry.hook, HookAdapter):
             entry.hook.before_optimizers()
-    with restoring(run.resume_from, "the state of an optimizer or a schedule"):
+    with restoring(run.resume.path, "the state of an optimizer or a schedule"):
         for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
             if is_late:
                 lay_out_optimizer(saved, optimizer)
@@ -155,22 +155,22 @@ def restore_progress(run: Run) -> None:
         for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
             load_scheduler(scheduler, saved)
         run.strategy.precision.load_state_dict(contents["precision"])
-        if run.feeds is not None:
-            run.feeds.load_state_dict(contents["feeding"])
-    with restoring(run.resume_from, "the accumulation window, or what was logged,"):
+        if run.data.router is not None:
+            run.data.router.load_state_dict(contents["feeding"])
+    with restoring(run.resume.path, "the accumulation window, or what was logged,"):
         restore_window(run, contents["window"])
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
     s.checkpoint = None
-    s.path = run.resume_from
+    s.path = run.resume.path
     report_changes(run, contents.get("settings"))
     if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
-    with restoring(run.resume_from, "the state of a random stream"):
+    with restoring(run.resume.path, "the state of a random stream"):
         set_rng_state(contents["rng"])
-    run.restored = {key: contents.get(key) for key in STILL_NEEDED}
-    run.on_disk = run.progress
+    run.resume.contents = {key: contents.get(key) for key in STILL_NEEDED}
+    run.saves.on_disk = run.stamp
 
 
 def restore_window(run: Run, saved: dict[str, Any]) -> None:
@@ -179,7 +179,7 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
     by = saved.get("by", "batches")  # what checkpoints did not say before there was a choice
     if by != window.by:
         if saved.get("batches"):
-            raise CheckpointError(f"{shown(run.resume_from)} was made inside an accumulation window with accumulate_by={by!r}, "
+            raise CheckpointError(f"{shown(run.resume.path)} was made inside an accumulation window with accumulate_by={by!r}, "
                                   f"and this run has {window.by!r}. Resume with {by!r}, or from a checkpoint between two "
                                   "windows, such as one of an epoch's end.")  # fmt: skip
         return
@@ -195,14 +195,14 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
 
 def was_refused(run: Run) -> bool:
     """Whether the run has failed before the checkpoint that it was to go on from was back in place."""
-    return run.resume_from is not None and not run.restored.keys() <= set(STILL_NEEDED)
+    return run.resume.path is not None and not run.resume.contents.keys() <= set(STILL_NEEDED)
 
 
 @torch.no_grad()
 def restore_buffers(run: Run) -> None:
     """Once more: wrapping a module for several ranks gives them all rank zero's, and each had its own."""
     for name, buffer in run.module.named_buffers():
-        saved = run.restored["module"].get(name)
+        saved = run.resume.contents["module"].get(name)
         if isinstance(saved, Tensor) and not is_dtensor(saved) and saved.shape == buffer.shape:
             buffer.copy_(saved)
 
@@ -255,15 +255,15 @@ def load_scheduler(scheduler: Any, saved: Any) -> None:
 
 def restore_counters(run: Run) -> None:
     """How far the run was."""
-    s, contents = run.state, run.restored
+    s, contents = run.state, run.resume.contents
     if "position" not in contents:
-        raise CheckpointError(f"{shown(run.resume_from)} was written by a hookline.Line, for a loop of its own: "
+        raise CheckpointError(f"{shown(run.resume.path)} was written by a hookline.Line, for a loop of its own: "
                               "line.load_checkpoint(path) goes on from it, "
                               "hookline.load_weights(module, path) takes its weights.")  # fmt: skip
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
-    run.position = contents["position"]["batches"]
-    run.validated_at = tuple(contents["position"]["validated_at"])
-    run.epoch_advanced = contents["position"]["epoch_advanced"]
-    run.owes_validation = contents["position"]["owes_validation"]
+    run.progress.position = contents["position"]["batches"]
+    run.progress.validated_at = tuple(contents["position"]["validated_at"])
+    run.progress.epoch_advanced = contents["position"]["epoch_advanced"]
+    run.progress.validation_pending = contents["position"]["owes_validation"]
     s.resumed = True

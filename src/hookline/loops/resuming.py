@@ -47,20 +47,21 @@ MOST_NAMED = 20
 
 def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
     """Settle what the run resumes from, and read it: rank zero chooses, and all ranks read what they need of it."""
-    ranks = run.strategy.ranks
+    ranks, identity = run.strategy.ranks, run.identity
     found = look_up(resume, directory, ranks=ranks) if resume is not None else None
     if found is not None:
-        run.resume_from, run.restored = found.path, found.contents
+        run.resume.path, run.resume.contents = found.path, found.contents
 
     def settle() -> list[Any]:
         if found is not None and found.run_dir is not None:
             directory.continue_in(found.run_dir)
-            run.finished_before = _why_finished(run, read_record(found.run_dir))
-        run.run_id = run.run_id or run.restored.get("run", "") or uuid.uuid4().hex
+            run.resume.finished = _why_finished(run, read_record(found.run_dir))
+        identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
         _count_on(run, directory.existing())
-        return [run.run_id, run.finished_before, "" if ranks.alone else directory.chosen(), run.saves, run.started_at]
+        chosen = "" if ranks.alone else directory.chosen()
+        return [identity.id, run.resume.finished, chosen, run.saves.count, identity.started_at]
 
-    run.run_id, run.finished_before, run_dir, run.saves, run.started_at = ranks.decide(settle)
+    identity.id, run.resume.finished, run_dir, run.saves.count, identity.started_at = ranks.decide(settle)
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
@@ -69,13 +70,13 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
 def _count_on(run: Run, known: Path | None) -> None:
     """Number the run's checkpoints on from the newest that it has, which need not be the one that it goes on from."""
     there = [each.manifest for each in find(known)[0]] if known is not None else []
-    own = [number_of(each) for each in there if each.get("run") == run.run_id]
-    run.saves = max([number_of(run.restored), *own])
+    own = [number_of(each) for each in there if each.get("run") == run.identity.id]
+    run.saves.count = max([number_of(run.resume.contents), *own])
     now = datetime.now(UTC)
     for each in there:  # the clock may have been set back since
         with contextlib.suppress(ValueError, TypeError):
             now = max(now, datetime.fromisoformat(start_of(each)) + timedelta(microseconds=1))
-    run.started_at = now.isoformat(timespec="microseconds")
+    run.identity.started_at = now.isoformat(timespec="microseconds")
 
 
 def require_shared(run_dir: Path, ranks: Ranks) -> None:
@@ -98,7 +99,7 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
     if record.get("status") not in ("completed", "stopped") or record["limits"] != limits(run):
         return ""
     why = f" ({printable(record['reason'])})" if record["reason"] else ""
-    missing = unsaved_end(record, run.restored.get("counters", {}))
+    missing = unsaved_end(record, run.resume.contents.get("counters", {}))
     ended = f"{missing}{why}: that state is loaded" if missing else f"{record['status']} at step {record['step']}{why}"
     return f"this run was {ended}. {START_OVER}"
 

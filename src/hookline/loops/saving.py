@@ -41,11 +41,12 @@ log = logging.getLogger("hookline")
 @timed("saving")
 def save_due(run: Run) -> None:
     """Write every checkpoint that was asked for; everyone has heard what they had to by now."""
-    for _ in range(len(run.save_requests)):  # popped, not swapped: news may be added by another thread at any moment
-        request = run.save_requests.pop(0)
-        if request is not None and not run.sealed:
+    for _ in range(len(run.saves.requests)):  # popped, not swapped: news may be added by another thread at any moment
+        request = run.saves.requests.pop(0)
+        if request is not None and not run.saves.is_final:
             save(run, request)
-    if run.saver is None or run.strategy.ranks.alone:  # else they hear of it at different moments, and wait for the errand
+    # else ranks know of it at different moments, and wait for the errand
+    if run.saves.background is None or run.strategy.ranks.alone:
         announce(run)
 
 
@@ -63,16 +64,16 @@ def save(run: Run, request: SaveRequest) -> None:
     try:
         path = place_of(run, request)
     except CheckpointError as error:
-        run.news.append(Saved("checkpoints/last", request.reason, s.step, error, run.progress, request.is_automatic))
+        run.saves.results.append(Saved("checkpoints/last", request.reason, s.step, error, run.stamp, request.is_automatic))
         announce(run)
         return
-    run.saves += 1
+    run.saves.count += 1
     s.checkpoint, s.path, s.reason = {**collect(run), "record": path_from(path, run)}, path, request.reason
     after_save(run)
     plan.on_save_checkpoint(s)
     whole, s.checkpoint = s.checkpoint, None
-    about = {**describe(s, request, run.run_id), "saves": run.saves, "started_at": run.started_at}
-    saved = Saved(path, request.reason, s.step, progress=run.progress, is_automatic=request.is_automatic)
+    about = {**describe(s, request, run.identity.id), "saves": run.saves.count, "started_at": run.identity.started_at}
+    saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
     in_background = run.options.saving.write == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     finish_saving(run)  # one that is still being written is older: hooks hear of it before its name may be another's
     try:
@@ -86,15 +87,15 @@ def save(run: Run, request: SaveRequest) -> None:
             write(contents, path, about, staging=run.run_dir)
     except CheckpointError as error:
         saved = replace(saved, error=error)
-    run.news.append(saved)
-    run.sealed = run.sealed or (request.reason == "signal" and saved.error is None)
+    run.saves.results.append(saved)
+    run.saves.is_final = run.saves.is_final or (request.reason == "signal" and saved.error is None)
     announce(run)
 
 
 def place_of(run: Run, request: SaveRequest) -> Path | str:
     """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one write, not two."""
-    if run.last is not None and request.path is None and (request.is_automatic or request.reason == "signal"):
-        return run.last.path()  # type: ignore[no-any-return]
+    if run.saves.last is not None and request.path is None and (request.is_automatic or request.reason == "signal"):
+        return run.saves.last.path()  # type: ignore[no-any-return]
     return request.path or run.run_dir() / "checkpoints" / f"step-{run.state.step}"
 
 
@@ -119,17 +120,17 @@ def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
 
 def save_in_background(run: Run, contents: dict[str, Any] | Packed, about: dict[str, Any], saved: Saved) -> None:
     """Training goes on as soon as everything is copied. At most one is being written at a time."""
-    if run.saver is None:
-        run.saver = BackgroundSaver(run.strategy.ranks)
+    if run.saves.background is None:
+        run.saves.background = BackgroundSaver(run.strategy.ranks)
 
     def tell(error: CheckpointError | None) -> None:
-        run.news.append(saved if error is None else replace(saved, error=error))
+        run.saves.results.append(saved if error is None else replace(saved, error=error))
         if run.strategy.ranks.alone:
-            run.save_requests.append(None)
+            run.saves.requests.append(None)
         elif run.state.rank == 0:  # all ranks tell their hooks at one and the same boundary
-            run.errands.send("announce")
+            run.participants.errands.send("announce")
 
-    run.saver.start(contents, saved.path, about, tell, staging=run.run_dir)
+    run.saves.background.start(contents, saved.path, about, tell, staging=run.run_dir)
 
 
 @carries_out("announce")
@@ -141,21 +142,21 @@ def announce_together(run: Run, sender: int) -> None:
 @timed("saving")
 def finish_saving(run: Run) -> None:
     """Wait for what is being written in the background, and tell what became of it."""
-    if run.saver is not None:
-        run.saver.wait()
+    if run.saves.background is not None:
+        run.saves.background.wait()
         announce(run)
 
 
 def announce(run: Run) -> None:
     """Tell everyone of checkpoints that are durable by now, and do as chosen about those that are not."""
-    while run.news:
-        saved = run.news.pop(0)
-        if run.control is not None:
-            run.control.report_saved(saved)
-        if run.last is not None:
-            run.last.note(saved)
+    while run.saves.results:
+        saved = run.saves.results.pop(0)
+        if run.participants.control is not None:
+            run.participants.control.report_saved(saved)
+        if run.saves.last is not None:
+            run.saves.last.note(saved)
         if saved.error is None:
-            run.saved, run.on_disk = saved, saved.progress
+            run.saves.newest, run.saves.on_disk = saved, saved.progress
             note_saved(run, saved.path)
         tell_outcome(saved, run.plan, run.state, run.options.saving.on_error)
 
@@ -186,10 +187,10 @@ def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
 def collect(run: Run) -> dict[str, Any]:
     """Everything a run needs to go on."""
     s = run.state
-    entries = [*s.hooks.in_order(), *run.brought]
+    entries = [*s.hooks.in_order(), *run.participants.module_hooks]
     whole = {
-        "run": run.run_id,
-        "saves": run.saves,
+        "run": run.identity.id,
+        "saves": run.saves.count,
         "world_size": s.world_size,
         "module": run.module.state_dict(),
         **made_with(run.module),
@@ -198,12 +199,12 @@ def collect(run: Run) -> dict[str, Any]:
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
         "kinds": kinds(s),
-        "settings": run.settings,
+        "settings": run.identity.settings,
         "precision": run.strategy.precision.state_dict(),
         "counters": {name: getattr(s, name) for name in COUNTERS},
         "position": {
-            "batches": run.position, "validated_at": run.validated_at, "epoch_advanced": run.epoch_advanced,
-            "owes_validation": run.owes_validation,
+            "batches": run.progress.position, "validated_at": run.progress.validated_at,
+            "epoch_advanced": run.progress.epoch_advanced, "owes_validation": run.progress.validation_pending,
         },
         "window": open_window(run),
         "log": s.log.state_dict(),
@@ -211,12 +212,12 @@ def collect(run: Run) -> dict[str, Any]:
         "metrics": dict(s.metrics.read()),
         "loggers": s.logger.position(),
         # a resumed run whose data is not open yet: what it has drawn since is drawn again after the next resume
-        "rng": run.restored["rng"] if "rng" in run.restored else rng_state(),
-        "loader": run.restored["loader"] if "loader" in run.restored
-        else run.train.state_dict(s.epochs_seen, run.position) if run.train is not None else None,
-        "feeding": run.feeds.state_dict() if run.feeds is not None else {},
+        "rng": run.resume.contents["rng"] if "rng" in run.resume.contents else rng_state(),
+        "loader": run.resume.contents["loader"] if "loader" in run.resume.contents
+        else run.data.train.state_dict(s.epochs_seen, run.progress.position) if run.data.train is not None else None,
+        "feeding": run.data.router.state_dict() if run.data.router is not None else {},
     }  # fmt: skip
-    for name, before in run.before_validation.items() if run.owes_validation else ():
+    for name, before in run.progress.before_validation.items() if run.progress.validation_pending else ():
         # as if the validation that was cut short had never begun
         if name == "module":
             before = {key: each for key, each in before.items() if key in whole[name]}  # not all buffers are saved

@@ -14,7 +14,7 @@ log = logging.getLogger("hookline")
 def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
     """After a batch: those that go by steps if there was an update, those that go by epochs on the last batch."""
     if updated:
-        run.advanced_at = run.state.step
+        run.progress.schedulers_advanced_at = run.state.step
         _advance(run, "step", run.state.step, metric=None)
     if batches_left == 1:
         advance_epoch(run)
@@ -22,8 +22,8 @@ def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
 
 def advance_epoch(run: Run) -> None:
     """Those that go by epochs, once per epoch; a second call in the same epoch does nothing."""
-    if run.schedules and not run.epoch_advanced:
-        run.epoch_advanced = True
+    if run.schedules and not run.progress.epoch_advanced:
+        run.progress.epoch_advanced = True
         _advance(run, "epoch", run.state.epoch + 1, metric=False)
 
 
@@ -35,13 +35,14 @@ def advance_on_metric(run: Run) -> None:
 
 def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     s = run.state
-    if run.is_manual:
+    if run.traits.is_manual:
         return  # then the training step advances them itself
+    router = run.data.router
     for schedule in run.schedules:
         if schedule.interval != interval or metric not in (None, schedule.needs_metric):
             continue
-        if interval == "step" and run.feeds is not None:  # a scheduler belongs to its optimizer, which may have had no part
-            if schedule.optimizer_idx not in run.feeds.updated or run.feeds.updates[schedule.optimizer_idx] % schedule.frequency:
+        if interval == "step" and router is not None:  # a scheduler belongs to its optimizer, which may have had no part
+            if schedule.optimizer_idx not in router.updated or router.updates[schedule.optimizer_idx] % schedule.frequency:
                 continue
         elif count % schedule.frequency:
             continue

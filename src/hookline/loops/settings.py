@@ -52,9 +52,9 @@ def settings_of(run: Run) -> Settings:
 
 def report_changes(run: Run, saved: Any) -> None:
     """Say once which settings differ from those of the checkpoint, and which value is used. Call it after the restore."""
-    if not isinstance(saved, dict) or run.finished_before:
+    if not isinstance(saved, dict) or run.resume.finished:
         return
-    now, used = run.settings, settings_of(run)
+    now, used = run.identity.settings, settings_of(run)
     lines: dict[str, int] = {}
     kept: set[str] = set()
     for name in now:
@@ -63,7 +63,7 @@ def report_changes(run: Run, saved: Any) -> None:
             continue
         is_restored = name.startswith(RESTORED)
         if is_restored or name == "seed":
-            run.settings[name] = was  # it still holds, so the next resume compares with it
+            run.identity.settings[name] = was  # it still holds, so the next resume compares with it
         taken = was if name == "seed" else used.get(name, new)
         if is_restored and taken == new:
             continue  # it was set after an earlier resume

@@ -62,7 +62,7 @@ class Signals:
         if self._clock is not None and os.getpid() == self._pid:
             join(self._clock, ENDING)
         # what has ended the run ends the process as well, unless that is caught
-        number = self.run.signal or self.run.heard
+        number = self.run.signals.number or self.run.signals.received
         if number and kind is None and not self._outer:
             Ranks.preempted = signal.Signals(number).name
             raise KeyboardInterrupt if number == signal.SIGINT else Preempted(number)
@@ -84,7 +84,7 @@ class Signals:
         name = signal.Signals(number).name
         second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
         _say(f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n")
-        run.heard = number
+        run.signals.received = number
         if is_alone:
             heed_signal(run, number)
         self._news.put(number)
@@ -120,9 +120,9 @@ def _at_once(number: int) -> BaseException:
 
 def heed_signal(run: Run, number: int) -> None:
     """The run ends at the next boundary, with a checkpoint. With several ranks: once all of them know."""
-    run.signal = number
+    run.signals.number = number
     run.state.request_stop(signal.Signals(number).name)
-    run.save_requests.append(SaveRequest(None, "signal"))
+    run.saves.requests.append(SaveRequest(None, "signal"))
 
 
 def _say(text: str) -> None:

@@ -35,14 +35,14 @@ class TrainStep:
         self.weight = 0
         """Samples of this batch."""
         self.schedulers = (advance_due,) if run.schedules else ()
-        self.transfers: tuple[Caller, ...] = (lambda s: run.plan.transfer_batch_to_device(s),) if run.moves else ()
+        self.transfers: tuple[Caller, ...] = (lambda s: run.plan.transfer_batch_to_device(s),) if run.traits.moves else ()
         """Moves a batch to the device; nothing if it is there already."""
         s = run.state
-        self.loss_sinks: tuple[Callable[[Any, float], None], ...] = () if not run.mixes else (
+        self.loss_sinks: tuple[Callable[[Any, float], None], ...] = () if not run.data.is_mixture else (
             lambda loss, weight: s.log.add_of_loader("train", "loss", loss, weight, s.log.loader),
         )  # fmt: skip
         """What else a loss is added to."""
-        self.row_parts: tuple[Any, ...] = (run.train.metrics,) if run.mixes else ()
+        self.row_parts: tuple[Any, ...] = (run.data.train.metrics,) if run.data.is_mixture else ()
         """Called for what else a row of metrics holds."""
 
     def __call__(self, batches_left: int | None) -> Signal | None:
@@ -61,11 +61,11 @@ class TrainStep:
         signal = self.start(batches_left)
         if signal is not None:
             return self.skip(signal)
-        self.run.step_before_batch = s.step
+        self.run.progress.step_before_batch = s.step
         s.returned = plan.training_step(s)
         self.learn()
         self.end(batches_left)
-        if s.step > self.run.step_before_batch:
+        if s.step > self.run.progress.step_before_batch:
             self.end_step()
         s.returned = None  # what the step returned may hold a graph
         return None
@@ -104,12 +104,12 @@ class TrainStep:
         """Advance schedulers, count the batch and emit on_train_batch_end."""
         plan, s = self.plan, self.state
         for advance in self.schedulers:
-            advance(self.run, s.step > self.run.step_before_batch, batches_left)
-        self.run.position = s.batch_idx + 1
+            advance(self.run, s.step > self.run.progress.step_before_batch, batches_left)
+        self.run.progress.position = s.batch_idx + 1
         s.batches_seen += 1
         s.samples_seen += self.weight
         if "tokens_seen" in plan.wanted:
-            s.tokens_seen += self.run.count_tokens(s.batch)
+            s.tokens_seen += self.run.data.count_tokens(s.batch)
         s.nested_validate = True
         plan.on_train_batch_end(s)
         s.nested_validate = False
@@ -118,7 +118,7 @@ class TrainStep:
         """After an update: write its metrics, then emit on_step_end, under the same step number."""
         run, plan, s = self.run, self.plan, self.state
         log = s.log
-        if s.step % run.log_every == 0 and (run.logs or "on_train_metrics" in plan.wanted_at):
+        if s.step % run.traits.log_every == 0 and (run.traits.logs or "on_train_metrics" in plan.wanted_at):
             row, log.pending = log.pending, {}
             row.setdefault("train/loss", self.mean_loss())
             if s.used_lr is not None:
@@ -152,16 +152,16 @@ class TrainStep:
     def settle_failed_batch(self) -> None:
         """Before a save after a failure: count a batch whose update was made, else train it again after a resume."""
         run, s = self.run, self.state
-        if s.returned is None or run.position != s.batch_idx:
+        if s.returned is None or run.progress.position != s.batch_idx:
             return
-        if s.step == run.step_before_batch:
+        if s.step == run.progress.step_before_batch:
             self.drop_gradients()
             return
         run.window.clear()
-        run.position += 1
+        run.progress.position += 1
         s.batches_seen += 1
         s.samples_seen += int(s.log.weight)
-        if run.schedules and run.advanced_at != s.step:
+        if run.schedules and run.progress.schedulers_advanced_at != s.step:
             advance_due(run, True, None)
 
     def drop_gradients(self) -> None:

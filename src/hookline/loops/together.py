@@ -27,7 +27,7 @@ class Together:
         self.all_or_none = run.strategy.forward_communicates
         """Whether a backward makes ranks wait for each other before the window's end; then a batch without a loss on one rank
         is one without a loss on all."""
-        self.syncs_always = run.feeds is not None
+        self.syncs_always = run.data.router is not None
         """Where batches train different optimizers, gradients that are put aside in between must be complete ones."""
         self._syncs: bool | None = None
         self._is_synced = False
@@ -98,7 +98,7 @@ class Together:
             who = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
             raise NonFiniteLoss(f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
                                 "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip
-        if run.feeds is not None:
+        if run.data.router is not None:
             run.window.fed = {number: each / ranks.world_size for number, each in enumerate(fed) if each}
         return float(count / ranks.world_size)
 
@@ -108,10 +108,10 @@ class Together:
 
     def _ask_early(self, count: float) -> None:
         """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order, before the loss."""
-        if not self.run.skips_nonfinite and self.run.feeds is None:
+        if not self.run.traits.skips_nonfinite and self.run.data.router is None:
             self._ask(count)
 
     def _ask(self, count: float) -> None:
         run, ranks, broken = self.run, self.run.strategy.ranks, self.run.watch.broken
-        fed = [] if run.feeds is None else [run.window.fed.get(number, 0) for number in range(len(run.state.optimizers))]
+        fed = [] if run.data.router is None else [run.window.fed.get(number, 0) for number in range(len(run.state.optimizers))]
         self._answer = ranks.add_up(torch.tensor([count, broken, broken * ranks.rank, *fed], dtype=torch.float64))

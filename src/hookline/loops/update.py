@@ -60,9 +60,9 @@ class Update:
                 if signal is not STEP_DONE:
                     for adjust in self.adjustments:
                         adjust()
-                    self.run.is_updating = True
+                    self.run.progress.is_updating = True
                     plan.optimizer_step(s)
-                    self.run.is_updating = False
+                    self.run.progress.is_updating = False
                 if s.step == before:
                     s.used_lr = used_rate(s.optimizer)
                     s.step = before + 1
@@ -80,7 +80,7 @@ def unscaling(run: Run) -> Check:
     """Make a check that unscales the gradients; an optimizer with an infinite one is skipped."""
 
     def is_finite() -> bool:
-        if overflowed(run.scaler, run.state.optimizer):
+        if overflowed(run.traits.scaler, run.state.optimizer):
             skip_step(run, "nonfinite")
             return False
         return True

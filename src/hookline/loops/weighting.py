@@ -16,7 +16,8 @@ from torch import Tensor
 from hookline.data.dealing import Share, Turn
 from hookline.errors import OptionError
 from hookline.loops.counting import Tally
-from hookline.loops.run import Run, Window
+from hookline.loops.parts import Window
+from hookline.loops.run import Run
 from hookline.state import State
 
 log = logging.getLogger("hookline")
@@ -31,7 +32,7 @@ class BatchWeights:
         self.run = run
         self.turn = turn
         self.by_tokens = run.window.by == "tokens"
-        self.count_tokens = WholeCount(run.count_tokens)
+        self.count_tokens = WholeCount(run.data.count_tokens)
         self._ranks = run.strategy.ranks
 
     def measure(self, batch: Any, samples: int) -> None:
@@ -49,7 +50,7 @@ class BatchWeights:
         no digit of the update.
         """
         run, window = self.run, self.run.window
-        if self._ranks.alone and run.accumulate == 1:
+        if self._ranks.alone and run.traits.accumulate == 1:
             return weight or 1  # there is nothing to weigh it against
         if window.unit:
             mean = window.unit / window.correction
@@ -97,7 +98,7 @@ class WeightedBatches:
         """Count a batch that is done."""
         s.samples_seen += self._samples
         if "tokens_seen" in self.run.plan.wanted:
-            s.tokens_seen += self.run.window.weight if self.weights.by_tokens else self.run.count_tokens(s.batch)
+            s.tokens_seen += self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
 
     def end(self, s: State) -> None:
         """Do nothing: there is nothing to put back."""

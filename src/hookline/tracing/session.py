@@ -70,8 +70,8 @@ class Tracing:
         s = self._run.state
         path = file_of_rank(Path(given) if given is not None else self._run.run_dir() / NAME, s.rank)
         about = {"stage": s.stage, "rank": s.rank, "local_rank": s.local_rank, "world_size": s.world_size,
-                 "resumed": self._run.resume_from is not None}  # fmt: skip
-        goes_on = path in self._written or self._run.resume_from is not None
+                 "resumed": self._run.resume.path is not None}  # fmt: skip
+        goes_on = path in self._written or self._run.resume.path is not None
         self._tracer = Tracer(self._plan, TraceFile(path, about, goes_on), s.stage)
         self._written.add(path)
         self._plan.attach(self._tracer)

@@ -88,9 +88,9 @@ class LightningSteps(Actions):
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view
             self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
-            run.given_loaders |= given_in_turn(run.given_loaders, self.view.of_lightning, run.mixture is not None)
+            run.data.given |= given_in_turn(run.data.given, self.view.of_lightning, run.data.mixture is not None)
             if run.stage == "fit" and not overrides(self, "validation_step"):
-                run.given_loaders["val"] = []  # then Lightning trains without validating, whatever loaders there are
+                run.data.given["val"] = []  # then Lightning trains without validating, whatever loaders there are
 
 
 def data_of(datamodule: Any) -> LightningData:

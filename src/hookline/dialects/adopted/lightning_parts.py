@@ -172,12 +172,12 @@ class StrategyView(Part):
 
     def backward(self, closure_loss: Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         """Differentiate, with the events around it."""
-        self._own._last.manual_backward(closure_loss, **kwargs)
+        self._own._last.manual.backward(closure_loss, **kwargs)
         return closure_loss
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Update the weights, with the events around it."""
-        handle = next(each for each in self._own._last.manual_optimizers if each.optimizer is optimizer)
+        handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
         is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
         return handle.step(None if is_none else closure, **kwargs)
 
@@ -195,8 +195,8 @@ class PrecisionView(Part):
     def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
         """Clip by total norm or by value, true gradients also where they are scaled."""
         run = self._own._last
-        if run.is_manual:
-            run.manual_unscale(getattr(optimizer, "_optimizer", optimizer))
+        if run.traits.is_manual:
+            run.manual.unscale(getattr(optimizer, "_optimizer", optimizer))
         algorithm = getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)
         run.steps.clip_gradients(optimizer, clip_val or None, algorithm)
 
@@ -219,7 +219,7 @@ class ValidationLoop(Part):
 
     @property
     def _has_run(self) -> bool:
-        return bool(self._own._last.validated_at != (-1, -1))
+        return bool(self._own._last.progress.validated_at != (-1, -1))
 
 
 class EpochLoop(Part):

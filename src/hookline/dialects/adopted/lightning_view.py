@@ -153,7 +153,7 @@ class TrainerView(LightningNames):
     def received_sigterm(self) -> bool:
         """Whether a signal has asked the run to end."""
         run = self._own._run
-        return bool(run is not None and run.signal)
+        return bool(run is not None and run.signals.number)
 
     # ---- who takes part -----------------------------------------------------------------------------------------
 

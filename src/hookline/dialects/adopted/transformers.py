@@ -195,7 +195,8 @@ class TransformersCallback(AdoptedCallback):
     def _take_in(self, s: Any) -> None:
         """The loaders and the optimizers exist from on_fit_start on."""
         trainer, options, shared = s.trainer, s.trainer.options, self.shared
-        loaders = getattr(getattr(trainer, "_run", None), "given_loaders", {})
+        run = getattr(trainer, "_run", None)
+        loaders = {} if run is None else run.data.given
         self.given = {
             "model": s.module, "processing_class": None, "optimizer": s.optimizers[0] if s.optimizers else None,
             "lr_scheduler": s.schedulers[0] if s.schedulers else None,

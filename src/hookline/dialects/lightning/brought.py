@@ -23,7 +23,7 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
         log.warning("%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
                     type(module).__name__, type(entry.given).__name__, entry.name)  # fmt: skip
     if displaced:
-        run.afterwards.append(hooks.set_aside(displaced))
+        run.participants.on_close.append(hooks.set_aside(displaced))
     data = getattr(run.datamodule, "original", run.datamodule)
     has_some = any(getattr(each, "hparams", None) for each in (module, data))
     is_kept = any(isinstance(each, HParams) for each in hooks)

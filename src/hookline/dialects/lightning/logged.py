@@ -18,7 +18,8 @@ def log_value(
 ) -> None:  # fmt: skip
     """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told otherwise."""
     log, state = run.state.log, run.state
-    if log.mode == "eval" and add_dataloader_idx and len(run.loaders.get("test" if state.stage == "test" else "val", ())) > 1:
+    loaders = run.data.loaders.get("test" if state.stage == "test" else "val", ())
+    if log.mode == "eval" and add_dataloader_idx and len(loaders) > 1:
         name = f"{name}/dataloader_idx_{state.dataloader_idx}"
     reduce, in_batches = reduction(name, reduce_fx), log.mode != "now"
     on_step = log.mode == "train" if on_step is None else on_step

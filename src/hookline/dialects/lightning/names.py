@@ -123,7 +123,8 @@ class LightningNames:
         run, length = self._own._last, self._own.num_training_batches
         if run is None or length is None:
             return False
-        begun = run.position if self._evaluating else self._own.state.batch_idx + 1  # in a validation, batch_idx is its own
+        # in a validation, batch_idx is its own
+        begun = run.progress.position if self._evaluating else self._own.state.batch_idx + 1
         return bool(begun >= length)
 
     @property
@@ -153,7 +154,7 @@ class LightningNames:
     def accumulate_grad_batches(self) -> int:
         """Batches that make one update. A callback may set it at the beginning of an epoch."""
         run = self._own._run
-        return int(self._own.options.accumulate_grad_batches if run is None else run.accumulate)
+        return int(self._own.options.accumulate_grad_batches if run is None else run.traits.accumulate)
 
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, batches: int) -> None:
@@ -190,14 +191,14 @@ class LightningNames:
     def ckpt_path(self) -> str | None:
         """The checkpoint that the run went on from."""
         run = self._own._last
-        return str(run.resume_from) if run is not None and run.resume_from is not None else None
+        return str(run.resume.path) if run is not None and run.resume.path is not None else None
 
     # ---- who takes part -----------------------------------------------------------------------------------------
 
     @property
     def callbacks(self) -> list[Any]:
         """The hooks, as they were given; after a run those that took part in it, with what its module brought."""
-        brought = [entry.given for entry in self._own._last.brought] if self._own._last is not None else []
+        brought = [entry.given for entry in self._own._last.participants.module_hooks] if self._own._last is not None else []
         kinds = {type(each) for each in brought}
         return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
 
@@ -290,7 +291,7 @@ class LightningNames:
 
     def _loaders(self, kind: str) -> list[Any]:
         run = self._own._last
-        return [each.source for each in run.loaders.get(kind, ())] if run is not None else []
+        return [each.source for each in run.data.loaders.get(kind, ())] if run is not None else []
 
     def _lengths(self, kind: str) -> list[int | float]:
         known: Mapping[str, int | None] = self._own.num_batches(kind)

@@ -1,0 +1,218 @@
+"""What makes up a run: small objects, each with one owner. `Run` holds them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hookline.accounting import Cost
+from hookline.checkpoint.saves import Saved, SaveRequest
+from hookline.data.batch import count_tokens as elements_of_ids
+from hookline.data.loaders import Loader
+from hookline.loops.errands import Errands
+from hookline.loops.feeding import Feeding
+
+
+class Window:
+    """The accumulation window: the batches whose gradients make one update."""
+
+    __slots__ = ("batches", "by", "correction", "count", "factors", "fed", "had_none", "held", "losses", "size", "unit", "weight")
+
+    def __init__(self) -> None:
+        self.size = 1
+        self.batches = 0
+        """Batches of the loader so far, skipped ones included."""
+        self.by = "batches"
+        """What a batch counts by: `accumulate_by`."""
+        self.weight = 1
+        """What the newest batch counts."""
+        self.count: float = 0
+        """What those that have added gradients count together."""
+        self.unit: float = 1
+        """What a batch counts that is differentiated at its full loss; 0: not known yet."""
+        self.correction = 1.0
+        """What the gradients of the newest update were multiplied by, to replace the planned count by the real one."""
+        self.had_none = False
+        """Whether a step returned no loss."""
+        self.losses: list[Any] = []
+        self.factors: list[float] = []
+        """What each of the losses counts among those that other ranks had in the same turn."""
+        self.held: list[tuple[Any, float, str]] = []
+        """Losses that join the epoch's mean only if the window turns out finite, with their weight and loader."""
+        self.fed: dict[int, float] = {}
+        """What the batches that have trained each optimizer count, where loaders do not train all of them."""
+
+    def clear(self) -> None:
+        """Let the next batch open a new window."""
+        self.batches = self.count = 0
+        self.had_none = False
+        if self.losses or self.factors:
+            self.losses, self.factors = [], []
+        if self.held:
+            self.held = []
+        if self.fed:
+            self.fed = {}
+
+
+@dataclass(slots=True, eq=False)
+class RunData:
+    """The data of a run: what was given, and the loaders made from it."""
+
+    given: dict[str, Any]
+    loaders: dict[str, list[Loader]] = field(default_factory=dict)
+    train: Any = None
+    """What training batches come from: the loader, or several as one (`MixedLoader`)."""
+    mixture: Any = None
+    """How several training loaders are mixed, as the user said."""
+    is_mixture: bool = False
+    """Whether there are several training loaders."""
+    loss_weights: dict[str, float] | None = None
+    """What a loader's losses are multiplied by before backward, by its name; None: nothing is."""
+    router: Feeding | None = None
+    """Which optimizers a loader trains, if not all."""
+    totals: Any = None
+    """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None: neither."""
+    count_tokens: Callable[[Any], int] = elements_of_ids
+
+
+@dataclass(slots=True, eq=False)
+class Traits:
+    """What is chosen for a run before its first batch, and the number of batches that make one update."""
+
+    accumulate: int
+    skips_nonfinite: bool
+    log_every: int
+    scaler: Any
+    on_cpu: bool
+    is_manual: bool
+    logs: bool
+    """Whether rows of metrics go to loggers, those of rank zero."""
+    started: float
+    """When the run began, by its clock."""
+    moves: bool = False
+    """Whether batches are moved to a device."""
+    clips: bool = False
+    measures_norm: bool = False
+    """Whether the gradient norm is captured before the update, if a listener requests it: clipping does not report it, or the
+    gradients are sharded, and measuring takes all ranks."""
+    recomputes: bool = False
+    """Whether an optimizer calls the closure to compute the loss anew."""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """How far a fit is, beyond the counters that hooks read (`State`)."""
+
+    position: int = 0
+    """Batches of this epoch that are done: where a resumed epoch continues."""
+    epoch_advanced: bool = False
+    """Whether the schedulers that go by epochs have advanced in this epoch."""
+    validated_at: tuple[int, ...] = (-1, -1)
+    """Epoch and `batches_seen` at the last validation."""
+    validation_pending: bool = False
+    """Whether a validation was begun and not completed: it is done again after a resume."""
+    before_validation: dict[str, Any] = field(default_factory=dict)
+    """What that validation may change, as it was before: it must leave no trace in a checkpoint."""
+    revision: int = 0
+    """Counts the events between batches whose listeners may have changed the state."""
+    schedulers_advanced_at: int = -1
+    """The step at which schedulers last advanced."""
+    step_before_batch: int = 0
+    """However many optimizers take part in a batch, `step` counts one."""
+    is_updating: bool = False
+    """Whether an optimizer's step is running. If it fails, some weights are updated and some are not."""
+    skips: int = 0
+    """Updates that were not made."""
+    last_skip: tuple[str, int] = ("", -1)
+    """Why the newest of them was not made, and the batches seen before it."""
+    epoch_began: tuple[int, int, int] = (0, 0, 0)
+    """Updates (-1: it was begun by another process), skips and batches before this epoch."""
+
+
+@dataclass(slots=True, eq=False)
+class Manual:
+    """What manual optimization needs."""
+
+    unscaled: dict[int, bool] = field(default_factory=dict)
+    """The optimizers whose gradients were unscaled since the scaler's last update; True: overflowed."""
+    stepped: set[int] = field(default_factory=set)
+    unscale: Callable[[Any], Any] = lambda optimizer: None
+    backward: Callable[..., None] = lambda loss: None
+    optimizers: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Participants:
+    """Who takes part in a run, and what they ask of it."""
+
+    errands: Errands = field(default_factory=Errands)
+    """What is to be done at the next batch boundary, asked for by one rank or by another thread."""
+    control: Any = None
+    """Listens to what is asked of a fit from outside (`Control`)."""
+    setup_began: bool = False
+    leaving: dict[int, list[Any]] = field(default_factory=dict)
+    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next batch boundary."""
+    module_hooks: list[Any] = field(default_factory=list)
+    """Entries of the hooks that the module brought, once the run is over."""
+    on_close: list[Callable[[], None]] = field(default_factory=list)
+    """Called once the run is over: to put back hooks that the module's have stood in for."""
+    costs: list[Cost] = field(default_factory=list)
+    """What the hooks have cost, once the run is over."""
+
+
+@dataclass(slots=True, eq=False)
+class Identity:
+    """Which run this is, over its resumes."""
+
+    id: str = ""
+    """What all its checkpoints have in common."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the run was set up with (`settings_of`), for its checkpoints."""
+    started_at: str = ""
+    """When this job was started, by the wall clock, but never before anything that its directory knows of."""
+
+
+@dataclass(slots=True, eq=False)
+class Resume:
+    """What a run is resumed from."""
+
+    path: Path | str | None = None
+    contents: dict[str, Any] = field(default_factory=dict)
+    """What is left of the checkpoint: each part is taken out by what restores it."""
+    finished: str = ""
+    """Why a run that is started again has nothing to train."""
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedSignal:
+    """The signal that ends a run."""
+
+    received: int = 0
+    """What this process has received; with several ranks it ends the run once all know of it."""
+    number: int = 0
+    """The signal that ends the run."""
+
+
+@dataclass(slots=True, eq=False)
+class Saves:
+    """Checkpoints that were requested, and what became of them."""
+
+    requests: list[SaveRequest | None] = field(default_factory=list)
+    """What the loop looks at after every batch; None: a checkpoint was written in the background."""
+    background: Any = None
+    """Writes in the background, if asked to."""
+    results: list[Saved] = field(default_factory=list)
+    newest: Saved | None = None
+    """The newest checkpoint that is durable."""
+    on_disk: tuple[Any, ...] | None = None
+    """`Run.stamp` as of the newest durable checkpoint, or of the one that the run was resumed from."""
+    count: int = 0
+    """Checkpoints of the run so far, over its resumes: the number of the newest."""
+    is_final: bool = False
+    """Whether the checkpoint of a signal is written: nothing of what follows may replace it."""
+    last: Any = None
+    """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
+    first_batches: Any = None
+    """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
