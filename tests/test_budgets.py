@@ -17,6 +17,8 @@ from torch import Tensor
 
 import hookline
 from hookline import Hook
+from hookline.loops.fit import fit
+from hookline.loops.step import train_batch
 from hookline.plan import nobody
 
 SOURCE = str(Path(hookline.__file__).parent)
@@ -97,6 +99,14 @@ def test_a_step_nobody_listens_to_costs_few_calls() -> None:
     assert per_step(with_hooks()) - per_step(bare) <= CALLS_PER_STEP
     # counted by itself too: what is saved inside torch must not hide what is spent here
     assert 0 < per_step(with_hooks(), is_ours) <= CALLS_PER_STEP
+
+
+def test_keeping_the_last_checkpoint_costs_a_step_nothing() -> None:
+    """Counted in the loops alone: how many calls a write takes depends on the disk."""
+    def in_loops(frame: FrameType) -> bool:
+        return frame.f_code.co_filename in (fit.__code__.co_filename, train_batch.__code__.co_filename)
+
+    assert per_step(with_hooks(checkpoint=True), in_loops) == per_step(with_hooks(), in_loops) > 0
 
 
 def test_hooks_that_hear_nothing_cost_nothing() -> None:

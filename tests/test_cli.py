@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from hookline import EVENTS
+from hookline.checkpoint.files import read_manifest
 from hookline.cli import CODES, main, make_parser
 from hookline.registry import BUILTIN_HOOKS
 
@@ -159,9 +160,9 @@ def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(proje
     assert "Traceback" not in text
     assert text.rfind("\x1b[?25h") >= text.rfind("\x1b[?25l")  # the cursor is back
     (saved,) = (tmp_path / "here" / "checkpoints").iterdir()
-    again = text.replace("\r\n", "").partition("To continue: ")[2]
+    again = text.replace("\r\n", "").partition("To continue: ")[2].partition("Model: ")[0]
     assert "--trainer.run_dir=here" in again and "--checkpoint" not in again  # a run with a name finds its newest by itself
-    step = int(saved.name.removeprefix("step-"))
+    step = read_manifest(saved)["step"]
     assert main(["fit", str(project / "run.toml"), "--checkpoint", str(saved), "--trainer.max_steps", str(step + 2),
                  "--trainer.max_epochs=100", "--trainer.run_dir=there"]) == 0  # fmt: skip
 
@@ -223,8 +224,36 @@ def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureF
     assert main(["fit", config, "--trainer.run_dir", "trained", *keep, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["last_state_saved"] is True and said["checkpoint_step"] == said["step"] == int(step[1])
-    assert main(["fit", config, "--trainer.run_dir", "lost"]) == 0
+    assert main(["fit", config, "--trainer.run_dir", "lost", "--trainer.checkpoint=false"]) == 0
     assert "checkpoint: none; nothing of this run is saved\n" in capsys.readouterr().out
+
+
+def test_the_last_line_of_a_fit_says_where_the_model_is_and_how_to_load_it(
+    project: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained", "--trainer.enable_progress_bar=true"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == ('Model: trained/checkpoints/last (step 8). Load it: '
+                                    'Net.load_from_checkpoint("trained/checkpoints/last")')  # fmt: skip
+    assert "Model: " not in err  # once is enough
+    assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Model: trained/checkpoints/last (step 8). ")
+    assert "Nothing to train" in caplog.text and "hookline fit --fresh" in caplog.text
+    assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained", "--fresh"]) == 0
+    assert "fit completed at step 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["checkpoint.write=async", "checkpoint=async", "save=async"])
+@pytest.mark.parametrize("more", [[], ["--trainer.checkpoint.every=2 minutes"], ["--trainer.checkpoint.last=false"]], ids=["", "every", "last"])
+def test_how_to_save_is_a_table_or_a_word_and_has_an_older_name(
+    project: Path, given: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["fit", str(project / "run.toml"), "--trainer.run_dir", "out", f"--trainer.{given}", *more])
+    if more and not given.startswith("checkpoint.write"):  # two of them cannot be combined
+        assert code == 2
+        return
+    assert code == 0
+    assert Path("out/checkpoints/last").exists() is not (bool(more) and "last" in more[0])
 
 
 def test_a_run_over_checkpoints_that_cannot_be_used_is_begun_anew_only_by_an_explicit_word(
