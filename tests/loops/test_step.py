@@ -719,7 +719,8 @@ def test_tokens_and_samples_are_counted() -> None:
     assert ask.seen == (2 * 4 * 12, 2 * 4 * 3, 8)
 
 
-@pytest.mark.parametrize("extra", [{}, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3}])
+@pytest.mark.parametrize("extra", [{}, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3},
+                                   {"accumulate_by": "tokens", "accumulate_grad_batches": 3}])  # fmt: skip
 def test_a_hundred_steps_never_read_from_the_device(extra: dict[str, Any]) -> None:
     """On the meta device every host read raises."""
 

@@ -223,6 +223,13 @@ def test_a_window_without_tokens_makes_no_update_and_says_so(caplog: pytest.LogC
     assert "or its batches had no tokens to count (accumulate_by='tokens')" in caplog.text
 
 
+@pytest.mark.parametrize("first", [(3, 3), (900, 3), (3, 900)])
+def test_many_windows_without_an_update_do_not_move_the_scale_of_the_next(first: tuple[int, int]) -> None:
+    data = [*uneven(*first), *uneven(0) * 2300, *uneven(13, 29)]
+    net = by_tokens(data, accumulate_grad_batches=2)
+    assert_close(net, trained([large(data[:2]), large(data[-2:])]))
+
+
 # ---- other ways to train -----------------------------------------------------------------------------------------
 
 
@@ -266,8 +273,8 @@ def test_each_optimizer_counts_the_batches_that_train_it() -> None:
 
 
 def test_float16_does_not_overflow_by_the_number_of_tokens() -> None:
-    first, *others = ((x, 0.1 * y) for x, y in batches(4))  # small enough for the scale that a scaler begins with
-    data = [(first[0][:1], first[1][:1]), *others]
+    data = [(0.1 * x, 0.1 * y) for x, y in batches(4)]  # small enough for the scale that a scaler begins with
+    data[1] = (data[1][0][:1], data[1][1][:1])
     heard, found = Heard(), []
     for precision in ("16-mixed", 32):
         torch.manual_seed(3)

@@ -40,14 +40,14 @@ class BatchWeights:
         window = self.run.window
         window.weight = weight = self.count_tokens(batch) if self.by_tokens and samples else samples
         if window.batches == 0:
-            window.unit = self._next_unit(weight)
+            window.unit, window.correction = self._next_unit(weight), 1.0  # the newest correction is in the unit now
         self.turn.factor = weight / window.unit
 
     def _next_unit(self, weight: int) -> float:
         """Return the reference of a new window, the same on every rank: what a batch of the window before counted.
 
-        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two, so that it changes
-        no digit of the update.
+        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two (the next one up),
+        so that it changes no digit of the update.
         """
         run, window = self.run, self.run.window
         if self._ranks.alone and run.traits.accumulate == 1:
@@ -56,7 +56,8 @@ class BatchWeights:
             mean = window.unit / window.correction
         else:  # the first window
             mean = self._ranks.total([weight]).read()[0] / self._ranks.world_size
-        return math.ldexp(1.0, math.frexp(mean)[1]) if mean else 1.0
+        fraction, exponent = math.frexp(mean)
+        return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
 
     def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
         """Return the loss to differentiate of a batch that counts nothing; it may be the mean over nothing, which is NaN."""
