@@ -179,8 +179,7 @@ def settle_failed_epoch(run: Run) -> None:
 @contextlib.contextmanager
 def noticing_changes(run: Run) -> Iterator[None]:
     """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often swapped in at the end."""
-    own_code = [each for each in run.plan.listeners("on_train_end")
-                if not type(each.owner).__module__.startswith(("hookline.hooks.", "hookline.strategies."))]  # fmt: skip
+    own_code = [each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"]
     before = fingerprint(run) if own_code else []
     yield
     if own_code and (before is None or fingerprint(run) != before):
