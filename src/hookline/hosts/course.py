@@ -28,7 +28,7 @@ from hookline.loops.evaluate import VALIDATION, Names
 from hookline.loops.guests import LateGuests, note_later, see_off, tear_down
 from hookline.loops.parts import Participants, Resume
 from hookline.loops.reducing import Rows
-from hookline.loops.run import rescued_row
+from hookline.loops.rows import rescued_row
 from hookline.metrics import MetricLog
 from hookline.options import make_options
 from hookline.plan import Plan, nobody

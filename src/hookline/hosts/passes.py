@@ -7,7 +7,7 @@ from typing import Any
 
 from hookline.data.batch import batch_size
 from hookline.loops.evaluate import VALIDATION, Interlude, Names, OwnMetrics
-from hookline.loops.run import rescued_row
+from hookline.loops.rows import rescued_row
 from hookline.metrics import Metrics
 from hookline.plan import Plan
 from hookline.state import State

@@ -9,7 +9,7 @@ from typing import Any
 from hookline.hosts.agreeing import BETWEEN, HostedAgreement
 from hookline.hosts.keeping import keep, put_back, save
 from hookline.hosts.view import HostView
-from hookline.loops.run import write_row
+from hookline.loops.rows import write_row
 from hookline.ranks import Ranks
 from hookline.view import View
 

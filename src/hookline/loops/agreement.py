@@ -8,12 +8,14 @@ they all stop for a moment and exchange the details. So what one rank wants is d
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
 from hookline.checkpoint.saves import SaveRequest
 from hookline.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 from hookline.listener import Listener
+from hookline.loops.boundary import Boundary
 from hookline.loops.errands import do_errands
 from hookline.loops.run import Run
 from hookline.loops.signals import heed_signal
@@ -23,14 +25,18 @@ AFTER_BATCH, ELSEWHERE = 0, 1
 STEERED = ("on_train_batch_start", "on_before_optimizer_step")
 
 
-class Agreement:
-    """The part of one rank in what all of them decide. A run on one process has none."""
+class Agreement(Boundary):
+    """The boundary of one rank among several: what all of them decide."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        super().__init__(run)
         self.ranks = run.strategy.ranks
         self.stop = False
         """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        self.steers_batches = False
+        """Whether a hook on some rank may end an epoch for all of them."""
+        self.steers_updates = False
+        """Whether a hook on some rank may skip an update for all of them."""
         self.asks = 0
         """How often the ranks have met: the same number at the same place of the run."""
         self._seconds: float = self.ranks.from_zero(time.monotonic())
@@ -48,7 +54,26 @@ class Agreement:
 
     # ---- meeting ------------------------------------------------------------------------------------------------
 
-    def meet(self) -> None:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the ranks have agreed to stop."""
+        return self.stop
+
+    @property
+    def waits_for_signals(self) -> bool:  # type: ignore[override]
+        """Whether all ranks wait for what hooks return before a batch."""
+        return self.steers_batches
+
+    @property
+    def signal_filters(self) -> tuple[Callable[[Signal | None], Signal | None], ...]:
+        """What becomes of the signal that hooks return before an update."""
+        return (self.on_update,)
+
+    def stop_by_clock(self) -> None:
+        """Stop because the time is over, by a clock that is the same for all ranks."""
+        self.stop = True
+
+    def after_batch(self) -> None:
         """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is something to do."""
         run = self.run
         asked = self._ask(AFTER_BATCH)
@@ -166,7 +191,7 @@ class Agreement:
                 wanted[event] = wanted.get(event, frozenset()).union(names)
         self.run.plan.agree_on_wants(wanted)
         steering = {event for _, events in everybody for event in events}
-        self.run.steers_batches, self.run.steers_updates = (event in steering for event in STEERED)
+        self.steers_batches, self.steers_updates = (event in steering for event in STEERED)
 
     def refuse(self, signal: Signal) -> Never:
         """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go another way."""
@@ -178,7 +203,7 @@ class Agreement:
         """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by all of them where
         a forward alone makes ranks wait for each other.
         """
-        if not self.run.steers_batches:
+        if not self.steers_batches:
             return signal if signal is None else self.refuse(signal)
         most = self.ranks.largest((0 if signal is None else signal.strength,)).read()[0]
         if most and self.run.strategy.forward_communicates:
@@ -187,7 +212,7 @@ class Agreement:
 
     def on_update(self, signal: Signal | None) -> Signal | None:
         """An update that one rank wants to skip is skipped by all: their weights must stay the same."""
-        if not self.run.steers_updates:
+        if not self.steers_updates:
             return signal if signal is None else self.refuse(signal)
         mine = 0 if signal is None else signal.strength
         most, fewest = self.ranks.largest((mine, -mine)).read()
@@ -197,14 +222,6 @@ class Agreement:
             raise HooklineError("STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights would "
                                 f"no longer be the same: {who}.")  # fmt: skip
         return SKIP_STEP if most == SKIP_STEP.strength else signal
-
-
-def settle(run: Run) -> None:
-    """Between batches: do what a rank, or another thread, has asked for."""
-    if run.agreement is not None:
-        run.agreement.settle()
-    elif run.participants.errands.waiting:
-        do_errands(run, run.participants.errands.left())
 
 
 def _switched_off(hooks: Any) -> list[Listener]:

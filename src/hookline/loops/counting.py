@@ -47,7 +47,7 @@ class Tally:
             self._kept = Kept(run.module, s.log)
             self._aside, s.log = s.log, blank(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.data.is_mixture
-        if counts_tokens or run.steers_batches or turn.samples is None or not self._knows_samples:
+        if counts_tokens or run.boundary.waits_for_signals or turn.samples is None or not self._knows_samples:
             self._answer = run.strategy.ranks.total([weight, self.tokens_of(s) if counts_tokens and weight else 0])
         return weight
 

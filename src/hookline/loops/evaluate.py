@@ -20,7 +20,8 @@ from hookline.loops.aggregating import aggregated
 from hookline.loops.fetching import fetched
 from hookline.loops.ghosts import run_along
 from hookline.loops.guests import see_off
-from hookline.loops.run import Run, phase, rescued_row
+from hookline.loops.rows import rescued_row
+from hookline.loops.run import Run, phase
 from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.plan import Plan
@@ -101,7 +102,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
                 break
         log.mode = "now"
         log.loader = ""
-        results = log.finish("eval", more=own.sums) if run.rows is None else run.rows.finish("eval", own.sums, logged)
+        results = run.rows.finish("eval", own.sums, logged)
         if own.several:
             results |= aggregated(results, names.kind, [each.name for each in loaders], run.options.val_aggregation)
         log.newest.raw().update(results)
@@ -109,9 +110,9 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
             names.epoch_end(plan)(s)
             names.end(plan)(s)
             names.model_train(plan)(s)
-        results.update(run.over_ranks(log.pending, "evaluation"))
+        results.update(run.rows.reduce(log.pending, "evaluation"))
     if not s.sanity_checking:
-        run.write_row(results, "evaluation")
+        run.rows.write(results, "evaluation")
     return Metrics(results)
 
 
@@ -152,7 +153,7 @@ class Pace:
         """After a batch: whether the pass was told to stop. A signal gives it up."""
         run, s = self.run, self.run.state
         signal, stop = run.signals.number, s.should_stop and run.stage != "fit"
-        if run.rows is not None:
+        if not run.strategy.ranks.alone:
             before, self._asked = self._asked, run.strategy.ranks.largest((run.signals.received, stop))
             signal, stop = (0, False) if before is None else before.read()
         if signal and self.can_be_cut:

@@ -11,9 +11,7 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
-from hookline.loops.agreement import settle
 from hookline.loops.composition import choose_step
-from hookline.loops.errands import do_errands
 from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
 from hookline.loops.fetching import fetched
 from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
@@ -25,7 +23,8 @@ from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending, update_record
 from hookline.loops.restoring import restoring
 from hookline.loops.resuming import START_OVER
-from hookline.loops.run import Run, ending, phase, rescued_row, told_to_stop
+from hookline.loops.rows import rescued_row
+from hookline.loops.run import Run, ending, phase
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.timer import timed
@@ -48,7 +47,7 @@ def fit(run: Run) -> None:
     for each in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
         log.warning(each)
     load(run, "val")
-    settle(run)
+    run.boundary.settle()
     if run.signals.number:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
@@ -70,7 +69,7 @@ def fit(run: Run) -> None:
         run.record.describe(run)
     with keeping_last(run):
         plan.on_train_start(s)
-        settle(run)
+        run.boundary.settle()
         if run.saves.requests:
             save_due(run)
         while not is_finished(run):
@@ -82,9 +81,9 @@ def fit(run: Run) -> None:
     save_final_state(run)
     with noticing_changes(run):
         plan.on_train_end(s)
-    run.write_pending()
-    run.over_ranks({}, "end")
-    settle(run)
+    run.rows.write_pending()
+    run.rows.reduce({}, "end")
+    run.boundary.settle()
     save_due(run)
     finish_saving(run)
 
@@ -94,11 +93,11 @@ def train_epoch(run: Run, loader: Any) -> None:
     plan, s, options = run.plan, run.state, run.options
     before = begin_epoch(run, loader)
     plan.on_train_epoch_start(s)
-    settle(run)
+    run.boundary.settle()
 
     s.log.mode = "train"
     exhausted = False
-    is_leaving = told_to_stop(run) and is_finished(run)  # asked for when the epoch began
+    is_leaving = run.boundary.is_stopping and is_finished(run)  # asked for when the epoch began
     if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
         run.resume.contents["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
@@ -121,10 +120,7 @@ def train_epoch(run: Run, loader: Any) -> None:
             see_off(run)
         if validate_every and run.progress.position % validate_every == 0:
             validate(run)
-        if run.agreement is not None:
-            run.agreement.meet()
-        elif run.participants.errands.waiting:
-            do_errands(run, run.participants.errands.left())
+        run.boundary.after_batch()
         if run.saves.requests:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
@@ -137,14 +133,14 @@ def train_epoch(run: Run, loader: Any) -> None:
 
 def close_epoch(run: Run, complete: bool) -> None:
     """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
-    settle(run)
+    run.boundary.settle()
     if complete and not run.signals.number:
         run.step.close_window()  # a last window that came out short
         advance_epoch(run)
     run.state.log.mode = "now"
     if not run.signals.number and validation_closes_epoch(run, complete):
         validate(run)
-        settle(run)
+        run.boundary.settle()
     if run.signals.number:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
         save_due(run)
         complete = False
@@ -186,7 +182,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
 def end_epoch(run: Run, complete: bool) -> None:
     """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
     plan, s = run.plan, run.state
-    results = s.log.finish("train") if run.rows is None else run.rows.finish("train", {}, s.log.pending)
+    results = run.rows.finish("train", {}, s.log.pending)
     if run.data.is_mixture:
         counted = run.data.train.metrics()
         s.log.newest.raw().update(counted)
@@ -201,12 +197,12 @@ def end_epoch(run: Run, complete: bool) -> None:
     s.nested_validate = False
     run.progress.revision += 1
     pending, s.log.pending = s.log.pending, {}
-    run.write_row({**results, **run.over_ranks(pending, "epoch")}, "epoch")
+    run.rows.write({**results, **run.rows.reduce(pending, "epoch")}, "epoch")
     if complete:
         advance_on_metric(run)
         run.progress.position = 0
     update_record(run)
-    settle(run)
+    run.boundary.settle()
     if run.saves.requests:
         save_due(run)
 
@@ -231,11 +227,10 @@ def why_finished(run: Run) -> str:
         return f"max_steps={options.max_steps} is reached"
     if run.data.train.length == 0:
         return "limit_train_batches=0"
-    if run.out_of_time and not told_to_stop(run):
+    if run.out_of_time and not run.boundary.is_stopping:
         s.request_stop(f"max_time={options.max_time:g} s is over")
-        if run.agreement is not None:
-            run.agreement.stop = True  # by a clock that is the same for all
-    return s.stop_reason or "a stop was asked for" if told_to_stop(run) and s.epochs_seen >= options.min_epochs else ""
+        run.boundary.stop_by_clock()
+    return s.stop_reason or "a stop was asked for" if run.boundary.is_stopping and s.epochs_seen >= options.min_epochs else ""
 
 
 def how_to_train(run: Run) -> str:
@@ -283,15 +278,15 @@ def validate(run: Run) -> None:
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
     if run.progress.validation_pending:
-        settle(run)  # a signal that one rank has heard
+        run.boundary.settle()  # a signal that one rank has heard
     if run.progress.validation_pending:
-        settle(run)  # every rank has given it up, and hears of the signal before anything else is trained
+        run.boundary.settle()  # every rank has given it up, and hears of the signal before anything else is trained
 
 
 def is_finished_by_owed_validation(run: Run) -> bool:
     """Run the validation that was cut short before a resume; whether the run is finished after it."""
     validate(run)
-    settle(run)
+    run.boundary.settle()
     save_due(run)
     return is_finished(run)
 
@@ -315,4 +310,4 @@ def validation_closes_epoch(run: Run, complete: bool) -> bool:
     is_validated = run.progress.validated_at == (s.epoch, s.batches_seen)
     if not run.data.loaders["val"] or is_validated or (s.epoch + 1) % options.check_val_every_n_epoch:
         return False
-    return (complete and options.val_check_interval == 1.0) or (not complete and told_to_stop(run))
+    return (complete and options.val_check_interval == 1.0) or (not complete and run.boundary.is_stopping)

@@ -20,7 +20,7 @@ from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
-from hookline.loops.agreement import Agreement, settle
+from hookline.loops.agreement import Agreement
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
 from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state, settle_failed_epoch
@@ -102,9 +102,9 @@ def join(run: Run) -> None:
     check_same(run)
     if run.stage != "fit":
         return
-    run.agreement = Agreement(run)
-    run.state.clock = run.agreement.now
-    run.traits.started = run.agreement.now()
+    run.boundary = agreement = Agreement(run)
+    run.state.clock = agreement.now
+    run.traits.started = agreement.now()
 
 
 def note_failure(run: Run, error: BaseException) -> None:
@@ -139,7 +139,7 @@ def let_go(run: Run) -> None:
 def end_fit(run: Run) -> None:
     """The last save point, and what is still being written is waited for."""
     run.plan.on_fit_end(run.state)
-    settle(run)
+    run.boundary.settle()
     save_due(run)
     finish_saving(run)
     note_end(run)
@@ -302,7 +302,7 @@ class Guests(LateGuests[Run]):
             run.participants.on_close.pop()()
         run.plan.clear_run()
         self._attach(None)
-        run.write_waiting()
+        run.rows.flush()
         run.state.logger.close()
 
     def welcome(self, entry: Entry) -> None:

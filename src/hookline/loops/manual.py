@@ -93,8 +93,8 @@ class ManualOptimizer:
             return
         s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
         signal = plan.on_before_optimizer_step(s)
-        if run.agreement is not None:
-            signal = run.agreement.on_update(signal)
+        for decide in run.boundary.signal_filters:
+            signal = decide(signal)
         if signal is SKIP_STEP:
             skip_step(run, "hook")
         else:

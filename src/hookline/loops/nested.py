@@ -41,7 +41,7 @@ class Nested:
         while self._board.add(key, 0) < self.run.strategy.world_size:
             self.run.peers.raise_failure()
             if not asked and time.monotonic() - began > ASKING:
-                self.run.peers.ask_for(self.count, self.run.agreement.asks)
+                self.run.peers.ask_for(self.count, self.run.boundary.asks)
                 asked = True
             if asked and self._board.check([f"{key}/past"]):
                 other = self._board.get(f"{key}/past").decode()
@@ -60,12 +60,12 @@ class Nested:
         """Answer, if this rank has gone past the place."""
         if self.count >= self._awaited:
             return
-        if self.run.agreement.asks <= self._asks and not self._waits():
+        if self.run.boundary.asks <= self._asks and not self._waits():
             self._since = None
             return
         now = time.monotonic()
         self._since = self._since or now
-        if self.run.agreement.asks > self._asks or now - self._since >= STANDING:
+        if self.run.boundary.asks > self._asks or now - self._since >= STANDING:
             self._notes.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
             self._awaited = 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hookline.errors import END_EPOCH, Signal
 from hookline.loops.accumulation import CheckedStep
+from hookline.loops.agreement import Agreement
 from hookline.loops.backward import Backward
 from hookline.loops.counted_step import CountedBatch, CountedStep
 from hookline.loops.manual import ManualStep
@@ -16,14 +17,20 @@ from hookline.loops.update import Update
 class RankBatch(CountedBatch):
     """A batch among those of all ranks: they agree on the signals of hooks, and metrics are those of all."""
 
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        assert isinstance(run.boundary, Agreement)
+        self.agreement = run.boundary
+
     def decide(self, signal: Signal | None) -> Signal | None:
         """Agree with the other ranks on what hooks have returned."""
-        agreed: Signal | None = self.run.agreement.on_batch(signal)
+        agreed: Signal | None = self.agreement.on_batch(signal)
         return agreed
 
     def write_row(self, row: dict[str, Any]) -> None:
         """Send a row of metrics over all ranks to listeners and loggers."""
-        self.run.write_row(self.run.over_ranks(row))
+        rows = self.run.rows
+        rows.write(rows.reduce(row))
 
 
 class RankStep(RankBatch, CountedStep):

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hookline.accumulator import Accumulator, Part
+from hookline.loops.parts import Traits
+from hookline.loops.rows import MetricRows
 from hookline.metrics import MetricLog, read_together
+from hookline.plan import Plan
 from hookline.ranks import Ranks
+from hookline.state import State
 
 SEPARATOR = "\x1e"
 
@@ -132,3 +136,35 @@ class Rows:
             return {name: value for name, value in done.items() if not name.startswith(SEPARATOR)}
 
         return self.log.finish(mode, pool, more)
+
+
+class RankRows(MetricRows):
+    """The rows of one rank among several: what goes out is reduced over all of them."""
+
+    def __init__(self, plan: Plan, state: State, ranks: Ranks, traits: Traits) -> None:
+        super().__init__(plan, state)
+        self._rows = Rows(ranks, state.log)
+        self._traits = traits
+
+    def write_pending(self) -> None:
+        """Keep what was logged since the last row until the ranks next exchange values."""
+        s = self.state
+        if s.log.pending:
+            pending, s.log.pending = s.log.pending, {}
+            self._rows.keep(pending, s.step, s.epoch, self._traits.logs or "on_train_metrics" in self.plan.wanted_at)
+
+    def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
+        """Return a row's values over all ranks, after writing the rows that were waiting for this."""
+        row, before = self._rows.settle(kind, values, self.state.step)
+        for step, epoch, kept in before:
+            self.write(kept, "step", step, epoch)
+        return row
+
+    def finish(self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results of a pass over all ranks."""
+        return self._rows.finish(mode, more, pending)
+
+    def flush(self) -> None:
+        """Write rows that were not reduced with local values, because the other ranks are gone."""
+        for step, epoch, kept in self._rows.alone():
+            self.write(kept, "step", step, epoch)

@@ -60,7 +60,7 @@ def save(run: Run, request: SaveRequest) -> None:
                     "not have failed. The newest checkpoint before it is whole.", shown(request.path))  # fmt: skip
         return
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
-    run.over_ranks({}, "save")  # what hooks have logged and is waiting belongs to the time before
+    run.rows.reduce({}, "save")  # what hooks have logged and is waiting belongs to the time before
     try:
         path = place_of(run, request)
     except CheckpointError as error:

@@ -135,7 +135,7 @@ class TrainStep:
                 log.pending = {**waiting, **log.pending}  # written when the run ends
                 raise
             s.nested_validate = False
-            run.write_pending()  # what a hook logged here belongs to this very step
+            run.rows.write_pending()  # what a hook logged here belongs to this very step
             log.pending = waiting
 
     def mean_loss(self) -> Any:
@@ -144,7 +144,7 @@ class TrainStep:
 
     def write_row(self, row: dict[str, Any]) -> None:
         """Send a row of metrics to listeners and loggers."""
-        self.run.write_row(row)
+        self.run.rows.write(row)
 
     def close_window(self) -> None:
         """Update on what an accumulation window has when it ends early. A window of one batch is closed already."""

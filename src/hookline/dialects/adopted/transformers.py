@@ -166,7 +166,7 @@ class TransformersCallback(AdoptedCallback):
     def _end_epoch(self, s: Any) -> Any:
         """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this was woken."""
         run = getattr(s.trainer, "_run", None)
-        waited_for = run is None or run.agreement is None or run.steers_batches
+        waited_for = run is None or run.boundary.waits_for_signals
         return END_EPOCH if self.shared.ends_epoch and waited_for else None
 
     def _in_turn(self, s: Any, event: str) -> list[Any]:

@@ -97,8 +97,8 @@ class SharedRun:
             control.should_log = False
             row, s.log.pending = s.log.pending, {}
             values = {"train/loss": s.mean_of_window(), "lr": s.used_lr, **row}
-            writer = trainer if hasattr(type(trainer), "write_row") else trainer._run
-            writer.write_row({key: value for key, value in values.items() if value is not None})
+            write = trainer.write_row if hasattr(type(trainer), "write_row") else trainer._run.rows.write
+            write({key: value for key, value in values.items() if value is not None})
         if control.should_evaluate:
             control.should_evaluate = False
             if self._evaluated_at != (s.step, s.batches_seen):  # the epoch's own validation may have come first
