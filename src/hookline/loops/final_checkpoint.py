@@ -151,11 +151,10 @@ def save_final_state(run: Run) -> None:
     if run.last.is_behind():
         save(run, SaveRequest(None, "last", is_automatic=True))
         finish_saving(run)
+        _report_unsaved(run)
     if (url := run.last.url()) is not None:
         save(run, SaveRequest(url, "last", is_automatic=True))
         finish_saving(run)
-    if run.on_disk != run.progress:
-        _report_unsaved(run)
 
 
 def keeps_failed_state(run: Run) -> bool:
