@@ -201,7 +201,7 @@ class Scene:
         self.hooks_of_the_module = [self._hook(name) for name in from_module]
         own = [self._hook(name) for name in hooks]
         options = {"num_sanity_val_steps": 1, "log_every_n_steps": 1, **options}
-        self.trainer = quiet(hooks=own, strategy=self.strategy, **options)
+        self.trainer = quiet(hooks=own, strategy=self.strategy, **options)  # without `checkpoints/last`: the recordings of other trainers have no such save
         self.recorder = Recorder(self.trainer)
         for spy in (self.module, self.strategy, self.data):
             if spy is not None:

@@ -458,3 +458,12 @@ def test_an_option_that_log_has_not_is_an_error_that_lists_those_it_has() -> Non
 
     with pytest.raises(OptionError, match=r"log\('x', on_stepp=...\).*Did you mean 'on_step'"):
         quiet(hooks=[Wrong()]).fit(Net(), batches(1))
+
+
+@pytest.mark.parametrize(("options", "kept"), [
+    ({}, ["last"]), ({"enable_checkpointing": False}, []), ({"checkpoint": False}, []), ({"save": "async"}, ["last"]),
+    ({"enable_checkpointing": False, "checkpoint": True}, ["last"]),
+], ids=str)  # fmt: skip
+def test_a_run_keeps_its_model_unless_checkpointing_is_switched_off(options: dict[str, Any], kept: list[str]) -> None:
+    Trainer(run_dir="run", max_epochs=1, logger=False, enable_progress_bar=False, **options).fit(BoringModel())
+    assert [each.name for each in Path("run").glob("checkpoints/*")] == kept

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import SKIP_STEP, Module
+from hookline.checkpoint.files import read_manifest
 from hookline.errors import HookError, OptionError
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.lr_finder import LRFinder
@@ -235,3 +236,11 @@ def test_a_range_test_that_fails_saves_nothing_and_gives_the_monitors_back() -> 
         trainer.fit(Fails(), batches(4))
     assert not list(trainer.run_dir.rglob("manifest.json"))
     assert "model_checkpoint" in trainer.hooks.list_hooks()
+
+
+def test_a_search_leaves_the_models_of_its_directory_alone() -> None:
+    trainer = quiet(run_dir="run", checkpoint=True)
+    trainer.fit(Net(), batches(2))
+    before = read_manifest(Path("run/checkpoints/last"))
+    LRFinder(steps=20).find(trainer, Net(), batches(20))
+    assert read_manifest(Path("run/checkpoints/last")) == before

@@ -160,7 +160,8 @@ def test_everything_asked_for_by_control_is_done(tmp_path: Path) -> None:
             self.seen.append(("epoch", step))
 
     steers, hears = Steers(), Hears()
-    trainer = quiet(hooks=[steers, hears], max_epochs=9, run_dir=tmp_path, check_val_every_n_epoch=100, log_every_n_steps=1000)
+    trainer = quiet(hooks=[steers, hears], max_epochs=9, run_dir=tmp_path, check_val_every_n_epoch=100, log_every_n_steps=1000,
+                    checkpoint=True)  # fmt: skip
     trainer.fit(Net(), DATA, VAL)
     assert hears.seen == [("saved", 1), ("validated", 2), ("epoch", 4), ("epoch", 6), ("saved", 6)]
     step, logged = steers.logged[1]  # the first one is of the validation
@@ -258,7 +259,7 @@ def test_what_is_asked_for_at_another_moment_is_done_at_the_end_of_the_step(tmp_
             self.seen.append(("epoch", step))
 
     hears = Hears()
-    trainer = quiet(hooks=[Asks(), hears], max_epochs=2, run_dir=tmp_path)
+    trainer = quiet(hooks=[Asks(), hears], max_epochs=2, run_dir=tmp_path, checkpoint=True)
     trainer.fit(Net(), DATA)
     assert hears.seen == [("saved", 2), ("epoch", 4), ("epoch", 9), ("saved", 9)]
     assert not [each for each in trainer.plan.listeners("on_step_end") if each.owner is not hears]  # it listens no longer

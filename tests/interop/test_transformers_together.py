@@ -41,7 +41,8 @@ class Hears(TrainerCallback):
 
 def test_what_two_callbacks_ask_for_at_one_step_is_done_once(tmp_path: Path) -> None:
     hears = Hears()
-    trainer = quiet(hooks=[Asks(), Asks(), hears], run_dir=tmp_path, check_val_every_n_epoch=9, log_every_n_steps=1000)
+    trainer = quiet(hooks=[Asks(), Asks(), hears], run_dir=tmp_path, check_val_every_n_epoch=9, log_every_n_steps=1000,
+                    checkpoint=True)  # fmt: skip
     trainer.fit(Net(), DATA, VAL)
     assert hears.seen[:4] == [("logged", 2, ["epoch", "learning_rate", "loss"]), ("logged", 2, ["epoch", "eval_loss"]),
                               ("evaluated", 2), ("saved", 2)]  # fmt: skip

@@ -33,10 +33,11 @@ class Saved(Hook):
         self.threads.add(threading.current_thread())
 
 
-def fit(run_dir: Path, *hooks: Any, **options: Any) -> Any:
+def fit(run_dir: Path, *hooks: Any, last: bool = False, **options: Any) -> Any:
     torch.manual_seed(0)
+    how = {"checkpoint": "async"} if last else {"save": "async"}
     trainer = quiet(run_dir=run_dir, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), *hooks],
-                    **{"max_epochs": 2, "save": "async", **options})  # fmt: skip
+                    **{"max_epochs": 2, **how, **options})  # fmt: skip
     trainer.fit(Net(), batches(4))
     return trainer
 
@@ -52,7 +53,7 @@ def test_contents_are_those_of_the_step_that_was_saved(tmp_path: Path) -> None:
 
 def test_everyone_is_told_on_the_main_thread_when_it_is_durable_with_the_saved_step(tmp_path: Path) -> None:
     saved = Saved()
-    fit(tmp_path, saved)
+    fit(tmp_path, saved, last=True)
     assert [step for step, _, _ in saved.told] == [2, 4, 6, 8, 8]  # the last one is the run's last state
     assert saved.threads == {threading.main_thread()}
     assert not [each for each in threading.enumerate() if each.name == "hookline save"]

@@ -73,7 +73,7 @@ class LRFinder(Hook):
         """
         changes = {"max_steps": self.steps, "max_epochs": -1, "min_epochs": 0, "max_time": None, "limit_val_batches": 0,
                    "num_sanity_val_steps": 0, "fast_dev_run": False, "run_dir": trainer.run_dir, "enable_progress_bar": False,
-                   "val_check_interval": 1.0, "check_val_every_n_epoch": 1}  # fmt: skip
+                   "val_check_interval": 1.0, "check_val_every_n_epoch": 1, "checkpoint": False}  # fmt: skip
         modes = [(each, each.training) for each in module.modules()]
         with isolated_rng():
             short = type(trainer)(**{**asdict(trainer.options), **changes}, strategy=trainer.strategy, logger=False, hooks=[self])

@@ -149,11 +149,10 @@ def save_final_state(run: Run) -> None:
     if run.saves.last.is_behind():
         save(run, SaveRequest(None, "last", is_automatic=True))
         finish_saving(run)
+        _report_unsaved(run)
     if (url := run.saves.last.url()) is not None:
         save(run, SaveRequest(url, "last", is_automatic=True))
         finish_saving(run)
-    if run.saves.on_disk != run.stamp:
-        _report_unsaved(run)
 
 
 def keeps_failed_state(run: Run) -> bool:
