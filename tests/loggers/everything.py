@@ -52,4 +52,5 @@ def tell_everything(logger: Logger, run_dir: Path) -> None:
 
 
 def files(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_file()}
+    """What is there, but for the record that every run has."""
+    return {path for path in folder.rglob("*") if path.is_file() and path.name != "run.json"}

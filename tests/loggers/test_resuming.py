@@ -115,7 +115,7 @@ def test_what_a_preempted_run_says_at_its_end_is_superseded(whole: list[Any]) ->
     assert rows("mine")[-1][:2] == (7, 1)  # the mean of half an epoch
     fit("mine", resume="auto")
     assert rows("mine") == whole
-    assert resumes("mine")[0]["superseded"]["records"] == 3  # that mean, what the hooks had cost, how it ended
+    assert resumes("mine")[0]["superseded"]["records"] == 4  # that mean, what the hooks had cost, where the time went, how it ended
 
 
 def test_a_run_that_goes_on_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
