@@ -1,13 +1,15 @@
-"""What measuring the time costs a training step: measured and not measured in alternating slices of one and the same run.
+"""What measuring the time costs a training step: by itself, and in alternating slices of one and the same run.
 
-Two runs differ by more than the clocks cost, whatever the machine does meanwhile; two slices of one run hardly do.
+Two runs differ by more than the clocks cost, whatever the machine does meanwhile; two slices of one run do less so. A busy
+machine disturbs the slices too; what fetching and sampling take by themselves, at best, can be told on any.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,12 +18,19 @@ from torch.nn.functional import mse_loss
 
 import hookline.loops.fit
 from hookline import Module, Trainer
+from hookline.events import EVENTS
+from hookline.hooklist import HookList
 from hookline.loops.fetching import fetched
-from hookline.loops.timer import EVERY
+from hookline.loops.timer import EVERY, RunTimer
+from hookline.plan import Plan
+from hookline.state import State
 
-STEPS, SLICE = 60_000, EVERY  # a slice has one sampled step
+BATCHES, TRIES = 500, 400
+STEPS, SLICE = 80_000, 4 * EVERY  # a slice has four sampled steps
 AIM = 1.0
 """Microseconds per batch."""
+EVENTS_OF_A_STEP = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+                    "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end")  # fmt: skip
 TIMES: dict[str, list[float]] = {"with": [], "without": []}
 
 
@@ -62,13 +71,50 @@ def alternating(run: Any, batches: Iterator[Any], first: int, timer: Any) -> Ite
         first += len(part)
 
 
+def best(measured: Callable[[], object]) -> float:
+    """Return the microseconds of the least disturbed of many tries."""
+    times = []
+    for _ in range(TRIES):
+        began = time.perf_counter_ns()
+        measured()
+        times.append(time.perf_counter_ns() - began)
+    return min(times) / 1e3
+
+
+def by_itself() -> tuple[float, float]:
+    """Return the microseconds a batch that fetching costs more than a plain loop, and those of sampling one step in EVERY."""
+    plan, data = Plan(EVENTS), [None] * BATCHES
+    s = State(hooks=HookList(plan, EVENTS))
+    timer = RunTimer(plan, s, torch.device("cpu"))
+    timer.due = BATCHES
+    run: Any = SimpleNamespace(plan=plan, state=s)
+    s.timer = timer
+
+    def sample() -> None:
+        timer.sampler.begin(is_manual=False, recomputes=False)
+        for event in EVENTS_OF_A_STEP:
+            getattr(plan, event)(s)
+        timer.sampler.end()
+
+    def plain() -> None:
+        for event in EVENTS_OF_A_STEP:
+            getattr(plan, event)(s)
+
+    fetching = best(lambda: [None for s.batch_idx in fetched(run, iter(data), 0, timer)])
+    without = best(lambda: [None for s.batch_idx, s.batch in enumerate(data)])
+    return (fetching - without) / BATCHES, (best(sample) - best(plain)) / EVERY
+
+
 def main() -> None:
     """Measure, and print the difference at several quantiles: low ones are disturbed least."""
     torch.set_num_threads(1)
+    fetching, sampling = by_itself()
+    print(f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {EVERY} {sampling:.2f} µs a step; aim: at most "
+          f"{AIM:.0f} µs together.\nIn a run, in slices of {SLICE} batches:")  # fmt: skip
     hookline.loops.fit.fetched = alternating  # type: ignore[assignment]
     batches = [(torch.randn(8, 32), torch.randn(8, 2))] * STEPS
     Trainer(max_epochs=1, enable_progress_bar=False, logger=False).fit(Small(), batches)
-    print(f"quantile   with, µs   without, µs   difference, µs   (a batch, in slices of {SLICE}; aim: at most {AIM:.0f})")
+    print("quantile   with, µs   without, µs   difference, µs")
     for quantile in (0.1, 0.25, 0.5):
         measured, without = (sorted(TIMES[kind])[int(len(TIMES[kind]) * quantile)] for kind in ("with", "without"))
         print(f"{quantile:8.2f} {measured:10.2f} {without:13.2f} {measured - without:16.2f}")

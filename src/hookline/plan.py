@@ -119,10 +119,6 @@ class Plan:
             if not event.action or event.name in self._acts:
                 self._compose(event.name)
 
-    def put(self, event: str, slot: Caller) -> None:
-        """Let something else stand in for a slot until the next change of its listeners."""
-        setattr(self, event, slot)
-
     def clear_run(self) -> None:
         """Forget everyone but the hooks: module, strategy and data module belong to one run."""
         self._acts.clear()

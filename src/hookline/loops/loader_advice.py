@@ -54,7 +54,7 @@ class LoaderFacts:
 def check_waiting(run: Run, timer: RunTimer) -> None:
     """Say once that the run mostly waits for its loader, on rank zero."""
     s = run.state
-    if timer.warned or s.rank or run.options.fast_dev_run:
+    if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or s.rank or run.options.fast_dev_run:
         return
     batches = s.batches_seen - timer.batches_before
     waiting = Waiting(timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches)

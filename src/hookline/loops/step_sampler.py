@@ -14,6 +14,8 @@ from hookline.plan import Plan
 
 DONE = "done"
 """The mark after a batch: it counts the batches of a sample."""
+MOST_UNREAD = 64
+"""Samples that wait to be read."""
 Mark = tuple[Any, str]
 """A moment, and what begins there."""
 
@@ -88,64 +90,60 @@ class StepSampler:
     """Puts marks around the events of one window, and takes them away again.
 
     A mark ends whatever came before it, so hooks at these events are in no part. The step runs the same calls in the same order.
+    What stands in for a slot is made once, and again when the slot has changed.
     """
 
     def __init__(self, plan: Plan, clock: Clock | None) -> None:
         self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.batches = 0
         """Training batches that the seconds are of."""
+        self.is_open = False
+        """Whether a sample is being taken."""
         self._plan = plan
         self._clock = clock
-        self._marks: list[Mark] = []
+        self._labels: dict[str, str] = {}
+        """What begins after each event."""
         self._marked: dict[str, tuple[Caller, Caller]] = {}
         """By event: its slot, and what stands in for it."""
+        self._marks: list[Mark] = []
         self._unread: list[list[Mark]] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a sample is being taken."""
-        return bool(self._marked)
 
     def begin(self, is_manual: bool, recomputes: bool) -> None:
         """Mark the events of the next window. is_manual: the training step calls backward and the optimizers itself."""
         if self._clock is None:
             return
-        self._marks = []
-        inside = "forward" if is_manual else "optimizer" if recomputes else ""
-        self._mark("on_train_batch_start", "forward")
-        self._mark("on_before_zero_grad", "forward" if is_manual else "")
-        self._mark("on_before_backward", "backward")
-        self._mark("on_after_backward", inside)
-        self._mark("on_before_optimizer_step", "optimizer")
-        self._mark("on_gradient_clip", "optimizer")
-        self._mark("on_after_optimizer_step", "forward" if is_manual else "")
-        self._mark("on_step_skipped", "forward" if is_manual else "")
-        self._mark("on_train_batch_end", DONE)
-
-    def _mark(self, event: str, label: str) -> None:
-        assert self._clock is not None
-        slot: Caller = getattr(self._plan, event)
-        marking = _marking(slot, label, self._clock.now, self._marks.append)
-        self._marked[event] = (slot, marking)
-        self._plan.put(event, marking)
+        plan, marked = self._plan, self._marked
+        self._labels = self._labels or labels(is_manual, recomputes)
+        for event, label in self._labels.items():
+            slot: Caller = getattr(plan, event)
+            if event not in marked or marked[event][0] is not slot:
+                marked[event] = (slot, _marking(slot, label, self._clock.now, self._marks.append))
+            setattr(plan, event, marked[event][1])
+        self.is_open = True
 
     def end(self) -> bool:
         """The window is complete. Return whether the sample counts: it has a batch, and no change of hooks took marks away."""
-        is_whole = all(vars(self._plan).get(event) is marking for event, (_, marking) in self._marked.items())
-        marks = self._marks
-        self.abandon()
-        counts = is_whole and any(label == DONE for _, label in marks)
+        marks = self._marks.copy()
+        counts = self.abandon() and DONE in [label for _, label in marks]
         if counts:
             self._unread.append(marks)
-        self.read()
+            if len(self._unread) > MOST_UNREAD:
+                self.read()
+                del self._unread[:-MOST_UNREAD]  # a device that is so far behind
         return counts
 
-    def abandon(self) -> None:
-        """Take the marks away, where they still are, and forget this sample."""
-        for event, (slot, marking) in self._marked.items():
-            if vars(self._plan).get(event) is marking:
-                self._plan.put(event, slot)
-        self._marked, self._marks = {}, []
+    def abandon(self) -> bool:
+        """Take the marks away and forget this sample. Return whether all of them were still there."""
+        plan, found = self._plan, 0
+        if self.is_open:
+            slots = vars(plan)
+            for event, (slot, marking) in self._marked.items():
+                if slots.get(event) is marking:  # else the hooks have changed, and the slot was composed again
+                    setattr(plan, event, slot)
+                    found += 1
+        was_open, self.is_open = self.is_open, False
+        self._marks.clear()
+        return was_open and found == len(self._marked)
 
     def read(self) -> None:
         """Add up the samples that can be read without waiting for the device."""
@@ -155,6 +153,16 @@ class StepSampler:
                 if label in self.seconds:
                     self.seconds[label] += self._clock.seconds(moment, following)
             self.batches += sum(label == DONE for _, label in marks)
+
+
+def labels(is_manual: bool, recomputes: bool) -> dict[str, str]:
+    """Return what begins after each event of a step; nothing that is timed for an empty text."""
+    inside = "forward" if is_manual else ""
+    return {
+        "on_train_batch_start": "forward", "on_before_zero_grad": inside, "on_before_backward": "backward",
+        "on_after_backward": "optimizer" if recomputes else inside, "on_before_optimizer_step": "optimizer",
+        "on_gradient_clip": "optimizer", "on_after_optimizer_step": inside, "on_step_skipped": inside, "on_train_batch_end": DONE,
+    }  # fmt: skip
 
 
 def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Mark], None]) -> Caller:
