@@ -21,6 +21,7 @@ from hookline.checkpoint.contents import check_like
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.finding import best_first, find
 from hookline.checkpoint.limits import parse_json
+from hookline.checkpoint.saves import COUNTERS
 from hookline.cli import main
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
@@ -209,6 +210,26 @@ def test_auto_passes_over_a_hostile_state_and_takes_the_next_one(name: str, run:
     trainer = train(run)
     assert trainer.global_step == 8
     assert "passes over" in caplog.text and "s2 (epoch 0, step 2" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [torch.ones(3), [torch.ones(3)], "x", -1, None, {}, float("nan")],
+                         ids=["tensor", "tensors", "text", "negative", "none", "table", "nan"])  # fmt: skip
+@pytest.mark.parametrize("name", ["settings", "settings.seed", "settings.precision", "record", "saves"])
+def test_odd_values_that_a_resume_only_compares_or_looks_up_are_harmless(name: str, odd: Any, run: Path) -> None:
+    changed = {"settings": {name.partition(".")[2]: odd}} if "." in name else {name: odd}
+    contents = {**read(newest(run)), **changed}
+    manifest = read_manifest(newest(run))
+    shutil.rmtree(newest(run))
+    write(contents, newest(run), {each: value for each, value in manifest.items() if each in (*COUNTERS, "run", "reason", "saves")})
+    trainer = train(run)
+    assert trainer.global_step == 8
+
+
+@pytest.mark.parametrize("odd", ["x", -1, None, [], {}, 1.5, 2**70], ids=["text", "negative", "none", "list", "table", "part", "huge"])
+@pytest.mark.parametrize("name", ["saves", "started_at"])
+def test_an_odd_number_of_a_save_or_time_of_a_start_does_not_end_the_search(name: str, odd: Any, run: Path) -> None:
+    change_manifest(newest(run), {name: odd})
+    assert train(run).global_step == 8
 
 
 @pytest.mark.parametrize("changes", [

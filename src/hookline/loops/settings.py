@@ -58,7 +58,7 @@ def report_changes(run: Run, saved: Any) -> None:
     lines: dict[str, int] = {}
     kept: set[str] = set()
     for name in now:
-        was, new = saved.get(name, _NONE), now[name]
+        was, new = _plain(saved.get(name, _NONE)), now[name]  # a tensor, in a damaged file, cannot be compared
         if was is _NONE or was == new or (name == "seed" and new is None):
             continue
         is_restored = name.startswith(RESTORED)
