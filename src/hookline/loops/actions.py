@@ -26,7 +26,9 @@ def install_actions(run: Run) -> None:
     for event in run.plan.table:
         if event.action:
             _install(run, event)
-    run.traits.moves = run.strategy.device.type != "cpu" or _owner(run, run.plan.table["transfer_batch_to_device"])[2]
+    plan = run.plan
+    if run.strategy.device.type != "cpu" or _owner(run, plan.table["transfer_batch_to_device"])[2]:
+        run.traits.transfers = (lambda s: plan.transfer_batch_to_device(s),)
     clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
     tells_norm = run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"

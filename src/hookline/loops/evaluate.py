@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,16 +16,14 @@ from hookline.data.batch import batch_size
 from hookline.data.loaders import Loader
 from hookline.errors import OptionError, StopTraining
 from hookline.loops.aggregating import aggregated
-from hookline.loops.fetching import fetched
-from hookline.loops.ghosts import run_along
+from hookline.loops.data_pass import DataPass
 from hookline.loops.guests import see_off
 from hookline.loops.rows import rescued_row
-from hookline.loops.run import Run, phase
+from hookline.loops.run import Run
 from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.plan import Plan
-from hookline.ranks import Answer
-from hookline.state import OPENING, State, is_scalar
+from hookline.state import State, is_scalar
 
 Slot = Callable[[Plan], Caller]
 
@@ -75,10 +72,6 @@ TEST = Names(
 )  # fmt: skip
 
 
-class GivenUp(Exception):
-    """A signal has cut a validation short: the process is to end, and the validation is done again after the resume."""
-
-
 @timed("validation")
 def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
     """One pass over every loader. The training it may interrupt finds everything as it left it."""
@@ -94,11 +87,11 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         names.epoch_start(plan)(s)
         log.begin("eval")
         log.prefix = names.kind
-        pace = Pace(run, can_be_cut)
+        data = make_pass(run, can_be_cut)
         for s.dataloader_idx, loader in enumerate(loaders):
             s.dataloader_name = loader.name
             log.loader = loader.name if own.several else ""
-            if not go_through(run, names, own, loader, limit, pace):
+            if not go_through(run, names, own, loader, limit, data):
                 break
         log.mode = "now"
         log.loader = ""
@@ -116,23 +109,23 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     return Metrics(results)
 
 
-@phase(OPENING)
-def open_pass(run: Run, loader: Loader) -> Iterator[Any]:
-    """Open a loader for an evaluation or a prediction."""
-    return loader.batches(0)
+def make_pass(run: Run, can_be_cut: bool) -> DataPass:
+    """Return the pass that this run needs."""
+    if run.strategy.ranks.alone:
+        return DataPass(run, can_be_cut)
+    from hookline.loops.rank_pass import RankPass
+
+    return RankPass(run, can_be_cut)
 
 
-def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: int | None, pace: Pace) -> bool:
-    """One loader's batches; whether the pass goes on with the next one."""
-    plan, s, turn = run.plan, run.state, loader.share.turn
+def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: int | None, data: DataPass) -> bool:
+    """Evaluate one loader's batches; return whether the pass continues with the next loader."""
+    plan, s = run.plan, run.state
     is_empty = True
-    for s.batch_idx in fetched(run, itertools.islice(open_pass(run, loader), limit)):
+    for s.batch_idx in data.batches(loader, limit):
         is_empty = False
-        if not turn.is_ghost:
-            evaluate_batch(run, plan, s, names, own)
-        elif run.strategy.forward_communicates:
-            run_along(run, names.step(plan))
-        if pace.is_over():
+        data.take(loader, lambda: evaluate_batch(run, plan, s, names, own), names.step)
+        if data.is_over():
             return False
     if is_empty:
         raise OptionError(f"The {names.kind} loader {loader.name!r} yielded no batch; a generator can be "
@@ -140,36 +133,13 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
     return True
 
 
-class Pace:
-    """Whether an evaluation ends early. Ranks end it after the same batch: each goes by what all have said one batch before."""
-
-    def __init__(self, run: Run, can_be_cut: bool) -> None:
-        self.run = run
-        self.can_be_cut = can_be_cut
-        self.was_over = False
-        self._asked: Answer | None = None
-
-    def is_over(self) -> bool:
-        """After a batch: whether the pass was told to stop. A signal gives it up."""
-        run, s = self.run, self.run.state
-        signal, stop = run.signals.number, s.should_stop and run.stage != "fit"
-        if not run.strategy.ranks.alone:
-            before, self._asked = self._asked, run.strategy.ranks.largest((run.signals.received, stop))
-            signal, stop = (0, False) if before is None else before.read()
-        if signal and self.can_be_cut:
-            run.plan.on_validation_abandoned(s)
-            raise GivenUp
-        self.was_over = bool(stop)
-        return self.was_over
-
-
 def evaluate_batch(run: Run, plan: Plan, s: State, names: Names, own: OwnMetrics) -> None:
     """One batch: move, measure, tell."""
     s.cache.clear()
     s.log.batch_values.clear()
     plan.on_before_batch_transfer(s)
-    if run.traits.moves:
-        s.batch = plan.transfer_batch_to_device(s)
+    for move in run.traits.transfers:
+        s.batch = move(s)
     plan.on_after_batch_transfer(s)
     s.batches_in_pass += 1
     s.log.mode = "eval"

@@ -12,7 +12,8 @@ from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.composition import choose_step
-from hookline.loops.evaluate import VALIDATION, GivenUp, evaluate
+from hookline.loops.data_pass import GivenUp
+from hookline.loops.evaluate import VALIDATION, evaluate
 from hookline.loops.fetching import fetched
 from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume

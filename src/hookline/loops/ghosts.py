@@ -25,8 +25,8 @@ def run_along(run: Run, step: Caller) -> None:
     """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts for nothing."""
     plan, s = run.plan, run.state
     plan.on_before_batch_transfer(s)  # these two may make of a batch what the step expects
-    if run.traits.moves:
-        s.batch = plan.transfer_batch_to_device(s)
+    for move in run.traits.transfers:
+        s.batch = move(s)
     plan.on_after_batch_transfer(s)
     log, kept = s.log, Kept(run.module, s.log)
     s.log = blank(log)

@@ -118,7 +118,7 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
                         "workers.", run.options.prefetch_batches, loader.name)  # fmt: skip
             continue
         loader.ahead = run.options.prefetch_batches
-        if run.traits.moves and not own_way and not plan.listeners("on_before_batch_transfer"):
+        if run.traits.transfers and not own_way and not plan.listeners("on_before_batch_transfer"):
             loader.move = lambda batch: move(batch, device)
 
 

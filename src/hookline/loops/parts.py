@@ -91,8 +91,8 @@ class Traits:
     """Whether rows of metrics go to loggers, those of rank zero."""
     started: float
     """When the run began, by its clock."""
-    moves: bool = False
-    """Whether batches are moved to a device."""
+    transfers: tuple[Callable[[Any], Any], ...] = ()
+    """Moves a batch to the device; empty if batches stay where they are."""
     clips: bool = False
     measures_norm: bool = False
     """Whether the gradient norm is captured before the update, if a listener requests it: clipping does not report it, or the

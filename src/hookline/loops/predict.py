@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from hookline.errors import StopTraining
-from hookline.loops.evaluate import Interlude, Pace, open_pass
-from hookline.loops.fetching import fetched
-from hookline.loops.ghosts import run_along
+from hookline.loops.evaluate import Interlude, make_pass
 from hookline.loops.run import Run
 from hookline.plan import Plan
 from hookline.state import State
@@ -28,18 +27,15 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         run.strategy.begin_evaluation(run.module)
         plan.on_predict_start(s)
         plan.on_predict_epoch_start(s)
-        pace = Pace(run, can_be_cut=False)
+        data = make_pass(run, can_be_cut=False)
         for s.dataloader_idx, loader in enumerate(run.data.loaders["predict"]):
             s.dataloader_name = loader.name
-            for s.batch_idx in fetched(run, open_pass(run, loader)):
+            for s.batch_idx in data.batches(loader):
                 s.cache.clear()
-                if not loader.share.turn.is_ghost:
-                    predict_batch(run, plan, s, keep)
-                elif run.strategy.forward_communicates:
-                    run_along(run, plan.predict_step)
-                if pace.is_over():
+                data.take(loader, lambda: predict_batch(run, plan, s, keep), attrgetter("predict_step"))
+                if data.is_over():
                     break
-            if pace.was_over:
+            if data.was_over:
                 break
         plan.on_predict_epoch_end(s)
         plan.on_predict_end(s)
@@ -50,8 +46,8 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
 def predict_batch(run: Run, plan: Plan, s: State, keep: bool) -> None:
     """One batch: move, predict, tell."""
     plan.on_before_batch_transfer(s)
-    if run.traits.moves:
-        s.batch = plan.transfer_batch_to_device(s)
+    for move in run.traits.transfers:
+        s.batch = move(s)
     plan.on_after_batch_transfer(s)
     plan.on_predict_batch_start(s)
     try:

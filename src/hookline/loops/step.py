@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.binding import Caller
 from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, LossError, Signal
 from hookline.loops.backward import Backward, cannot_train_on, loss_of
@@ -35,8 +34,7 @@ class TrainStep:
         self.weight = 0
         """Samples of this batch."""
         self.schedulers = (advance_due,) if run.schedules else ()
-        self.transfers: tuple[Caller, ...] = (lambda s: run.plan.transfer_batch_to_device(s),) if run.traits.moves else ()
-        """Moves a batch to the device; nothing if it is there already."""
+        self.transfers = run.traits.transfers
         s = run.state
         self.loss_sinks: tuple[Callable[[Any, float], None], ...] = () if not run.data.is_mixture else (
             lambda loss, weight: s.log.add_of_loader("train", "loss", loss, weight, s.log.loader),

@@ -1,0 +1,55 @@
+"""One pass over data without training: how its loaders are read, and when it ends early."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hookline.binding import Caller
+from hookline.data.loaders import Loader
+from hookline.loops.fetching import fetched
+from hookline.loops.run import Run, phase
+from hookline.plan import Plan
+from hookline.state import OPENING
+
+
+class GivenUp(Exception):
+    """A signal has cut a validation short: the process is to end, and the validation is done again after the resume."""
+
+
+class DataPass:
+    """A pass of one process."""
+
+    def __init__(self, run: Run, can_be_cut: bool) -> None:
+        """can_be_cut: whether a signal gives the pass up."""
+        self.run = run
+        self.can_be_cut = can_be_cut
+        self.was_over = False
+        """Whether the pass was told to stop."""
+
+    def batches(self, loader: Loader, limit: int | None = None) -> Iterator[int]:
+        """Yield the number of each batch of a loader once the state holds it."""
+        return fetched(self.run, itertools.islice(_open(self.run, loader), limit))
+
+    def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
+        """Measure the batch that was fetched. step: finds the slot of the step that `measure` calls."""
+        measure()
+
+    def is_over(self) -> bool:
+        """After a batch: return whether the pass was told to stop. A signal gives it up."""
+        run = self.run
+        return self.end_if(run.signals.number, run.state.should_stop and run.stage != "fit")
+
+    def end_if(self, signal: int, stop: bool) -> bool:
+        """Give the pass up on a signal; return whether it is told to stop."""
+        if signal and self.can_be_cut:
+            self.run.plan.on_validation_abandoned(self.run.state)
+            raise GivenUp
+        self.was_over = bool(stop)
+        return self.was_over
+
+
+@phase(OPENING)
+def _open(run: Run, loader: Loader) -> Iterator[Any]:
+    return loader.batches(0)
