@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -247,3 +248,39 @@ def test_no_module_reads_local_variables_or_bytecode(module: str) -> None:
 )  # fmt: skip
 def test_reading_local_variables_or_bytecode_would_be_found(source: str) -> None:
     assert introspection(source)
+
+
+# ---- state has owners --------------------------------------------------------------------------------------------
+
+MOST_FIELDS, MOST_WRITERS = 25, 3
+PARTS = {"progress": "Progress", "saves": "Saves", "resume": "Resume", "identity": "Identity", "data": "RunData", "traits": "Traits",
+         "manual": "Manual", "participants": "Participants", "signals": "ReceivedSignal", "run": "Run"}  # fmt: skip
+"""What the parts of a run are called, and their classes."""
+
+
+def fields_of_run() -> dict[str, list[str]]:
+    trees = [ast.parse(NAMES[f"hookline.loops.{name}"].read_text()) for name in ("parts", "run")]
+    return {node.name: [each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+            for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}  # fmt: skip
+
+
+def test_no_part_of_a_run_is_a_bag_of_state() -> None:
+    assert {name: len(fields) for name, fields in fields_of_run().items() if len(fields) > MOST_FIELDS} == {}
+
+
+def test_few_modules_write_each_field_of_a_run() -> None:
+    fields, writers = fields_of_run(), {}
+    for module, path in NAMES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                owner = PARTS.get(ast.unparse(node.value).rpartition(".")[2], "")
+                if node.attr in fields.get(owner, ()):
+                    writers.setdefault(f"{owner}.{node.attr}", set()).add(module)
+    assert writers, "nothing writes anything: the parts have other names by now"
+    assert {name: modules for name, modules in writers.items() if len(modules) > MOST_WRITERS} == {}
+
+
+def test_the_step_of_one_process_does_not_mention_ranks() -> None:
+    text = NAMES["hookline.loops.step"].read_text()
+    assert not re.search(r"\brank(?!_step\.py)|agreement|together|world_size|distributed", text.lower())
+    assert len(text.splitlines()) <= 180

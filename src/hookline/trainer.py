@@ -231,7 +231,7 @@ class Trainer(RunView):
             for name in COUNTERS:  # results of a trained module belong to the step it was trained to
                 setattr(state, name, getattr(self._fitted.state, name))
         return Run(
-            self, stage, self.options, self.plan, state, self.strategy,
+            self.options, self.plan, state, self.strategy,
             module, steps, datamodule, self._directory, RunData(loaders),
         )  # fmt: skip
 
@@ -241,7 +241,7 @@ class Trainer(RunView):
         own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
         found = look_up(checkpoint, self._directory, own, run.strategy.ranks, "checkpoint") if checkpoint is not None else None
         if found is not None:
-            run.resume.path, run.resume.contents = found.path, found.contents  # taken up once the module has all its layers
+            run.resume.take(found.contents, found.path)  # restored once the module has all its layers
             if self._fitted is not None:
                 keep_findings(run)
         elif checkpoint is not None:

@@ -419,7 +419,7 @@ def test_the_record_is_whole_at_any_moment() -> None:
         class Writes(Hook):
             def on_train_epoch_end(self, trainer: Any) -> None:
                 for _ in range(10):
-                    trainer._run.record.write()
+                    trainer._run.identity.record.write()
 
         trainer.add_hook(Writes())
         trainer.fit(Net(), batches())
@@ -434,5 +434,5 @@ def test_it_costs_little() -> None:
     trainer.fit(Net(), batches())
     began = time.process_time()
     for _ in range(100):
-        trainer._fitted.record.write()  # type: ignore[union-attr]
+        trainer._fitted.identity.record.write()  # type: ignore[union-attr]
     assert time.process_time() - began < 2

@@ -140,7 +140,8 @@ class Course(Recording):
         """The run that comes is a new one: its counters begin at zero."""
         for name in COUNTERS:
             setattr(self.state, name, 0)
-        self.state.resumed, self.resume.contents = False, {}
+        self.state.resumed = False
+        self.resume.take({})
         self.state.log = MetricLog()
 
     def start_fit(self) -> None:

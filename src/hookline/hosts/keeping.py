@@ -39,7 +39,7 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
     for name in COUNTERS:
         setattr(s, name, kept["counters"][name])
     s.resumed = True
-    view.resume.contents = {key: kept[key] for key in ("hooks", "filters")}
+    view.resume.take({key: kept[key] for key in ("hooks", "filters")})
     s.log.newest.raw().update(kept["metrics"])
     if "log" in kept:
         s.log.load_state_dict(kept["log"])

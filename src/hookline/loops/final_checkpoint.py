@@ -169,12 +169,6 @@ def keeps_failed_state(run: Run) -> bool:
     return last.is_behind() and not run.progress.is_updating
 
 
-def settle_failed_epoch(run: Run) -> None:
-    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the next one."""
-    if run.state.epochs_seen > run.state.epoch:
-        run.progress.position = 0
-
-
 @contextlib.contextmanager
 def noticing_changes(run: Run) -> Iterator[None]:
     """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often swapped in at the end."""

@@ -66,8 +66,8 @@ def fit(run: Run) -> None:
         s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
-    if run.record is not None:
-        run.record.describe(run)
+    if run.identity.record is not None:
+        run.identity.record.describe(run)
     with keeping_last(run):
         plan.on_train_start(s)
         run.boundary.settle()
@@ -206,6 +206,12 @@ def end_epoch(run: Run, complete: bool) -> None:
     run.boundary.settle()
     if run.saves.requests:
         save_due(run)
+
+
+def settle_failed_epoch(run: Run) -> None:
+    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the next one."""
+    if run.state.epochs_seen > run.state.epoch:
+        run.progress.position = 0
 
 
 # ---- when to stop ------------------------------------------------------------------------------------------------

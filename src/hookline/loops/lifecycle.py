@@ -23,7 +23,8 @@ from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.agreement import Agreement
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
-from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state, settle_failed_epoch
+from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state
+from hookline.loops.fit import settle_failed_epoch
 from hookline.loops.guests import LateGuests, raise_first, tear_down
 from hookline.loops.loading import load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once

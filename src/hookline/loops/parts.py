@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,18 @@ class Progress:
     epoch_began: tuple[int, int, int] = (0, 0, 0)
     """Updates (-1: it was begun by another process), skips and batches before this epoch."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it."""
+        return {
+            "batches": self.position, "validated_at": self.validated_at, "epoch_advanced": self.epoch_advanced,
+            "owes_validation": self.validation_pending,
+        }  # fmt: skip
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue where a checkpoint was written."""
+        self.position, self.validated_at = saved["batches"], tuple(saved["validated_at"])
+        self.epoch_advanced, self.validation_pending = saved["epoch_advanced"], saved["owes_validation"]
+
 
 @dataclass(slots=True, eq=False)
 class Manual:
@@ -172,6 +184,8 @@ class Identity:
     """What the run was set up with (`settings_of`), for its checkpoints."""
     started_at: str = ""
     """When this job was started, by the wall clock, but never before anything that its directory knows of."""
+    record: Any = None
+    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves nothing on disk."""
 
 
 @dataclass(slots=True, eq=False)
@@ -183,6 +197,14 @@ class Resume:
     """What is left of the checkpoint: each part is taken out by what restores it."""
     finished: str = ""
     """Why a run that is started again has nothing to train."""
+
+    def take(self, contents: dict[str, Any], path: Path | str | None = None) -> None:
+        """Take the contents of a checkpoint; they are restored part by part, as soon as each can be."""
+        self.path, self.contents = path, contents
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Drop what was restored."""
+        self.contents = {name: self.contents.get(name) for name in names}
 
 
 @dataclass(slots=True, eq=False)

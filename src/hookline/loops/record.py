@@ -122,36 +122,36 @@ def begin_record(run: Run) -> None:
 
     That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
     """
-    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.resume.finished or run.record is not None:
+    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.resume.finished or run.identity.record is not None:
         return
     known = run.directory.existing()
     if run.options.saving.last or (known is not None and (run.traits.logs or (known / RECORD).exists())):
-        run.record = RunRecord(run, run.run_dir())
-        run.record.write()
+        run.identity.record = RunRecord(run, run.run_dir())
+        run.identity.record.write()
 
 
 def update_record(run: Run) -> None:
     """At the end of an epoch: write how far the run is. Loggers may have made its directory only now."""
     begin_record(run)
-    if run.record is not None:
-        run.record.update(run)
+    if run.identity.record is not None:
+        run.identity.record.update(run)
 
 
 def note_saved(run: Run, saved: Path | str) -> None:
     """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its record."""
     is_recorded = run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
-    if run.record is None and is_recorded and not is_url(saved):
+    if run.identity.record is None and is_recorded and not is_url(saved):
         run_dir = run.directory.existing()
         if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
-            run.record = RunRecord(run, run_dir)
-    if run.record is not None and run.state.status == "training":
-        run.record.update(run)
+            run.identity.record = RunRecord(run, run_dir)
+    if run.identity.record is not None and run.state.status == "training":
+        run.identity.record.update(run)
 
 
 def note_end(run: Run, was_refused: bool = False) -> None:
     """Write how the run ended."""
-    if run.record is not None:
-        run.record.end(run, was_refused)
+    if run.identity.record is not None:
+        run.identity.record.end(run, was_refused)
 
 
 def restore_ending(run: Run) -> None:

@@ -169,7 +169,7 @@ def restore_progress(run: Run) -> None:
         contents["rng"] = rng_state()
     with restoring(run.resume.path, "the state of a random stream"):
         set_rng_state(contents["rng"])
-    run.resume.contents = {key: contents.get(key) for key in STILL_NEEDED}
+    run.resume.keep_only(STILL_NEEDED)
     run.saves.on_disk = run.stamp
 
 
@@ -262,8 +262,5 @@ def restore_counters(run: Run) -> None:
                               "hookline.load_weights(module, path) takes its weights.")  # fmt: skip
     for name in COUNTERS:
         setattr(s, name, contents["counters"][name])
-    run.progress.position = contents["position"]["batches"]
-    run.progress.validated_at = tuple(contents["position"]["validated_at"])
-    run.progress.epoch_advanced = contents["position"]["epoch_advanced"]
-    run.progress.validation_pending = contents["position"]["owes_validation"]
+    run.progress.load_state_dict(contents["position"])
     s.resumed = True

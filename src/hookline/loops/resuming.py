@@ -50,7 +50,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
     ranks, identity = run.strategy.ranks, run.identity
     found = look_up(resume, directory, ranks=ranks) if resume is not None else None
     if found is not None:
-        run.resume.path, run.resume.contents = found.path, found.contents
+        run.resume.take(found.contents, found.path)
 
     def settle() -> list[Any]:
         if found is not None and found.run_dir is not None:

@@ -58,8 +58,6 @@ def ending(run: Run) -> str:
 class Run:
     """Everything one call of fit, validate, test or predict needs."""
 
-    trainer: Any
-    stage: str
     options: Options
     plan: Plan
     state: State
@@ -79,8 +77,6 @@ class Run:
     saves: Saves = field(default_factory=Saves)
     resume: Resume = field(default_factory=Resume)
     identity: Identity = field(default_factory=Identity)
-    record: Any = None
-    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves nothing on disk."""
     manual: Manual = field(default_factory=Manual)
     participants: Participants = field(default_factory=Participants)
     signals: ReceivedSignal = field(default_factory=ReceivedSignal)
@@ -113,6 +109,16 @@ class Run:
             self.rows = MetricRows(self.plan, self.state)
         else:
             self.rows = RankRows(self.plan, self.state, strategy.ranks, self.traits)
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer whose verb this is."""
+        return self.state.trainer
+
+    @property
+    def stage(self) -> str:
+        """Which verb this is: 'fit', 'validate', 'test' or 'predict'."""
+        return self.state.stage
 
     def run_dir(self) -> Path:
         """Where the run writes; it exists from now on."""

@@ -202,10 +202,7 @@ def collect(run: Run) -> dict[str, Any]:
         "settings": run.identity.settings,
         "precision": run.strategy.precision.state_dict(),
         "counters": {name: getattr(s, name) for name in COUNTERS},
-        "position": {
-            "batches": run.progress.position, "validated_at": run.progress.validated_at,
-            "epoch_advanced": run.progress.epoch_advanced, "owes_validation": run.progress.validation_pending,
-        },
+        "position": run.progress.state_dict(),
         "window": open_window(run),
         "log": s.log.state_dict(),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
