@@ -104,7 +104,7 @@ def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(net: Net, capsys
 
 
 def test_a_run_whose_last_state_is_not_on_disk_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=3)]).fit(Net(), batches(4))
+    quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=3)], checkpoint=True).fit(Net(), batches(4))
     assert told(capsys, "show", "run")["unsaved"] == ""
     shutil.rmtree("run/checkpoints/last")
     missing = "completed at step 4, but its newest checkpoint is of step 3"

@@ -180,7 +180,7 @@ def test_trace_says_what_is_in_a_file_and_puts_several_together(capsys: pytest.C
 def test_the_last_line_of_a_failed_run_is_the_command_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = said(capsys, "fit", "fails.toml", "--trainer.default_root_dir", str(tmp_path), code=1).splitlines()[-3:]
     assert lines[0] == "Failed: RuntimeError: broken on purpose, in hook 'fails', on_step_end, epoch 1, batch 1, step 6, rank 0."
-    assert lines[1].startswith(f"Saved: {tmp_path}/runs/") and lines[1].endswith(", at step 4.")
+    assert lines[1].startswith(f"Saved: {tmp_path}/runs/") and lines[1].endswith("/checkpoints/last, at step 6.")
     command = shlex.split(lines[2].removeprefix("To resume: "))
     assert command[:2] == ["hookline", "fit"] and "--checkpoint" in command
     assert "fit completed at step 8" in said(capsys, *command[1:], "--hooks.fails", "false")
@@ -209,7 +209,7 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     assert done.returncode == 3
     *_, failed, saved, _, command = done.stderr.splitlines()
     assert failed.startswith("Failed: SystemExit: 3, in hook 'fails', on_step_end, epoch 1, batch 1, step 6")
-    assert saved.startswith("Saved: quit/checkpoints/") and saved.endswith("at step 4.")
+    assert saved == "Saved: quit/checkpoints/last, at step 6."
     assert command == "Or: hookline fit quits.toml --trainer.run_dir=quit --hooks.fails.token=..."
     records = [json.loads(line) for line in Path("quit/log.jsonl").read_text().splitlines()]
     assert [each["exception"] for each in records if each["type"] == "failure"] == ["SystemExit"]

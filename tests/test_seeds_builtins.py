@@ -194,8 +194,8 @@ def test_every_option_of_the_trainer_is_read_by_its_runs(monkeypatch: pytest.Mon
     trainer.fit(Net(), batches(2), batches(1))
     trainer.test(Net(), batches(1))
     trainer.predict(Net(), batches(1))
-    in_seconds = {"grace_period": "grace_seconds", "hang_after": "hang_seconds"}
-    assert {in_seconds.get(each.name, each.name) for each in fields(Options)} - read == set()
+    parsed = {"grace_period": "grace_seconds", "hang_after": "hang_seconds", "checkpoint": "saving"}
+    assert {parsed.get(each.name, each.name) for each in fields(Options)} - read == set()
 
 
 # ---- named built-ins ---------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_the_three_named_built_ins_are_added_listed_and_taken_out_by_their_names
 
 
 def test_checkpointing_saves_every_so_many_epochs() -> None:
-    trainer = quiet(max_epochs=5, run_dir="run")
+    trainer = quiet(max_epochs=5, run_dir="run", checkpoint=True)
     trainer.add_checkpointing(save_every_n_epochs=2, save_top_k=-1)
     trainer.fit(Net(), batches(2))
     assert names() == ["epoch=1-step=4", "epoch=3-step=8", "last"]
@@ -280,7 +280,7 @@ def test_a_kept_checkpoint_holds_everything_whatever_the_order_of_the_hooks(chec
         torch.manual_seed(1)
         module, keep, scores = Noisy(), ModelCheckpoint("own/score", filename="s{step}", auto_insert_metric_name=False), Scores()
         hooks = [keep, scores] if checkpoint_first else [scores, keep]
-        quiet(max_epochs=epochs, run_dir=folder, hooks=hooks).fit(module, batches(2), batches(1), resume=resume)
+        quiet(max_epochs=epochs, run_dir=folder, hooks=hooks, checkpoint=True).fit(module, batches(2), batches(1), resume=resume)
         return module, keep, scores
 
     whole, _, _ = run("whole", 4)

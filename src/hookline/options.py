@@ -174,7 +174,7 @@ class Options:
     overfit_batches: int | float = 0.0
     """Train on the same few batches again and again, without shuffling, and without validation data of their own."""
     fast_dev_run: bool | int = False
-    """Run n batches of everything once, without logging: does it work at all?"""
+    """Run n batches of everything once, without logging and without checkpoints: does it work at all?"""
     prefetch_batches: int = 0
     """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists."""
     # around it

@@ -14,6 +14,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import END_EPOCH, Hook, OptionError, Recorder, StopTraining, on
+from hookline.hooks import ModelCheckpoint
 
 
 class Stream:
@@ -206,6 +207,18 @@ def test_fast_dev_run_does_a_few_batches_of_everything_and_writes_nothing(tmp_pa
     assert hook.validated_after == [(0, 1)]
     assert hook.validation_batches == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_run_leaves_no_checkpoint_and_begins_anew_where_a_run_has_ended(tmp_path: Any) -> None:
+    keep = [ModelCheckpoint(every_n_train_steps=1), ModelCheckpoint("val/loss", name="best")]
+    quiet(hooks=keep, fast_dev_run=2, run_dir=tmp_path / "run").fit(Net(), batches(3), batches(1), resume="auto")
+    assert not list(tmp_path.rglob("manifest.json"))
+    quiet(hooks=[ModelCheckpoint(every_n_train_steps=1)], run_dir=tmp_path / "run").fit(Net(), batches(3))
+    kept = {each: each.stat().st_mtime_ns for each in tmp_path.rglob("manifest.json")}
+    trial = quiet(hooks=[ModelCheckpoint(every_n_train_steps=1)], fast_dev_run=2, run_dir=tmp_path / "run")
+    trial.fit(Net(), batches(3), resume="auto")
+    assert trial.global_step == 2 and not trial.state.resumed
+    assert kept and {each: each.stat().st_mtime_ns for each in tmp_path.rglob("manifest.json")} == kept
 
 
 def test_fast_dev_run_true_is_one_batch() -> None:

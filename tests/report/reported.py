@@ -37,7 +37,7 @@ def whole_run(path: str = "run", epochs: int = 3, lr: float = 0.1) -> Path:
     """A real run with everything in its log."""
     hooks = [GradientMonitor(log_frequency=1), LRMonitor(frequency="step"), Throughput(every=2), Samples(),
              ModelCheckpoint(monitor="val/loss", save_top_k=2)]  # fmt: skip
-    trainer = quiet(run_dir=path, logger=True, max_epochs=epochs, log_every_n_steps=1, hooks=hooks)
+    trainer = quiet(run_dir=path, logger=True, max_epochs=epochs, log_every_n_steps=1, hooks=hooks, checkpoint=True)
     trainer.fit(Named(lr), batches(), batches(2))
     return Path(path)
 

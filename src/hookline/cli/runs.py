@@ -143,7 +143,7 @@ def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict
     if path is None or run.saves.on_disk is None:
         return {"checkpoint": None, "checkpoint_step": None, "last_state_saved": False}
     return {"checkpoint": shown(path), "checkpoint_step": run.saves.on_disk[0],
-            "last_state_saved": run.saves.on_disk == run.stamp}  # fmt: skip
+            "last_state_saved": run.saves.is_final or run.saves.on_disk == run.stamp}  # fmt: skip
 
 
 def _of_step(told: dict[str, Any]) -> str:

@@ -43,11 +43,16 @@ def save_due(run: Run) -> None:
     """Write every checkpoint that was asked for; everyone has heard what they had to by now."""
     for _ in range(len(run.saves.requests)):  # popped, not swapped: news may be added by another thread at any moment
         request = run.saves.requests.pop(0)
-        if request is not None and not run.saves.is_final:
+        if request is not None and not run.saves.is_final and _is_wanted(run, request):
             save(run, request)
     # else ranks know of it at different moments, and wait for the errand
     if run.saves.background is None or run.strategy.ranks.alone:
         announce(run)
+
+
+def _is_wanted(run: Run, request: SaveRequest) -> bool:
+    """Return whether a request is honoured: a trial run leaves no checkpoint that a real one would resume from."""
+    return not run.options.fast_dev_run or request.reason == "manual"
 
 
 @phase(SAVING)
