@@ -210,7 +210,7 @@ def test_fast_dev_run_does_a_few_batches_of_everything_and_writes_nothing(tmp_pa
 
 
 def test_a_trial_run_leaves_no_checkpoint_and_begins_anew_where_a_run_has_ended(tmp_path: Any) -> None:
-    keep = [ModelCheckpoint(every_n_train_steps=1), ModelCheckpoint("val/loss", name="best")]
+    keep = [ModelCheckpoint(every_n_train_steps=1), ModelCheckpoint("val/loss", dirpath="best")]
     quiet(hooks=keep, fast_dev_run=2, run_dir=tmp_path / "run").fit(Net(), batches(3), batches(1), resume="auto")
     assert not list(tmp_path.rglob("manifest.json"))
     quiet(hooks=[ModelCheckpoint(every_n_train_steps=1)], run_dir=tmp_path / "run").fit(Net(), batches(3))
