@@ -52,7 +52,7 @@ def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any
 
 
 def number_of(manifest: Mapping[str, Any]) -> int:
-    """The how-manieth checkpoint of its run it is; 0: an older version wrote it."""
+    """Return the number of a checkpoint among those of its run; 0: an older version wrote it."""
     return _whole(manifest.get("saves"))
 
 
