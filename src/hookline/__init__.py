@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hookline import registry
 from hookline._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ __all__ = [
     "every", "explain", "import_checkpoint", "load_module", "load_weights", "no_event", "on", "once", "seed_everything", "when",
 ]  # fmt: skip
 
-_HOME = {
+_load, __dir__ = registry.lazy_names(__name__, {
     "Trainer": "trainer", "Line": "line", "Module": "module", "DataModule": "module", "Hook": "hook", "on": "hook",
     "every": "filters", "once": "filters", "after": "filters", "before": "filters", "when": "filters",
     "no_event": "listener", "StopTraining": "errors", "Preempted": "errors", "HangError": "errors", "PeerError": "errors",
@@ -74,18 +75,10 @@ _HOME = {
     "SingleDevice": "strategies.single", "Recorder": "trace", "seed_everything": "seeding", "Logger": "loggers.base",
     "JSONLines": "loggers.jsonl", "EVENTS": "events", "declare_event": "events",
     "import_checkpoint": "checkpoint.importing", "load_module": "checkpoint.loading", "load_weights": "checkpoint.weights",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in ("explain", "hooks", "hosts"):  # modules; that of `explain` can be called: `hookline.explain(trainer)`
         return importlib.import_module(f"hookline.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"hookline.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return _load(name)

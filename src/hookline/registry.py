@@ -1,12 +1,14 @@
 """Hooks by name: the built-in ones, and those that installed packages offer. Looked up when asked for.
 
-They are plug-ins, so that the trainer need not know them and nothing is imported that is not used.
+They are plug-ins, so that the trainer need not know them and nothing is imported that is not used. The names that a package
+exports can be loaded in the same way, by `lazy_names`.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.errors import HookError, closest
@@ -45,6 +47,8 @@ BUILTIN_HOOKS: dict[str, str] = {
 
 def offered_hooks() -> dict[str, str]:
     """Every hook that can be asked for by name, with the path of its class; built-in names cannot be taken over."""
+    import importlib.metadata
+
     offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
     return {**offered, **BUILTIN_HOOKS}
 
@@ -56,3 +60,24 @@ def hook_class(name: str) -> Any:
         raise HookError(f"There is no hook called {name!r}.{closest(name, known)} There are: {', '.join(known)}.")
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package that imports a name's module when the name is first used.
+
+    homes: each name with the module below the package that defines it. A name must not be that of a module below the package:
+    once that module is imported, the name would be the module.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        module = sys.modules[package]
+        return sorted({*vars(module), *module.__all__})
+
+    return load, names

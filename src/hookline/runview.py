@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hookline.data.mixed import OneLoader
 from hookline.errors import HooklineError
-from hookline.loops.loading import estimated_steps
-from hookline.loops.run import Run
-from hookline.optimizers import Schedule
 from hookline.steps import PlainSteps
-from hookline.timings import Timings
 from hookline.view import View
+
+if TYPE_CHECKING:
+    from hookline.loops.run import Run
+    from hookline.optimizers import Schedule
+    from hookline.timings import Timings
 
 
 class RunView(View):
@@ -45,6 +45,8 @@ class RunView(View):
         run = self._last
         if run is not None and run.data.is_mixture:
             return run.data.train
+        from hookline.data.mixed import OneLoader
+
         return OneLoader([each.name for each in run.data.loaders.get("train", [])] if run is not None else [])
 
     @property
@@ -67,4 +69,6 @@ class RunView(View):
         """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be told."""
         if self._run is None:
             raise HooklineError("estimated_stepping_batches is known during a run, from configure_optimizers on.")
+        from hookline.loops.loading import estimated_steps
+
         return estimated_steps(self._run)

@@ -7,40 +7,19 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Never, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
 import torch
 from torch import nn
 
-from hookline.checkpoint.files import remove
-from hookline.checkpoint.saves import COUNTERS, asked_for
-from hookline.checkpoint.weights import WeightsReport
-from hookline.control.server import Control
-from hookline.data.mixing import Mixture
 from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 from hookline.events import EVENTS
-from hookline.explain import Explanation, explain_plan
 from hookline.filters import When
 from hookline.foreign import DataLike, adopt_data, adopt_steps
 from hookline.hooklist import FunctionRegistration, Handle, HookList
-from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
-from hookline.loops.begin import begin_together
-from hookline.loops.evaluate import TEST, VALIDATION, evaluate
-from hookline.loops.fit import fit
-from hookline.loops.lifecycle import Determinism, Guests, carry_out
-from hookline.loops.loading import is_off, limit_of, load
-from hookline.loops.locking import locked
-from hookline.loops.model_location import load_best
-from hookline.loops.noting import Recorded
-from hookline.loops.parts import RunData
-from hookline.loops.peers import Peers
-from hookline.loops.predict import predict
-from hookline.loops.restoring import keep_findings
-from hookline.loops.resuming import choose_start, look_up
-from hookline.loops.run import Run
-from hookline.loops.saving import save
-from hookline.loops.signals import Signals
-from hookline.loops.watchdog import Watchdog
+from hookline.loggers.base import Logger, Loggers
+from hookline.loggers.jsonl import JSONLines
+from hookline.loggers.making import make_loggers
 from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
 from hookline.options import OptionArguments, check_bool, make_options, refuse_unknown
@@ -51,8 +30,15 @@ from hookline.runview import RunView
 from hookline.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
-from hookline.strategies import Strategy, make_strategy
+from hookline.strategies.base import Strategy
+from hookline.strategies.making import make_strategy
 from hookline.tracing.session import Tracing
+
+if TYPE_CHECKING:
+    from hookline.checkpoint.weights import WeightsReport
+    from hookline.data.mixing import Mixture
+    from hookline.explain import Explanation
+    from hookline.loops.run import Run
 
 T = TypeVar("T")
 log = logging.getLogger("hookline")
@@ -138,16 +124,18 @@ class Trainer(RunView):
         of the run, 'best' from the best one that a monitor has kept. Both begin a new run if there is no checkpoint, and raise if
         there are some but none can be used.
         """
+        from hookline.loops import verbs
+
         refuse_unknown(Trainer.fit, unknown)
         train, datamodule = _sort_out(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
-        begin_together(run, resume=resume)
+        verbs.begin(run, resume=resume)
         run.data.mixture = mixture
         self._directory.renew()
-        with locked(run):
-            choose_start(run, resume, self._directory)
-            with Determinism(self.options.deterministic), Signals(run), Control(run):
-                self._finish(run, fit)
+        with verbs.locked(run):
+            verbs.choose_start(run, resume, self._directory)
+            with verbs.Determinism(self.options.deterministic), verbs.Signals(run), verbs.controlled(run):
+                self._finish(run, verbs.fit)
         return self.metrics
 
     def validate(
@@ -160,6 +148,8 @@ class Trainer(RunView):
         checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state from it too. If this
         trainer has trained before, its monitors have what they found there again afterwards.
         """
+        from hookline.loops import verbs
+
         refuse_unknown(Trainer.validate, unknown)
         if self._run is not None:
             if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
@@ -168,7 +158,7 @@ class Trainer(RunView):
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(run, lambda run: _on_loaders(run, "val", lambda: evaluate(run, VALIDATION)) or Metrics())
+        return self._finish(run, lambda run: _on_loaders(run, "val", lambda: verbs.evaluate(run, verbs.VALIDATION)) or Metrics())
 
     def test(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
@@ -176,17 +166,21 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None, **unknown: Never,
     ) -> Metrics:  # fmt: skip
         """Measure on the test data. checkpoint: as in `validate`."""
+        from hookline.loops import verbs
+
         refuse_unknown(Trainer.test, unknown)
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(run, lambda run: _on_loaders(run, "test", lambda: evaluate(run, TEST)) or Metrics())
+        return self._finish(run, lambda run: _on_loaders(run, "test", lambda: verbs.evaluate(run, verbs.TEST)) or Metrics())
 
     def predict(
         self, module: nn.Module | None = None, loaders: Any = None, *, datamodule: DataLike | None = None,
         return_predictions: bool = True, checkpoint: str | Path | None = None, **unknown: Never,
     ) -> list[Any]:  # fmt: skip
         """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as in `validate`."""
+        from hookline.loops.predict import predict
+
         refuse_unknown(Trainer.predict, unknown)
         loaders, datamodule = _sort_out(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
@@ -197,6 +191,8 @@ class Trainer(RunView):
         self, stage: str, module: nn.Module | None, datamodule: Any, loaders: dict[str, Any],
         loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any, *, connects: bool = True,
     ) -> Run:  # fmt: skip
+        from hookline.loops import verbs
+
         if self._run is not None:
             raise HooklineError(f"{stage}() was called inside a run ({self._run.stage}); only validate() can be.")
         if connects:
@@ -228,22 +224,25 @@ class Trainer(RunView):
             rank=self.strategy.rank, local_rank=self.strategy.local_rank, world_size=self.strategy.world_size,
         )  # fmt: skip
         if stage != "fit" and self._fitted is not None and self._fitted.module is module:
-            for name in COUNTERS:  # results of a trained module belong to the step it was trained to
+            for name in verbs.COUNTERS:  # results of a trained module belong to the step it was trained to
                 setattr(state, name, getattr(self._fitted.state, name))
-        return Run(
+        return verbs.Run(
             self.options, self.plan, state, self.strategy,
-            module, steps, datamodule, self._directory, RunData(loaders),
+            module, steps, datamodule, self._directory, verbs.RunData(loaders),
         )  # fmt: skip
 
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
         """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the others."""
-        begin_together(run, checkpoint=checkpoint)
+        from hookline.loops import verbs
+
+        verbs.begin(run, checkpoint=checkpoint)
         own = self._directory.existing() if self._fitted is not None else None  # not the best of some other run
-        found = look_up(checkpoint, self._directory, own, run.strategy.ranks, "checkpoint") if checkpoint is not None else None
+        ranks = run.strategy.ranks
+        found = verbs.look_up(checkpoint, self._directory, own, ranks, "checkpoint") if checkpoint is not None else None
         if found is not None:
             run.resume.take(found.contents, found.path)  # restored once the module has all its layers
             if self._fitted is not None:
-                keep_findings(run)
+                verbs.keep_findings(run)
         elif checkpoint is not None:
             raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
 
@@ -253,6 +252,8 @@ class Trainer(RunView):
         return PlainSteps(module, loss, step, optimizer)
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
+        from hookline.loops import verbs
+
         if self.options.seed is not None:
             if self._created and run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0:
                 self._created = None if report_unseeded(self._created, run.module, self.options.seed) else self._created
@@ -262,21 +263,23 @@ class Trainer(RunView):
         if run.stage == "fit":
             self._fitted = run
         try:
-            watchdog = Watchdog(run, self.options.hang_seconds, abort=self.options.hang_action == "abort")
-            with Peers(run), watchdog, Recorded(run, self.tracing):
-                return carry_out(run, body)
+            watchdog = verbs.Watchdog(run, self.options.hang_seconds, abort=self.options.hang_action == "abort")
+            with verbs.watching_peers(run), watchdog, verbs.Recorded(run, self.tracing):
+                return verbs.carry_out(run, body)
         finally:
             self._run = None
 
     def _validate_in_run(self, run: Run) -> Metrics:
+        from hookline.loops import verbs
+
         s = run.state
         if not s.nested_validate:
             events = ", ".join(each.name for each in EVENTS if each.nested_validate)
             raise HooklineError("validate() can be called from a hook at the end of a batch, step or training epoch "
                                 f"({events}), not here: elsewhere it would change what the run is in the middle of.")  # fmt: skip
-        if is_off(run, "val"):
+        if verbs.is_off(run, "val"):
             return Metrics()
-        if not load(run, "val"):
+        if not verbs.load(run, "val"):
             _no_loader("validate")
         s.nested_validate = False
         if run.peers is not None:
@@ -284,7 +287,7 @@ class Trainer(RunView):
         spent = self.hooks.seconds_spent()
         try:
             with isolated_rng():
-                return evaluate(run, VALIDATION)
+                return verbs.evaluate(run, verbs.VALIDATION)
         finally:
             self.hooks.stopwatch.counted_twice += self.hooks.seconds_spent() - spent
             s.nested_validate = True
@@ -340,17 +343,20 @@ class Trainer(RunView):
 
         train, mixture: as for `fit`; then it also shows which loader the batches will come from.
         """
+        from hookline.explain import explain_plan
+        from hookline.loops import verbs
+
         if module is None or self._run is not None:
             running = self._run is not None and self._run.data.is_mixture
             return explain_plan(self.plan, verb, str(self.loaders) if running else "")
         with self.strategy.silent():  # one rank may ask for it alone
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
-            guests = Guests(run)
+            guests = verbs.Guests(run)
             try:
                 guests.arrive()
                 if train is not None and verb == "fit":
-                    load(run, "train")
+                    verbs.load(run, "train")
                 return explain_plan(self.plan, verb, str(run.data.train) if run.data.is_mixture else "")
             finally:
                 guests.leave()
@@ -365,20 +371,22 @@ class Trainer(RunView):
         path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the metric it is kept
         for, as {"name": ..., "mode": ..., "score": ...}.
         """
-        request = asked_for(path, reason, monitor)
+        from hookline.loops import verbs
+
+        request = verbs.asked_for(path, reason, monitor)
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}.")
             self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
-            guests = Guests(last)
+            guests = verbs.Guests(last)
             guests.bind()
             # the module's hooks have left with the run
             brought = [each for entry in last.participants.module_hooks for each in entry.listeners]
             self.plan.add(brought)
             try:
-                with locked(last) if _is_inside(request.path, self._directory) else contextlib.nullcontext():
-                    save(last, request)
+                with verbs.locked(last) if _is_inside(request.path, self._directory) else contextlib.nullcontext():
+                    verbs.save(last, request)
             finally:
                 self.plan.remove(brought)
                 guests.leave()
@@ -391,6 +399,8 @@ class Trainer(RunView):
         module: by default that of the newest run. path: another checkpoint, such as one monitor's `best_model_path`. The weights
         are those that were scored: the averaged ones if evaluations used an average.
         """
+        from hookline.loops import verbs
+
         if self._run is not None and self._run.state.status == "training":
             raise HooklineError("load_best() replaces the weights that are being trained: call it after fit, or pass "
                                 "ModelCheckpoint(monitor=..., restore_best=True).")  # fmt: skip
@@ -400,7 +410,7 @@ class Trainer(RunView):
             module = self._last.module
         if not isinstance(module, nn.Module):
             raise OptionError(f"load_best() takes an nn.Module, not {type(module).__name__}.")
-        return load_best(module, self._directory.existing(), self.hooks, path)
+        return verbs.load_best(module, self._directory.existing(), self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole.
@@ -408,6 +418,8 @@ class Trainer(RunView):
         Of several ranks, rank zero does it.
         """
         if self.strategy.rank == 0:
+            from hookline.checkpoint.files import remove
+
             remove(path)
 
     @property
@@ -440,10 +452,12 @@ def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
 
 def _on_loaders(run: Run, kind: str, go: Callable[[], T]) -> T | None:
     """Evaluate or predict; None if `limit_..._batches=0` has switched it off."""
-    if is_off(run, kind):
-        log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, limit_of(run, kind))
+    from hookline.loops import verbs
+
+    if verbs.is_off(run, kind):
+        log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, verbs.limit_of(run, kind))
         return None
-    return go() if load(run, kind) else _no_loader(run.stage)
+    return go() if verbs.load(run, kind) else _no_loader(run.stage)
 
 
 def _no_loader(verb: str) -> Any:

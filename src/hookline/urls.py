@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError, closest
+from hookline.errors import CheckpointError, OptionError, closest
 from hookline.text import redact
 
 MANIFEST = "manifest.json"
@@ -18,6 +18,7 @@ OF_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.(?:json|safetensors)")
 """What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
 PROTOCOLS = ("file", "s3", "gs", "gcs", "az", "abfs", "hf", "http", "https", "sftp")
 """fsspec knows dozens more. Some run code or read other files as the place they point to says, so the list is closed."""
+BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _testing: list[str] = []
 
 
@@ -47,6 +48,16 @@ def check_url(url: str, what: str = "") -> str:
         raise OptionError(f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
                           f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first.")  # fmt: skip
     return url
+
+
+def as_url(path: Path | str) -> str | None:
+    """The URL, if it is one rather than a path; one that is not allowed is an error."""
+    if isinstance(path, str):
+        return check_url(path) if "://" in path else None
+    if BROKEN_URL.match(path.as_posix()):
+        text = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
+        raise CheckpointError(f"{text} was a URL before it was made a Path: pass it as text.")
+    return None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hookline.hooklist import Handle, HookList
-from hookline.loggers import Loggers
+from hookline.loggers.base import Loggers
 from hookline.metrics import Metrics
 from hookline.state import State
 

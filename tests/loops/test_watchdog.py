@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 import hookline.trainer
 from hookline import Hook, when
 from hookline.loggers import Logger
-from hookline.loops import watchdog
+from hookline.loops import verbs, watchdog
 from hookline.loops.lifecycle import carry_out
 from hookline.loops.run import Run
 from hookline.loops.watchdog import EXIT_HUNG, HangError, Watchdog
@@ -57,7 +57,7 @@ def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watched:
             with Watchdog(run, timeout, **settings):
                 return carry_out(run, body)
 
-        monkeypatch.setattr(hookline.trainer, "carry_out", watched)
+        monkeypatch.setattr(verbs, "carry_out", watched)
 
     return with_settings
 
@@ -728,9 +728,8 @@ def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watch
 SOURCE = str(Path(hookline.trainer.__file__).parent.parent)
 SCRIPT = """
 import logging, os, signal, subprocess, sys, threading, time
-import hookline.trainer
 from hookline import Hook
-from hookline.loops import watchdog
+from hookline.loops import verbs, watchdog
 from hookline.loops.lifecycle import carry_out
 from loops import turned
 from tiny import Net, batches
@@ -745,7 +744,7 @@ def watch(timeout, **settings):
     def watched(run, body):
         with watchdog.Watchdog(run, timeout, **settings):
             return carry_out(run, body)
-    hookline.trainer.carry_out = watched
+    verbs.carry_out = watched
 """
 
 

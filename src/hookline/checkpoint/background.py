@@ -15,7 +15,6 @@ from torch import Tensor
 from hookline.checkpoint.files import write
 from hookline.checkpoint.finding import ALONE
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
-from hookline.checkpoint.together import write_together
 from hookline.checkpoint.writing import longest_wait
 from hookline.errors import CheckpointError
 from hookline.processes import ends
@@ -139,6 +138,8 @@ def _written(
         if ranks.alone:
             write(snapshot, path, about, staging)
         else:
+            from hookline.checkpoint.together import write_together
+
             write_together(snapshot, path, about, ranks, staging)
     except CheckpointError as error:
         return error

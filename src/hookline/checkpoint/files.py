@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint import reading, remote
+from hookline.checkpoint import reading
 from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
@@ -16,6 +16,7 @@ from hookline.checkpoint.tidying import remove_folder, tidy
 from hookline.checkpoint.writing import write_folder
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
+from hookline.urls import as_url
 
 __all__ = ["extra_names", "read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
 
@@ -34,14 +35,20 @@ def write(
     contents: what a run needs to go on, or a snapshot of it. about: why and when, for the manifest: reason, metrics, monitor, ...
     staging: says where files are put together before they are copied to a URL.
     """
-    url = remote.as_url(path)
-    return remote.write_url(contents, url, about, staging) if url else write_folder(contents, Path(path), about)
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
+        return remote.write_url(contents, url, about, staging)
+    return write_folder(contents, Path(path), about)
 
 
 def read(path: Path | str) -> dict[str, Any]:
     """Read a checkpoint, if every file is what its manifest says."""
-    url = remote.as_url(path)
-    return remote.read_url(url) if url else read_folder(Path(path))
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
+        return remote.read_url(url)
+    return read_folder(Path(path))
 
 
 def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
@@ -55,9 +62,11 @@ def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
 
 
 def _read_share(path: Path | str, ranks: Ranks) -> dict[str, Any]:
-    url, folder = remote.as_url(path), Path(path)
+    url, folder = as_url(path), Path(path)
     rank, world_size = ranks.rank, ranks.world_size
     if url:
+        from hookline.checkpoint import remote
+
         return _agreed(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
     _agreed(ranks, lambda: verify_folder(folder, rank, world_size))
     contents, of_ranks = _agreed(ranks, lambda: read_for_rank(folder, rank, world_size))
@@ -83,20 +92,27 @@ def _agreed(ranks: Ranks, act: Callable[[], T]) -> T:
 
 def read_weights(path: Path | str, as_pieces: bool = False) -> dict[str, Any]:
     """The weights of a checkpoint and nothing else, verified; `as_pieces`: for a module that needs only a part of each."""
-    url = remote.as_url(path)
-    return remote.read_url_module(url) if url else read_module(Path(path), as_pieces)
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
+        return remote.read_url_module(url)
+    return read_module(Path(path), as_pieces)
 
 
 def read_manifest(path: Path | str) -> Manifest:
     """Its manifest only, which is quick: the tensors are not looked at."""
-    url = remote.as_url(path)
-    return remote.read_url_manifest(url) if url else manifests.load(Path(path))
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
+        return remote.read_url_manifest(url)
+    return manifests.load(Path(path))
 
 
 def verify(path: Path | str) -> None:
     """An error that names the file and the reason, if the checkpoint is not whole."""
-    url = remote.as_url(path)
-    if url:
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
         remote.verify_url(url)
     else:
         verify_folder(Path(path))
@@ -104,14 +120,18 @@ def verify(path: Path | str) -> None:
 
 def extra_names(path: Path | str) -> list[str]:
     """The files and folders that others have put beside the checkpoint's own; they are left alone."""
-    url = remote.as_url(path)
-    return remote.extra_names_at(url) if url else reading.extra_names(Path(path))
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
+        return remote.extra_names_at(url)
+    return reading.extra_names(Path(path))
 
 
 def remove(path: Path | str) -> None:
     """Remove a checkpoint, so that no half of it can be taken for one at any moment."""
-    url = remote.as_url(path)
-    if url:
+    if url := as_url(path):
+        from hookline.checkpoint import remote
+
         remote.remove_url(url)
     else:
         remove_folder(Path(path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,19 +19,7 @@ from hookline.checkpoint.tidying import tidy
 from hookline.checkpoint.writing import left_alone, owner, write_folder
 from hookline.errors import CheckpointError, HooklineError
 from hookline.text import holds_secret, redact
-from hookline.urls import below, check_url, is_ours, open_url, put_folder, remove_folder, split_query
-
-BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
-def as_url(path: Path | str) -> str | None:
-    """The URL, if it is one rather than a path; one that is not allowed is an error."""
-    if isinstance(path, str):
-        return check_url(path) if "://" in path else None
-    if BROKEN_URL.match(path.as_posix()):
-        shown = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
-        raise CheckpointError(f"{shown} was a URL before it was made a Path: pass it as text.")
-    return None
+from hookline.urls import below, is_ours, open_url, put_folder, remove_folder, split_query
 
 
 def write_url(

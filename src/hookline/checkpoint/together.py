@@ -10,13 +10,11 @@ from typing import Any
 
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.writing import commit, flush, opened_aside, telling_why, write_parts
+from hookline.checkpoint.writing import PATIENCE, commit, flush, opened_aside, telling_why, write_parts
 from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
 from hookline.text import redact
-
-PATIENCE = 10.0
-"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it late."""
+from hookline.urls import as_url
 
 
 def write_together(
@@ -26,7 +24,7 @@ def write_together(
 
     staging: the folder, shared by the ranks, where files are put together before they are copied to a URL.
     """
-    url = remote.as_url(path)
+    url = as_url(path)
     if url is None:
         _write_folder(packed, Path(path), about, ranks)
         return

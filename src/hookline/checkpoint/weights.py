@@ -20,12 +20,12 @@ from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.finding import Read, find, first_whole, newest_first
 from hookline.checkpoint.importing import Imported
 from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
-from hookline.checkpoint.remote import as_url, list_urls
+from hookline.checkpoint.remote import list_urls
 from hookline.checkpoint.tensors import read_tensors
 from hookline.errors import CheckpointError, OptionError, closest
 from hookline.loops.record import read_record, run_dir_of, unsaved_end
 from hookline.text import redact
-from hookline.urls import is_url
+from hookline.urls import as_url, is_url
 
 log = logging.getLogger("hookline")
 SHOWN = 8

@@ -27,6 +27,8 @@ from hookline.errors import CheckpointError
 from hookline.processes import ends
 from hookline.urls import FILES, is_ours
 
+PATIENCE = 10.0
+"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it late."""
 SLOWEST = 1e6
 """Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
 FLUSHING = 600.0

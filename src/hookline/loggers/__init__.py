@@ -1,60 +1,29 @@
-"""Where metrics go."""
+"""Where metrics go. `from hookline.loggers import CSV` loads just that one."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hookline.errors import OptionError
-from hookline.loggers.awaited import Awaited
-from hookline.loggers.base import BadValue, Logger, Loggers
-from hookline.loggers.console import Console
-from hookline.loggers.csv_file import CSV
-from hookline.loggers.jsonl import JSONLines
-from hookline.loggers.mlflow import MLflow
-from hookline.loggers.queued import Queued
-from hookline.loggers.reading import read_log
-from hookline.loggers.tensorboard import TensorBoard
-from hookline.loggers.trackio import Trackio
-from hookline.loggers.wandb import WandB
+from hookline.registry import lazy_names
+
+if TYPE_CHECKING:
+    from hookline.loggers.base import BadValue, Logger, Loggers
+    from hookline.loggers.console import Console
+    from hookline.loggers.csv_file import CSV
+    from hookline.loggers.jsonl import JSONLines
+    from hookline.loggers.making import make_loggers
+    from hookline.loggers.mlflow import MLflow
+    from hookline.loggers.queued import Queued
+    from hookline.loggers.reading import read_log
+    from hookline.loggers.tensorboard import TensorBoard
+    from hookline.loggers.trackio import Trackio
+    from hookline.loggers.wandb import WandB
 
 __all__ = ["CSV", "BadValue", "Console", "JSONLines", "Logger", "Loggers", "MLflow", "Queued", "TensorBoard", "Trackio", "WandB",
            "make_loggers", "read_log"]  # fmt: skip
 
-
-def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off the training."""
-    if given is True:
-        return Loggers([default()])
-    if given is False or given is None:
-        return Loggers()
-    members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
-    for each in members:
-        if not isinstance(each, Logger):
-            raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them. hookline.loggers has CSV, "
-                              "Console, JSONLines, MLflow, TensorBoard, Trackio and WandB.")  # fmt: skip
-        _check_methods(each)
-    return Loggers((Queued(each) if each.queued else each for each in members), _kept_off)
-
-
-def _check_methods(logger: Logger) -> None:
-    """Refuse at once what would be noticed, or not noticed, with the first row: it would have lost all of them."""
-    called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
-    try:
-        inspect.signature(logger.log_metrics).bind(*called)
-    except TypeError:
-        names = ", ".join(("metrics", "step", "epoch", "over")[: len(called)])
-        raise OptionError(f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}.") from None
-    known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
-    own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
-    for name in sorted(own - set(known)):
-        meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
-        if meant and name.startswith(("log_", "add_")):
-            raise OptionError(f"{logger.label}.{name} is never called by a run. Did you mean {meant[0]!r}?")
-
-
-def _kept_off(logger: Logger) -> Logger:
-    """A logger that asks for nothing else is waited for only while it is quick."""
-    return logger if logger.queued is False or isinstance(logger, Queued | Loggers) else Awaited(logger)
+__getattr__, __dir__ = lazy_names(__name__, {
+    "BadValue": "base", "Logger": "base", "Loggers": "base", "Console": "console", "CSV": "csv_file", "JSONLines": "jsonl",
+    "make_loggers": "making", "MLflow": "mlflow", "Queued": "queued", "read_log": "reading", "TensorBoard": "tensorboard",
+    "Trackio": "trackio", "WandB": "wandb",
+})  # fmt: skip

@@ -26,8 +26,6 @@ def begin_together(run: Run, **given: Any) -> None:
     given: what the verb was called with and must be the same everywhere, because what follows depends on it.
     """
     ranks = run.strategy.ranks
-    if ranks.alone:
-        return
     board = ranks.board(STARTS)
     number = board.add(f"done/{ranks.rank}", 0) + 1
     board.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on

@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.binding import Caller
 from hookline.data.loaders import Loader
-from hookline.loops.fetching import fetched
+from hookline.loops.fetching import Fetcher
 from hookline.loops.run import Run, phase
 from hookline.plan import Plan
 from hookline.state import OPENING
@@ -28,9 +28,9 @@ class DataPass:
         self.was_over = False
         """Whether the pass was told to stop."""
 
-    def batches(self, loader: Loader, limit: int | None = None) -> Iterator[int]:
-        """Yield the number of each batch of a loader once the state holds it."""
-        return fetched(self.run, itertools.islice(_open(self.run, loader), limit))
+    def open(self, loader: Loader, limit: int | None = None) -> Fetcher:
+        """Open a loader. limit: how many of its batches are fetched at most."""
+        return Fetcher(self.run, itertools.islice(_open(self.run, loader), limit))
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
         """Measure the batch that was fetched. step: finds the slot of the step that `measure` calls."""

@@ -122,7 +122,8 @@ def go_through(run: Run, names: Names, own: OwnMetrics, loader: Loader, limit: i
     """Evaluate one loader's batches; return whether the pass continues with the next loader."""
     plan, s = run.plan, run.state
     is_empty = True
-    for s.batch_idx in data.batches(loader, limit):
+    fetcher = data.open(loader, limit)
+    while fetcher.fetch():
         is_empty = False
         data.take(loader, lambda: evaluate_batch(run, plan, s, names, own), names.step)
         if data.is_over():

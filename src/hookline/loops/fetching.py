@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hookline.loops.loader_advice import check_waiting
@@ -15,45 +14,58 @@ from hookline.plan import nobody
 from hookline.state import FETCHING
 
 
-def fetched(run: Run, batches: Iterator[Any], first: int = 0, timer: RunTimer | None = None) -> Iterator[int]:
-    """Yield the number of each batch once `s.batch` holds it. With a timer, count the waiting, and sample steps.
+class Fetcher:
+    """Fetches the batches of a loader into the state, with the events around it and the time that the loop waits.
 
+    A loop over it is `while fetcher.fetch():`. It is no iterator, because a hook may raise StopIteration like any other error.
     The batch goes straight into the state: a reference here would keep it alive after it was moved to the device.
     """
-    plan, s, clock, batches = run.plan, run.state, time.perf_counter_ns, iter(batches)
-    spent: dict[str, int] = {"data": 0} if timer is None else timer.spent
-    due: float = math.inf if timer is None else timer.due
-    outer = s.running
-    fetching = (FETCHING[0], outer)
-    try:
-        for index in itertools.count(first):
-            if s.step >= due:
-                due = sample(run, timer)  # type: ignore[arg-type]  # without a timer it is never due
-            if plan.on_before_batch_fetch is not nobody:
-                s.batch_idx = index
-                plan.on_before_batch_fetch(s)
-            s.running = fetching
-            began = clock()
-            try:
-                s.batch = next(batches)
-            except StopIteration:
-                s.running = outer
-                spent["data"] += clock() - began
-                s.batch_idx = max(first, index - 1)
-                return
-            s.fetch_ns = waited = clock() - began
-            s.running = outer
-            spent["data"] += waited
-            if index == first and timer is not None:
-                timer.epochs += 1
-                timer.first_waits += waited
-            if plan.on_after_batch_fetch is not nobody:
-                s.batch_idx = index
-                plan.on_after_batch_fetch(s)
-            yield index
-    finally:
-        if timer is not None:
-            leave(run, timer)
+
+    __slots__ = ("_batches", "_due", "_fetching", "_first", "_index", "_outer", "_run", "_spent", "_timer")
+
+    def __init__(self, run: Run, batches: Iterator[Any], first: int = 0, timer: RunTimer | None = None) -> None:
+        """first: the number of the first batch. timer: counts the waiting, and samples steps; None outside training."""
+        self._run, self._batches, self._timer = run, iter(batches), timer
+        self._first, self._index = first, first - 1
+        self._spent: dict[str, int] = {"data": 0} if timer is None else timer.spent
+        self._due: float = math.inf if timer is None else timer.due
+        self._outer = run.state.running
+        self._fetching = (FETCHING[0], self._outer)
+
+    def fetch(self, clock: Callable[[], int] = time.perf_counter_ns) -> bool:
+        """Fetch the next batch into `state.batch`, and its number; return False if there is none."""
+        s = self._run.state
+        plan = self._run.plan
+        if s.step >= self._due:
+            self._due = sample(self._run, self._timer)  # type: ignore[arg-type]  # without a timer it is never due
+        self._index = index = self._index + 1
+        if plan.on_before_batch_fetch is not nobody:
+            s.batch_idx = index
+            plan.on_before_batch_fetch(s)
+        s.running = self._fetching
+        began = clock()
+        try:
+            s.batch = next(self._batches)
+        except StopIteration:
+            s.running = self._outer
+            self._spent["data"] += clock() - began
+            s.batch_idx = max(self._first, index - 1)
+            return False
+        s.fetch_ns = waited = clock() - began
+        s.running = self._outer
+        self._spent["data"] += waited
+        if index == self._first and self._timer is not None:
+            self._timer.epochs += 1
+            self._timer.first_waits += waited
+        s.batch_idx = index
+        if plan.on_after_batch_fetch is not nobody:
+            plan.on_after_batch_fetch(s)
+        return True
+
+    def close(self) -> None:
+        """No more batches are fetched: a sample whose window is complete counts."""
+        if self._timer is not None:
+            leave(self._run, self._timer)
 
 
 def sample(run: Run, timer: RunTimer) -> float:

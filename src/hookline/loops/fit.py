@@ -14,7 +14,7 @@ from hookline.errors import END_EPOCH, OptionError, StopTraining
 from hookline.loops.composition import choose_step
 from hookline.loops.data_pass import GivenUp
 from hookline.loops.evaluate import VALIDATION, evaluate
-from hookline.loops.fetching import fetched
+from hookline.loops.fetching import Fetcher
 from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
@@ -106,7 +106,8 @@ def train_epoch(run: Run, loader: Any) -> None:
     run.step = choose_step(run)
     if run.progress.validation_pending and not is_leaving and is_finished_by_owed_validation(run):
         is_leaving, batches = True, iter(())
-    for s.batch_idx in fetched(run, batches, run.progress.position, s.timer):
+    fetcher = Fetcher(run, batches, run.progress.position, s.timer)
+    while fetcher.fetch():
         if run.saves.first_batches is not None:
             run.saves.first_batches.fetched()
         batches_left = None if loader.length is None else loader.length - s.batch_idx
@@ -129,6 +130,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     else:
         exhausted = not is_leaving
         refuse_short(run, loader, exhausted)
+    fetcher.close()
     close_epoch(run, exhausted or run.progress.position == loader.length)
 
 

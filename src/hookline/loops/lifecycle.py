@@ -20,22 +20,19 @@ from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
-from hookline.loops.agreement import Agreement
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
 from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.loops.fit import settle_failed_epoch
 from hookline.loops.guests import LateGuests, raise_first, tear_down
-from hookline.loops.loading import load, mixture_of
+from hookline.loops.loading import asked_mixture, load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.loops.noting import dismiss_everywhere, note_ending
 from hookline.loops.record import begin_record, note_end
 from hookline.loops.restoring import restore_module, restore_progress, was_refused
 from hookline.loops.run import Run, ending
-from hookline.loops.same import check_same
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.settings import settings_of
-from hookline.loops.together import Together
 from hookline.metrics import Metrics
 from hookline.optimizers import follow_parameters, parse
 from hookline.seeding import seed_rank
@@ -100,9 +97,13 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
 
 def join(run: Run) -> None:
     """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one clock."""
+    from hookline.loops.same import check_same
+
     check_same(run)
     if run.stage != "fit":
         return
+    from hookline.loops.agreement import Agreement
+
     run.boundary = agreement = Agreement(run)
     run.state.clock = agreement.now
     run.traits.started = agreement.now()
@@ -201,6 +202,8 @@ def place_on_strategy(run: Run) -> None:
     check_optimizers(run)
     settle_feeding(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
+        from hookline.loops.together import Together
+
         run.together = Together(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
@@ -221,6 +224,8 @@ def part_ways(run: Run) -> None:
 
 def settle_feeding(run: Run) -> None:
     """Loaders that train some optimizers only, if the mixture says so."""
+    if asked_mixture(run) is None:
+        return
     asked = mixture_of(run).optimizers
     if asked and run.traits.is_manual:
         raise OptionError("Mixture: optimizers= is for automatic optimization; a manual training step chooses its own.")

@@ -6,12 +6,11 @@ import itertools
 import logging
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
 from hookline.data.dealing import Share
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.mixed import MixedLoader
-from hookline.data.mixing import Mixture, make_mixture
 from hookline.errors import OptionError
 from hookline.listener import overrides
 from hookline.loops.aggregating import check_aggregation
@@ -19,6 +18,9 @@ from hookline.loops.restoring import restoring
 from hookline.loops.run import Run
 from hookline.loops.weighting import make_tally
 from hookline.steps import PlainSteps
+
+if TYPE_CHECKING:
+    from hookline.data.mixing import Mixture
 
 log = logging.getLogger("hookline")
 STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
@@ -86,10 +88,11 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
     """One loader stays itself; several become one that draws from them as the mixture says."""
     if run.options.prefetch_batches:
         fetch_ahead(run, loaders)
-    asked = run.data.mixture is not None or getattr(run.datamodule, "mixture", None) is not None
-    if run.options.limit_train_batches == 0 or (len(loaders) == 1 and not asked):
+    if run.options.limit_train_batches == 0 or (len(loaders) == 1 and asked_mixture(run) is None):
         run.data.train = loaders[0]
         return
+    from hookline.data.mixed import MixedLoader
+
     mixture = mixture_of(run)
     run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
     s, metrics = run.state, run.state.log
@@ -122,9 +125,16 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
             loader.move = lambda batch: move(batch, device)
 
 
+def asked_mixture(run: Run) -> Any:
+    """Return what fit was given as `mixture`, or the data module's; both may be a table. None if there is neither."""
+    return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
+
+
 def mixture_of(run: Run) -> Mixture:
-    """How several training loaders are mixed: what fit was given, or the data module's `mixture`; both may be a table."""
-    given = run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
+    """How several training loaders are mixed: as asked, or by default."""
+    from hookline.data.mixing import Mixture, make_mixture
+
+    given = asked_mixture(run)
     return Mixture() if given is None else make_mixture(given)
 
 

@@ -7,18 +7,20 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hookline.checkpoint.finding import best_first, find
-from hookline.checkpoint.weights import WeightsReport, load_weights
 from hookline.errors import CheckpointError
 from hookline.init_arguments import init_arguments
 from hookline.loops.record import read_record
 from hookline.loops.run import Run
 from hookline.module import Module
 from hookline.urls import is_url, shown
+
+if TYPE_CHECKING:
+    from hookline.checkpoint.weights import WeightsReport
 
 log = logging.getLogger("hookline")
 
@@ -99,6 +101,8 @@ def load_best(module: nn.Module, folder: Path | None, hooks: Any, path: str | Pa
 
     path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps checkpoints there.
     """
+    from hookline.checkpoint.weights import load_weights
+
     monitors = [each.hook for each in hooks.entries() if getattr(each.hook, "monitor", None)]
     if path is None:
         best = best_below(folder) if folder is not None else None

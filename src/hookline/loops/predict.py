@@ -30,7 +30,8 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         data = make_pass(run, can_be_cut=False)
         for s.dataloader_idx, loader in enumerate(run.data.loaders["predict"]):
             s.dataloader_name = loader.name
-            for s.batch_idx in data.batches(loader):
+            fetcher = data.open(loader)
+            while fetcher.fetch():
                 s.cache.clear()
                 data.take(loader, lambda: predict_batch(run, plan, s, keep), attrgetter("predict_step"))
                 if data.is_over():

@@ -27,7 +27,7 @@ from hookline.checkpoint.finding import (
     tidy_below,
 )  # fmt: skip
 from hookline.checkpoint.tidying import left_overs, tidy
-from hookline.checkpoint.together import PATIENCE
+from hookline.checkpoint.writing import PATIENCE
 from hookline.errors import CheckpointError, OptionError, RunLockedError, closest
 from hookline.loops.record import limits, read_record, run_dir_of, unsaved_end
 from hookline.loops.run import Run

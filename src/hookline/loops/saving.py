@@ -18,7 +18,6 @@ from hookline.checkpoint.format import Packed
 from hookline.checkpoint.gradients import window_gradients
 from hookline.checkpoint.parts import OwnParts, buffers_of
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
-from hookline.checkpoint.together import write_together
 from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
 from hookline.hooklist import Entry
@@ -87,6 +86,8 @@ def save(run: Run, request: SaveRequest) -> None:
             save_in_background(run, contents, about, saved)
             return
         if isinstance(contents, Packed):
+            from hookline.checkpoint.together import write_together
+
             write_together(contents, path, about, run.strategy.ranks, staging=run.run_dir)
         else:
             write(contents, path, about, staging=run.run_dir)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from hookline.errors import OptionError, closest
-from hookline.strategies.accelerated import Accelerated
 from hookline.strategies.base import Strategy
-from hookline.strategies.ddp import DDP
 from hookline.strategies.device import pick_device
-from hookline.strategies.fsdp import FSDP
 from hookline.strategies.launch import find_place
 from hookline.strategies.single import SingleDevice
 
@@ -31,5 +28,14 @@ def make_strategy(strategy: str | Strategy, device: str | torch.device, precisio
         strategy = "single" if find_place().alone else "ddp"
     if strategy == "single":
         return SingleDevice(pick_device(device), precision)
-    chosen: type[DDP | FSDP | Accelerated] = {"ddp": DDP, "fsdp": FSDP, "accelerate": Accelerated}[strategy]
-    return chosen(device=device, precision=precision)
+    if strategy == "ddp":
+        from hookline.strategies.ddp import DDP
+
+        return DDP(device=device, precision=precision)
+    if strategy == "fsdp":
+        from hookline.strategies.fsdp import FSDP
+
+        return FSDP(device=device, precision=precision)
+    from hookline.strategies.accelerated import Accelerated
+
+    return Accelerated(device=device, precision=precision)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline.errors import HooklineError
 from hookline.plan import Plan
-from hookline.tracing.tracer import Tracer
-from hookline.tracing.writer import TraceFile
+
+if TYPE_CHECKING:
+    from hookline.tracing.tracer import Tracer
 
 NAME = "trace.json"
 
@@ -67,6 +68,9 @@ class Tracing:
         self._run = None
 
     def _begin(self, given: str | Path | None, in_the_middle: bool) -> Path:
+        from hookline.tracing.tracer import Tracer
+        from hookline.tracing.writer import TraceFile
+
         s = self._run.state
         path = file_of_rank(Path(given) if given is not None else self._run.run_dir() / NAME, s.rank)
         about = {"stage": s.stage, "rank": s.rank, "local_rank": s.local_rank, "world_size": s.world_size,
