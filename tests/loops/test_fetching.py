@@ -152,3 +152,16 @@ def test_a_batch_that_was_replaced_is_not_kept_alive() -> None:
 
     quiet(hooks=[Replaces()]).fit(Net(), DataLoader(Samples(), batch_size=2))  # type: ignore[arg-type]
     assert gone == [True, True, True]
+
+
+@pytest.mark.parametrize("event", ["before_batch_fetch", "after_batch_fetch"])
+@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
+def test_a_hook_that_raises_stop_iteration_does_not_end_the_data(event: str, verb: str) -> None:
+    trainer = quiet()
+
+    @trainer.on(event)
+    def fails() -> None:
+        raise StopIteration("of a hook")
+
+    with pytest.raises(StopIteration, match="of a hook"):
+        getattr(trainer, verb)(Net(), batches(3))
