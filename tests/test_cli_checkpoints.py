@@ -16,9 +16,11 @@ from safetensors.torch import load_file
 from tiny import Net, batches, quiet
 from torch import nn
 
+from hookline import Hook
 from hookline.cli import main
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
+from hookline.report.listing import list_runs
 
 
 class Rich(Net):
@@ -113,6 +115,27 @@ def test_a_run_whose_last_state_is_not_on_disk_is_told_apart(capsys: pytest.Capt
     assert f"Its last state is not on disk: it was {missing}." in capsys.readouterr().out
     assert main(["checkpoint", "export", "run", "net.safetensors"]) == 0
     assert "(step 3)" in capsys.readouterr().out
+
+
+def test_how_a_run_stands_is_said_in_the_words_of_the_list_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    class Fails(Hook):
+        def on_step_end(self, step: int) -> None:
+            if step == 3:
+                raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError):
+        quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=2), Fails()]).fit(Net(), batches(4))
+    assert main(["checkpoint", "show", "run"]) == 0
+    assert "failed at step 3" in capsys.readouterr().out.splitlines()[0]
+    record = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({**record, "status": "training", "noted_at": "2020-01-01T00:00:00+00:00"}))
+    for path in Path("run").glob("run.lock"):
+        path.unlink()
+    assert main(["checkpoint", "show", "run"]) == 0
+    assert "killed? at step 3" in capsys.readouterr().out.splitlines()[0]  # without a lock it cannot be certain
+    assert [(each.status, each.is_certain) for each in list_runs("run").runs] == [("killed", False)]
+    run = told(capsys, "show", "run")["run"]
+    assert (run["status"], run["is_certain"]) == ("killed", False)
 
 
 def test_what_resume_takes_is_what_the_table_says(net: Net, capsys: pytest.CaptureFixture[str]) -> None:

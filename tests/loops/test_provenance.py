@@ -16,6 +16,7 @@ import pytest
 
 from hookline.loops import provenance
 from hookline.loops.provenance import git_state, versions
+from hookline.redaction import command_line
 
 pytestmark = [pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"), pytest.mark.timeout(120)]
 
@@ -139,3 +140,11 @@ def test_versions_are_those_of_what_is_imported() -> None:
     found = versions()
     assert found["python"] == sys.version.split()[0] and "numpy" in found
     assert "lightning" not in found or "lightning" in sys.modules
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ("https://me:pw@host/data/a.csv?sig=1", "https://host/..."), ("--data=http://host:80/a#b", "--data=http://host:80/..."),
+    ("s3://bucket/data/a.csv?sig=1", "'s3://bucket/data/a.csv?...'"), ("sftp://me:pw@host/run", "sftp://host/run"),
+])  # fmt: skip
+def test_a_web_address_on_the_command_line_has_its_host_alone_and_other_urls_keep_their_path(given: str, said: str) -> None:
+    assert command_line(["fit", given]) == f"fit {said}"

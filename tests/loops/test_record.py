@@ -301,6 +301,64 @@ def test_settings_are_recorded_without_secrets() -> None:
     assert record["command"] and record["directory"]
 
 
+def test_the_settings_of_loaders_are_recorded() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(10, 3), torch.randn(10, 4))
+
+    class Own(torch.utils.data.Sampler[int]):
+        def __iter__(self) -> Any:
+            return iter(range(10))
+
+        def __len__(self) -> int:
+            return 10
+
+    class Pairs(torch.utils.data.Sampler[list[int]]):
+        def __iter__(self) -> Any:
+            return iter([[0, 1], [2, 3]])
+
+        def __len__(self) -> int:
+            return 2
+
+    class Validated(Wide):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": self.layer(batch[0]).sum()}
+
+    load = torch.utils.data.DataLoader
+    several = {"tokens": load(data, batch_size=5), "own": load(data, batch_size=2, sampler=Own()), "pairs": load(data, batch_sampler=Pairs())}
+    quiet(run_dir="run", logger=True).fit(Validated(), load(data, batch_size=4, shuffle=True, drop_last=True), several)
+    found = read()["data"]
+    assert found["train"] == {"batch_size": 4, "shuffle": True, "drop_last": True, "num_workers": 0, "samples": 10, "batches": 2}
+    assert found["val"]["tokens"] == {"batch_size": 5, "shuffle": False, "drop_last": False, "num_workers": 0, "samples": 10, "batches": 2}
+    own, pairs = found["val"]["own"], found["val"]["pairs"]
+    assert own["sampler"].endswith("Own") and own["shuffle"] is None and own["batch_size"] == 2
+    assert pairs["batch_sampler"].endswith("Pairs") and (pairs["shuffle"], pairs["batch_size"], pairs["batches"]) == (None, None, 2)
+
+
+def test_of_plain_iterables_the_number_of_batches_is_recorded() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(batches(3))
+
+    quiet(run_dir="run", logger=True, max_steps=2).fit(Net(), Stream(), batches(3))
+    assert read()["data"] == {"train": {"batches": None}, "val": {"batches": 3}}
+
+
+def test_a_dataset_whose_length_fails_ends_no_run() -> None:
+    class Unsure(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(batches(2))
+
+        def __len__(self) -> int:
+            raise TypeError("unknown")
+
+    quiet(run_dir="run", logger=True).fit(Net(), torch.utils.data.DataLoader(Unsure(), batch_size=None))
+    assert read()["status"] == "completed" and read()["data"]["train"]["samples"] is None
+
+
+def test_a_record_that_begins_with_a_checkpoint_has_the_settings() -> None:
+    quiet(run_dir="run", max_epochs=2, hooks=[ModelCheckpoint()]).fit(Net(), batches())
+    assert read()["settings"] and read()["data"] == {"train": {"batches": 4}}
+
+
 def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secrets(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(textwrap.dedent("""
         from hookline import DataModule

@@ -63,6 +63,19 @@ def test_runs_are_listed_the_newest_first_with_their_best_value(capsys: pytest.C
     assert data["runs"][0]["best"]["direction"] == "lower" and data["runs"][1]["best"]["metric"] == "val/loss"
 
 
+def test_a_monitored_best_value_has_its_step_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    hooks = [ModelCheckpoint(monitor="val/loss")]
+    quiet(logger=True, run_dir="runs/a", max_epochs=3, hooks=hooks).fit(Net(), batches(), batches())
+    assert main(["runs", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["runs"][0]["best"]
+    assert main(["summary", "a", "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["runs"][0]["best"]
+    assert best["step"] is not None and listed == {**best, "is_partial": False}
+    Path("runs/a/log.jsonl").unlink()  # nothing else has it
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["best"]["step"] is None
+
+
 def test_a_run_that_trains_is_running_and_its_lock_is_not_touched() -> None:
     seen: list[tuple[str, bool]] = []
 

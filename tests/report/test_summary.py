@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from report.reported import data_of
 from tiny import quiet
 
 from hookline import Hook, OptionError
@@ -115,6 +119,55 @@ def test_where_the_time_went_is_read_from_the_log_or_the_record() -> None:
     assert main(["summary", str(path)]) == 0
 
 
+def test_the_time_is_one_line_with_shares_and_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained("a")
+    with (path / "log.jsonl").open("a") as file:
+        parts = {"training": 1.0, "data": 0.5, "validation": 0.25, "saving": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.125}
+        file.write(json.dumps({"type": "timings", "time": 1.0, "step": 8, "total": 2.0, **parts}) + "\n")
+    assert main(["summary", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "under 1 s in all, set-up included" in text
+    assert "training loop of the newest session: 2.0 s = 50% training (forward 25%, backward 12%, optimizer 6%), 25% waiting for data" in text
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_run_that_began_anew_in_a_directory_has_its_own_time(has_record: bool) -> None:
+    path = trained("a")
+    log = path / "log.jsonl"
+    old = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n" for number, each in enumerate(old)))
+    trained("a")
+    if not has_record:
+        (path / "run.json").unlink()
+    (run,) = about(path)
+    page = data_of(path)["runs"][0]
+    assert run["seconds"] < 100 and page["pauses"] == "" and "min" not in page["took"]
+    assert page["began"] > old[0]["time"] - 1 and page["ended"] - page["began"] < 1000
+
+
+def test_a_run_that_logs_nothing_in_the_directory_of_another_has_its_own_time() -> None:
+    path = trained("a")
+    log = path / "log.jsonl"
+    old = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n" for number, each in enumerate(old)))
+    quiet(run_dir=path, hooks=[ModelCheckpoint()]).fit(TinyModule(), tiny_batches())
+    (run,) = about(path)
+    assert run["seconds"] < 30 and data_of(path)["runs"][0]["began"] > old[0]["time"] - 1
+
+
+def test_settings_are_listed_once_and_without_internal_hooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own_parts.py").write_text(
+        "from hookline import DataModule\nfrom hookline.testing import TinyModule, tiny_batches\n\n\n"
+        "class Data(DataModule):\n    def train_dataloader(self):\n        return tiny_batches()\n\n\nclass Model(TinyModule):\n    pass\n")  # fmt: skip
+    (tmp_path / "run.toml").write_text(
+        'module = "own_parts.Model"\ndatamodule = "own_parts.Data"\nallow = ["own_parts"]\n[trainer]\nmax_epochs = 1\nseed = 3\n'
+        'run_dir = "run"\n[hooks.model_checkpoint]\nfilename = "at_{step}"\n')  # fmt: skip
+    subprocess.run([sys.executable, "-m", "hookline", "fit", "run.toml"], cwd=tmp_path, check=True)
+    settings = about(tmp_path / "run")[0]["settings"]
+    assert settings["trainer.seed"] == 3 and not [key for key in settings if key.startswith(("config.trainer.", "hooks.cli"))]
+    assert settings["hooks.model_checkpoint.filename"] == "at_{step}"
+
+
 def test_a_run_of_an_older_version_is_summarized_from_its_log() -> None:
     path = trained("a", hooks=[HParams({"width": 3})])
     (path / "run.json").unlink()
@@ -151,6 +204,25 @@ def test_several_runs_are_compared_by_what_differs(capsys: pytest.CaptureFixture
     assert lines[0].split() == ["run", "status", "step", "best", "val/loss", "lr", "seed"]
     best = [float(line.split()[3]) for line in lines[1:]]
     assert best == sorted(best) and {line.split()[4] for line in lines[1:]} == {"0.001", "0.05", "0.02"}
+
+
+def test_a_batch_size_is_a_setting_that_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, targets = (torch.cat([each[part] for each in tiny_batches()]) for part in (0, 1))
+    data = torch.utils.data.TensorDataset(inputs, targets)
+    for name, lr, size in (("a", 0.01, 2), ("b", 0.05, 2), ("c", 0.01, 4)):
+        loaders = [torch.utils.data.DataLoader(data, batch_size=size, shuffle=shuffle) for shuffle in (True, False)]
+        quiet(logger=True, run_dir=f"runs/{name}").fit(TinyModule(lr), *loaders)
+    found = summarize(["runs/a", "runs/b", "runs/c"])
+    assert [(each["key"], each["values"]) for each in found["differences"]] == [
+        ("module.lr", [0.01, 0.05, 0.01]), ("data.train.batch_size", [2, 2, 4])]  # fmt: skip
+    assert main(["summary", "a", "b", "c"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["lr", "batch_size"]
+
+
+def test_a_loader_of_another_length_is_a_difference() -> None:
+    for name, count in (("a", 2), ("b", 3)):
+        quiet(logger=True, run_dir=f"runs/{name}").fit(TinyModule(), tiny_batches()[:count])
+    assert {"key": "data.train.batches", "values": [2, 3]} in summarize(["runs/a", "runs/b"])["differences"]
 
 
 def test_a_hook_that_one_run_has_is_one_difference() -> None:

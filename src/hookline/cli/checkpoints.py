@@ -20,6 +20,7 @@ from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
 from hookline.errors import CheckpointError, OptionError, closest
 from hookline.loops.record import read_record, unsaved_end
+from hookline.report.listing import in_words, standing_of
 from hookline.text import holds_secret, printable, redact
 from hookline.urls import below, is_url, open_url
 
@@ -265,8 +266,11 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
             "problem": each.problem or None, "extra": each.extra,
             "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
         })  # fmt: skip
-    return {"path": redact(path) if is_remote else path, "run": {name: record[name] for name in KEPT if name in record} or None,
-            "checkpoints": rows,
+    about = None
+    if record:
+        status, is_certain = standing_of(Path(path), record)
+        about = {**{name: record[name] for name in KEPT if name in record}, "status": status, "is_certain": is_certain}
+    return {"path": redact(path) if is_remote else path, "run": about, "checkpoints": rows,
             "unsaved": unsaved_end(record, mine[0].manifest) if mine else ""}  # fmt: skip
 
 
@@ -291,7 +295,8 @@ def _table_text(data: dict[str, Any]) -> str:
     record = data["run"]
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
-        lines.insert(0, f"{data['path']}: run {record['id']}, {record['status']} at step {record['step']}{why}")
+        status = in_words(record["status"], record["is_certain"])
+        lines.insert(0, f"{data['path']}: run {record['id']}, {status} at step {record['step']}{why}")
         if data["unsaved"]:
             lines.insert(1, f"Its last state is not on disk: it was {data['unsaved']}.")
     return "\n".join(lines)

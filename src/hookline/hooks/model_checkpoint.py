@@ -403,10 +403,17 @@ SET_ASIDE = 26
 """Bytes that are added to a checkpoint's name while it is written: `.NAME-v99.0123abcd-4194304.new`."""
 
 
-class FileName:
-    """A template of literal text and fields: {epoch}, {step}, or any metric's name, with a format after a colon."""
+class FileName(str):
+    """A template of literal text and fields: {epoch}, {step}, or any metric's name, with a format after a colon.
 
-    def __init__(self, template: str, insert_names: bool) -> None:
+    It is text, so that the record of a run shows the template.
+    """
+
+    def __new__(cls, template: str, insert_names: bool = True) -> FileName:
+        """Make the text; `insert_names` is for `__init__`, which a copy does not call."""
+        return super().__new__(cls, template)
+
+    def __init__(self, template: str, insert_names: bool = True) -> None:
         self.template, self.insert_names = template, insert_names
         try:
             self.parts = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(template)]

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import inspect
+import logging
 import os
 import platform
 import shutil
@@ -16,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from hookline._version import __version__
+from hookline.data.loaders import Loader
+from hookline.data.sources import length_of
 from hookline.init_arguments import init_arguments
 from hookline.loops.run import Run
 from hookline.redaction import command_line, kind_of, mask, mask_text
 from hookline.text import printable
 
+log = logging.getLogger("hookline")
 GIT_SECONDS = 2.0
 """How long git may take to say which commit this is, and again whether files have changed."""
 PACKAGES = {
@@ -81,6 +86,44 @@ def _parameters(made: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return {name: own[name] for name in names if name in own}
+
+
+def data_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of the training and validation loaders; of several loaders of a kind, by the name of each."""
+    found: dict[str, Any] = {}
+    for kind in ("train", "val"):
+        loaders = run.data.loaders.get(kind, [])
+        named = {mask_text(each.name, 200): _loader_settings(each) for each in loaders}
+        if loaders:
+            found[kind] = named[kind] if list(named) == [kind] else named
+    return found
+
+
+def _loader_settings(loader: Loader) -> dict[str, Any]:
+    """Return what decides which batches a loader makes. Of other iterables than a DataLoader only their number is known."""
+    source, found = loader.source, dict[str, Any]()
+    if isinstance(source, DataLoader):
+        try:
+            found = _dataloader_settings(source)
+        except Exception:  # datasets and samplers are the user's; no run ends for its record
+            log.debug("run.json has no settings of the loader %s", loader.name, exc_info=True)
+    return {**found, "batches": loader.length}
+
+
+def _dataloader_settings(source: DataLoader[Any]) -> dict[str, Any]:
+    batches: Any = source.batch_sampler
+    is_own = batches is not None and type(batches) is not BatchSampler  # then torch's `sampler` is there, but not used
+    sampler: Any = batches if is_own else source.sampler
+    size = source.batch_size if source.batch_size is not None else getattr(batches, "batch_size", None)
+    drop_last = getattr(batches, "drop_last", None) if is_own else source.drop_last
+    shuffle = {RandomSampler: True, SequentialSampler: False}.get(type(sampler), getattr(sampler, "shuffle", None))
+    is_plain = type(sampler) in (RandomSampler, SequentialSampler) or isinstance(source.dataset, IterableDataset)
+    return {
+        "batch_size": size if isinstance(size, int) else None, "shuffle": shuffle if isinstance(shuffle, bool) else None,
+        "drop_last": drop_last if isinstance(drop_last, bool) else None, "num_workers": source.num_workers,
+        "samples": length_of(source.dataset),
+        **({} if is_plain else {"batch_sampler" if is_own else "sampler": kind_of(type(sampler))}),
+    }  # fmt: skip
 
 
 # ---- where it runs -----------------------------------------------------------------------------------------------

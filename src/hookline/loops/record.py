@@ -19,7 +19,7 @@ from typing import Any
 
 from hookline.checkpoint.contents import is_whole
 from hookline.checkpoint.limits import RECORD_BYTES, parse_json, read_within
-from hookline.loops.provenance import provenance
+from hookline.loops.provenance import data_settings, provenance
 from hookline.loops.run import Run
 from hookline.redaction import mask, mask_text
 from hookline.urls import is_url, shown
@@ -34,7 +34,7 @@ MOST_SESSIONS = 100
 UPDATE_SECONDS = 1.0
 """Least time between two updates in the course of a run; a write takes about 0.3 ms."""
 ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
-LARGE = ("config", "settings", "hooks", "module", "options", "metrics")
+LARGE = ("config", "settings", "hooks", "module", "options", "data", "metrics")
 """What is left out, in this order, if the record is larger than what is read."""
 
 
@@ -72,13 +72,18 @@ class RunRecord:
     def update(self, run: Run) -> None:
         """Write how far the run is, unless that was done a moment ago."""
         if time.monotonic() - self._written >= UPDATE_SECONDS:
+            if "settings" not in self.data:  # its directory was made only after the training had started
+                self._describe(run)
             self._note_progress(run)
             self.write()
 
     def describe(self, run: Run) -> None:
-        """Write the settings that are known once the optimizers are made."""
-        self.data["settings"] = mask(run.identity.settings)
+        """Write the settings that are known once the optimizers and the loaders are made."""
+        self._describe(run)
         self.write()
+
+    def _describe(self, run: Run) -> None:
+        self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
 
     def end(self, run: Run, was_refused: bool) -> None:
         """Write how the run ended. A run that could not be resumed has its earlier ending still."""

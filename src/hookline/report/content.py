@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.report.curves import heat_maps, newest, sections, summary
-from hookline.report.happenings import all_events, duration, how_it_ended, level, position, score, status, timestamp
+from hookline.report.happenings import all_events, duration, how_it_ended, level, position, score, status, time_spent, timestamp
 from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
 from hookline.timings import PARTS, SAMPLED, WORDS
@@ -80,14 +80,15 @@ def _listed(found: list[str]) -> str:
 def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
     took, pauses = "", 0.0
-    if run.began is not None and run.ended is not None:
-        took, pauses = duration(run.spent) if run.spent >= 1 else "under 1 s", run.ended - run.began - run.spent
+    began, spent = time_spent(run)
+    if began is not None and spent is not None and run.ended is not None:
+        took, pauses = duration(spent) if spent >= 1 else "under 1 s", run.ended - began - spent
     end, at = how_it_ended(run), position(run)
     return {
         "name": name, "path": str(run.path), "status": said, "mood": mood, "step": at.step, "epochs": at.epochs,
         "is_inside": at.is_inside, "newest": newest(run), "reason": cut(end["reason"], LONGEST_VALUE),
         "took": took, "is_over": bool(end["status"]),
-        "pauses": duration(pauses) if pauses >= 1 else "", "began": run.began, "ended": run.ended,
+        "pauses": duration(pauses) if pauses >= 1 else "", "began": began, "ended": run.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip
 

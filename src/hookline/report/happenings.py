@@ -32,8 +32,9 @@ def level(kind: str) -> str:
 def all_events(run: RunData) -> list[Event]:
     """Everything that happened, in order of time; what has no time comes where its step is."""
     found = [*run.events, *_checkpoints(run), *_hangs(run), *_of_json_log(run), *_not_finite(run), *_ending(run)]
-    if run.began is not None:
-        found.append(Event("start", "the first record", run.began))
+    began, _ = time_spent(run)
+    if began is not None:
+        found.append(Event("start", "the first record", began))
     last = run.ended or 0.0
     return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
 
@@ -73,7 +74,9 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     else:
         found = {"status": "", "reason": "", "step": None, "time": None, **run.ending, "epochs": _epochs_at_end(run)}
     if found["status"] == "error":
-        found["status"] = "pruned" if failure_kind(run.failed.get("exception")) == "pruned" else "failed"
+        error = record.get("error")
+        exception = run.failed.get("exception") or (error.get("type") if isinstance(error, dict) else None)
+        found["status"] = "pruned" if failure_kind(exception) == "pruned" else "failed"
         found["reason"] = found["reason"] or run.failed.get("text", "")
     return found
 
@@ -84,6 +87,21 @@ def _epochs_at_end(run: RunData) -> int | None:
     if known is not None or last is None or run.epochs is not None:
         return known
     return last + (run.ending.get("status") == "completed")
+
+
+def time_spent(run: RunData) -> tuple[float | None, float | None]:
+    """Return when the run began, and the seconds of its sessions without the pauses between them.
+
+    By its log; by its record if there is no log, or if the log begins with an earlier run in the same directory.
+    """
+    sessions = run.record.get("sessions")
+    known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
+    started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
+    if run.began is not None and (started is None or run.began >= started - 1):  # the record has whole seconds
+        return run.began, run.spent
+    spans = [(timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at"))) for each in known]
+    spent = [end - start for start, end in spans if start is not None and end is not None]
+    return started, (sum(spent) if spent else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,14 @@ class Listed:
     reason: str = ""
 
     def data(self, now: float) -> dict[str, Any]:
-        """For programs."""
+        """For programs. A best value of which the record has no step is looked up in the log, unless that is long."""
+        best = self.best
+        if best is not None and best.step is None:
+            best = _in_log(self.path, best) or best
         return {
             "path": str(self.path), "id": self.run.record.get("id"), "status": self.status, "is_certain": self.is_certain,
             "reason": self.reason, "step": self.step, "epochs": self.epochs,
-            "best": None if self.best is None else {**self.best.data(), "is_partial": self.is_partial},
+            "best": None if best is None else {**best.data(), "is_partial": self.is_partial},
             "started_at": utc(self.started), "age": None if self.started is None else round(now - self.started),
             "bytes": self.bytes,
         }  # fmt: skip
@@ -126,6 +129,18 @@ def _listed(path: Path, now: float) -> Listed:
                   run.began if started is None else started, disk_usage(path), said or how_it_ended(run)["reason"])  # fmt: skip
 
 
+def _in_log(path: Path, best: Best) -> Best | None:
+    """Return a best value with its step, as the log and the record have it; None if the log does not have it, or is long."""
+    try:
+        if (path / LOG).stat().st_size > LOG_BYTES:
+            return None
+        run = read_logged(path)
+    except (OSError, OptionError):
+        return None
+    run.record = read_record(path)
+    return best_of(run, best.metric)
+
+
 def _read_log(run: RunData) -> tuple[bool, str]:
     """Add what the log tells, or its end if it is long; return whether that is not all of it, and what is wrong with it."""
     log = run.path / LOG
@@ -184,6 +199,16 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
         heard = max(run.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
         return ("running", False) if now - heard < SILENT else ("killed", False)
     return ("running" if alive else "killed"), True
+
+
+def standing_of(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
+    """Return how the run in a directory stands by its record and its lock: the words of `standing`."""
+    return standing(RunData(path, record=record), time.time(), is_running(path))
+
+
+def in_words(status: str, is_certain: bool) -> str:
+    """Return 'killed', or 'killed?' if that is not certain."""
+    return status if is_certain else f"{status}?"
 
 
 def disk_usage(folder: Path) -> int:

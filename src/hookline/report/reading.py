@@ -104,6 +104,8 @@ class RunData:
     ended: float | None = None
     spent: float = 0.0
     """Seconds in its jobs, without those between them."""
+    holds_since: float | None = None
+    """The time of the first record that no resume has superseded."""
     is_beginning: bool = False
     """Whether the last record was one with which a job begins."""
     last_step: int = 0
@@ -190,6 +192,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
         return False
     run.records += 1
     _take_time(run, record)
+    run.holds_since = run.ended if run.holds_since is None else run.holds_since
     step = step_of(record)
     if step is not None and step > run.last_step:
         run.last_step = step
@@ -279,6 +282,10 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
     run.started, run.ending, run.failed, run.resumed_at = run.ended, {}, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
+    if isinstance(marked, dict) and "checkpoint" not in record and run.ended is not None:
+        # all records before are of an earlier run; those that hold until here are of the set-up of this one
+        run.began = run.ended if run.holds_since is None else run.holds_since
+        run.spent = max(0.0, run.ended - run.began)
     run.superseded += count if isinstance(count, int) else 0
     gone = f"; {count} records after it are superseded" if count else ""
     text = f"from {record['checkpoint']}{gone}" if "checkpoint" in record else f"anew; {count} records are of an earlier run"

@@ -10,7 +10,7 @@ from typing import Any
 from hookline.errors import OptionError
 from hookline.redaction import mask
 from hookline.report.content import names
-from hookline.report.happenings import how_it_ended, position, score, timestamp
+from hookline.report.happenings import how_it_ended, position, score, time_spent, timestamp
 from hookline.report.listing import disk_usage, standing, tail, utc
 from hookline.report.progress import RULES, Best, best_of, progress_of
 from hookline.report.reading import LOG, RunData, read_run
@@ -56,14 +56,14 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
     record, end, at = run.record, how_it_ended(run), position(run)
     status, is_certain = standing(run, now, is_running(run.path))
     best: Best | None = best_of(run, metric) or best_of(run)
-    started = timestamp(record.get("started_at"))
+    started, (began, spent) = timestamp(record.get("started_at")), time_spent(run)
     sessions = record.get("sessions")
     return {
         "name": name, "path": str(run.path), "id": record.get("id"), "status": status, "is_certain": is_certain,
         "reason": end["reason"], "error": record.get("error") if status in ("failed", "pruned") else None,
-        "step": at.step, "epochs": at.epochs, "started_at": utc(run.began if started is None else started),
+        "step": at.step, "epochs": at.epochs, "started_at": utc(began if started is None else started),
         "ended_at": None if status == "running" else utc(end["time"] if end["time"] is not None else run.ended),
-        "seconds": _seconds(run), "sessions": sessions if isinstance(sessions, list) else [],
+        "seconds": None if spent is None else round(spent, 3), "sessions": sessions if isinstance(sessions, list) else [],
         "best": None if best is None else best.data(), "metrics": [each.data() for each in progress_of(run)],
         "cost": {"hooks": run.cost, "time": _timings(run)},
         "checkpoints": [{"path": str(each.path), "step": each.manifest["step"], "reason": each.manifest["reason"],
@@ -71,17 +71,6 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
         "checkpoint_count": len(run.checkpoints), "bytes": disk_usage(run.path),
         **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")}, "settings": settings_of(run),
     }  # fmt: skip
-
-
-def _seconds(run: RunData) -> float | None:
-    """Return the time in the run's sessions, without the pauses between them: by its log, else by its record."""
-    if run.began is not None:
-        return round(run.spent, 3)
-    sessions = run.record.get("sessions")
-    spans = [(timestamp(each.get("started_at")), timestamp(each.get("ended_at"))) for each in sessions if isinstance(each, dict)
-             ] if isinstance(sessions, list) else []  # fmt: skip
-    known = [end - start for start, end in spans if start is not None and end is not None]
-    return round(sum(known), 3) if known else None
 
 
 def _timings(run: RunData) -> dict[str, Any] | None:
@@ -105,7 +94,8 @@ def settings_of(run: RunData) -> dict[str, Any]:
     hparams = module.get("hparams") if isinstance(module, dict) else None
     rest = record.get("settings")
     known: dict[str, Any] = {
-        "config": record.get("config"), "module": hparams, "trainer": options, "hooks": _hooks(record.get("hooks")),
+        "config": record.get("config"), "module": hparams, "data": record.get("data"), "trainer": options,
+        "hooks": _hooks(record.get("hooks")),
         "": {key: each for key, each in rest.items() if key not in options} if isinstance(rest, dict) else None,
         "module.class": module.get("class") if isinstance(module, dict) else logged.get("module"),
         "git": _commit(record.get("git")), "versions": record.get("versions"),
@@ -117,14 +107,17 @@ def settings_of(run: RunData) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in known.items():
         if value is not None:
-            flat |= _flat(mask(value), name)  # a log of an older version may have secrets
-    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES}
+            # a log of an older version may have secrets; of data there are numbers only, and a loader may be called "tokens"
+            flat |= _flat(value if name == "data" else mask(value), name)
+    twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
+    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice}
 
 
 def _hooks(hooks: Any) -> dict[str, Any] | None:
     if not isinstance(hooks, dict):
         return None
-    about = {name: each for name, each in hooks.items() if isinstance(each, dict)}
+    about = {name: each for name, each in hooks.items()
+             if isinstance(each, dict) and not str(each.get("class")).startswith("hookline.cli.")}  # fmt: skip
     off = {name: {"enabled": False} for name, each in about.items() if each.get("enabled") is False}
     params = {name: each["params"] for name, each in about.items() if isinstance(each.get("params"), dict)}
     return {name: {"class": each.get("class"), **off.get(name, {}), **params.get(name, {})} for name, each in about.items()}
@@ -148,7 +141,8 @@ def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the settings that are not the same in all runs, with the value in each; None where a run does not have it.
 
-    A setting that appears under several names (in the configuration and in the optimizer) is listed under the first.
+    A setting that appears under several names (in the configuration and in the optimizer) is listed under the first. The number
+    of batches of a loader is left out if another setting of that loader differs: it follows from that.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -157,7 +151,11 @@ def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
         spelled = [json.dumps(value, sort_keys=True) for value in values]
         if len(set(spelled)) > 1 and not _belongs_to_missing_hook(key, settings):
             found.setdefault((key.rpartition(".")[2], "\n".join(spelled)), {"key": key, "values": values})
-    return list(found.values())
+    listed = [each["key"] for each in found.values()]
+    differing = {key.rpartition(".")[0] for key in keys if key.startswith("data.") and not key.endswith(".batches")
+                 and len({json.dumps(each.get(key)) for each in settings}) > 1}  # fmt: skip
+    derived = {key for key in listed if key.endswith(".batches") and key.rpartition(".")[0] in differing}
+    return [each for each in found.values() if each["key"] not in derived]
 
 
 def _belongs_to_missing_hook(key: str, settings: list[dict[str, Any]]) -> bool:
