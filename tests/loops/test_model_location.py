@@ -184,6 +184,9 @@ def test_load_best_says_what_is_missing() -> None:
         Trainer(logger=False).load_best()
     with pytest.raises(CheckpointError, match="no run has begun"):
         Trainer(logger=False).load_best(Net())
+    with pytest.raises(CheckpointError, match="because run_dir='runs/none' does not exist"):
+        Trainer(run_dir="runs/none", logger=False).load_best(Net())
+    assert not Path("runs/none").exists()
     with pytest.raises(OptionError, match="takes an nn.Module, not str"):
         trainer.load_best("run")  # type: ignore[arg-type]
 

@@ -123,7 +123,8 @@ def _say(
             text = _of_step(told) if what == "checkpoint" else told[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
-        print(f"To continue: {_again(chosen, overrides, trainer, saved.path)}")
+        again = _again(chosen, overrides, trainer, saved.path)
+        print(f"To continue{_to_fill_in(again)}: {again}")
     if chosen.command == "fit" and (line := _model_line(trainer)):
         print(line)
 
@@ -168,6 +169,12 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
     words = [*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where]
     return shlex.join(map(shown, words))
+
+
+def _to_fill_in(command: str) -> str:
+    """Return what the user has to do before the command works: values that look like secrets are not shown."""
+    hidden = [word.removesuffix("=...") for word in shlex.split(command) if word.endswith("=...")]
+    return f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})" if hidden else ""
 
 
 def _launcher(world_size: int) -> list[str]:

@@ -98,14 +98,17 @@ def load_best(module: nn.Module, folder: Path | None, hooks: Any, path: str | Pa
     """Load the weights that a monitor has found best into a module, in place, and report which checkpoint they are from.
 
     path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps checkpoints there.
+    folder: the run's, which need not exist; None if there is none yet.
     """
     monitors = [each.hook for each in hooks.entries() if getattr(each.hook, "monitor", None)]
     if path is None:
-        best = best_below(folder) if folder is not None else None
+        best = best_below(folder) if folder is not None and folder.is_dir() else None
         urls = [each.best_model_path for each in monitors if is_url(getattr(each, "best_model_path", ""))]
         path = best["path"] if best is not None else next(iter(urls), None)
     if path is None:
-        where = f"below {folder}" if folder is not None else "because no run has begun and the trainer has no run_dir"
+        where = "because no run has begun and the trainer has no run_dir"
+        if folder is not None:
+            where = f"below {folder}" if folder.is_dir() else f"because run_dir={folder.as_posix()!r} does not exist"
         raise CheckpointError(f"load_best(): no monitor has kept a checkpoint {where}. Train with "
                               'hooks=[ModelCheckpoint(monitor="val/loss")].')  # fmt: skip
     report = load_weights(module, path)

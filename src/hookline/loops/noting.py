@@ -156,6 +156,8 @@ def show_costs(run: Run) -> None:
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
+    if s.exception is None and s.timings is not None and not s.timings.batches:
+        return  # nothing was trained: shares of set-up and tear-down say nothing
     if any(row.hook != "progress_bar" for row in run.participants.costs):
         print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
     if s.timings is not None and s.timings.batches:
