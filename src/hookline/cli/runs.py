@@ -118,14 +118,15 @@ def _say(
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
     at = state.progress if chosen.command == "fit" else f"step {told['step']:,}"
     print(f"{chosen.command} {told['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
+    line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
     for what in ("predictions", "checkpoint", "run_dir"):
-        if told.get(what) or (what == "checkpoint" and chosen.command == "fit"):
+        if (chosen.command == "fit" and not line) if what == "checkpoint" else told.get(what):
             text = _of_step(told) if what == "checkpoint" else told[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
         again = _again(chosen, overrides, trainer, saved.path)
         print(f"To continue{_to_fill_in(again)}: {again}")
-    if chosen.command == "fit" and (line := _model_line(trainer)):
+    if line:
         print(line)
 
 

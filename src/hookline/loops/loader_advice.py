@@ -105,7 +105,7 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
         changes.append(f"DataLoader(..., num_workers={more}) instead of {loader.workers} ({has})")
     else:  # more workers do not help
         changes.append(f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is slow, its "
-                       "__getitem__ or its transforms (decode and resize once, ahead of the training, or use faster storage)")  # fmt: skip
+                       "__getitem__ or its transforms (decode and resize once before training, use faster storage)")  # fmt: skip
     if on_cuda and not loader.pinned:
         changes.append("DataLoader(..., pin_memory=True)")
     if loader.may_run_ahead and not loader.ahead:
