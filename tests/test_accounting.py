@@ -90,9 +90,24 @@ def test_only_the_dearest_rows_are_shown_and_the_rest_is_summed_up():
 
 
 def test_a_hook_is_slow_by_all_its_events_together_but_not_in_a_blink():
-    rows = [Cost("two", "on_step_end", 1, 1.0, 1.0, 0.03), Cost("two", "on_train_batch_end", 1, 1.0, 1.0, 0.03),
-            Cost("blink", "on_step_end", 1, 0.01, 0.01, 0.9), Cost("light", "on_step_end", 1, 1.0, 1.0, 0.01)]  # fmt: skip
+    rows = [Cost("two", "on_step_end", 10, 1.0, 0.1, 0.03), Cost("two", "on_train_batch_end", 10, 1.0, 0.1, 0.03),
+            Cost("blink", "on_step_end", 10, 0.01, 0.001, 0.9), Cost("light", "on_step_end", 10, 1.0, 0.1, 0.01)]  # fmt: skip
     assert slow_hooks(rows) == {"two": pytest.approx(0.06)}
+
+
+def test_a_cost_that_comes_once_does_not_make_a_hook_slow():
+    once = Cost("progress_bar", "on_validation_start", 3, 0.11, 0.105, 0.08)
+    assert slow_hooks([once, Cost("progress_bar", "on_fit_start", 1, 0.2, 0.2, 0.15)]) == {}
+    assert list(slow_hooks([Cost("all", "on_validation_start", 3, 3.0, 1.1, 0.08)])) == ["all"]
+
+
+def test_a_finished_run_that_is_started_again_shows_neither_costs_nor_times(capfd):
+    shown(hooks=[Quick()], run_dir="run").fit(Net(), batches(2))
+    said = capfd.readouterr().err
+    assert "Hooks took" in said and "Time: " in said
+    shown(hooks=[Quick()], run_dir="run").fit(Net(), batches(2), resume="auto")
+    said = capfd.readouterr().err
+    assert "Hooks took" not in said and "Time: " not in said and "Model: " in said
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")])

@@ -23,6 +23,8 @@ from hookline.cli import CODES, main, make_parser
 from hookline.registry import BUILTIN_HOOKS
 
 PARTS = '''
+import os
+import signal
 import time
 import torch
 from torch.nn import functional as F
@@ -55,6 +57,12 @@ class Fails(Hook):
 
 class Stops(Hook):
     def on_step_end(self, trainer): trainer.stop("enough")
+
+class Ends(Hook):
+    def on_step_end(self): os.kill(os.getpid(), signal.SIGTERM)
+
+class HasToken(Hook):
+    def __init__(self, api_key: str) -> None: self.api_key = api_key
 '''
 RUN = """
 module = "cli_parts.Net"
@@ -220,12 +228,26 @@ def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureF
         assert main(["fit", config, "--trainer.run_dir", "trained", *keep]) == 0
         out = capsys.readouterr().out
         step = re.search(r"fit completed.* at step (\d+)", out)
-        assert step is not None and f"checkpoint: trained/checkpoints/last (step {step[1]})\n" in out
+        assert step is not None and out.count("trained/checkpoints/last (step ") == 1 and "checkpoint: " not in out
+        assert f"Model: trained/checkpoints/last (step {step[1]}). " in out
     assert main(["fit", config, "--trainer.run_dir", "trained", *keep, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["last_state_saved"] is True and said["checkpoint_step"] == said["step"] == int(step[1])
     assert main(["fit", config, "--trainer.run_dir", "lost", "--trainer.checkpoint=false"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Model: not saved, because of checkpoint=False."
+    assert main(["fit", config, "--trainer.run_dir", "trial", "--trainer.fast_dev_run=true"]) == 0
     assert "checkpoint: none; nothing of this run is saved\n" in capsys.readouterr().out
+
+
+def test_a_command_with_hidden_values_says_that_they_have_to_be_filled_in(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(project / "run.toml")
+    end = ["--hook", "cli_parts.Ends", "--trainer.run_dir=ended"]
+    assert main(["fit", config, *end, "--hooks.token.class_path=cli_parts.HasToken", "--hooks.token.api_key=word"]) == 143
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("To continue")]
+    assert line.startswith("To continue (fill in the hidden value of --hooks.token.api_key): hookline fit ") and "word" not in line
+    assert "--hooks.token.api_key=..." in line
+    assert main(["fit", config, *end, "--fresh"]) == 143
+    assert "To continue: hookline fit " in capsys.readouterr().out
 
 
 def test_the_last_line_of_a_fit_says_where_the_model_is_and_how_to_load_it(
@@ -233,8 +255,9 @@ def test_the_last_line_of_a_fit_says_where_the_model_is_and_how_to_load_it(
 ) -> None:
     assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained", "--trainer.enable_progress_bar=true"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1] == ('Model: trained/checkpoints/last (step 8). Load it: '
-                                    'Net.load_from_checkpoint("trained/checkpoints/last")')  # fmt: skip
+    assert out.splitlines()[-1] == (
+        f'Model: trained/checkpoints/last (step 8). Load it: import sys; sys.path.insert(0, "{project.as_posix()}"); '
+        'from cli_parts import Net; model = Net.load_from_checkpoint("trained/checkpoints/last")')  # fmt: skip
     assert "Model: " not in err  # once is enough
     assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("Model: trained/checkpoints/last (step 8). ")

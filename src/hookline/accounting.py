@@ -81,7 +81,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     together = sum(row.seconds for row in rows) - counted_twice
     part = f", {together / seconds:.1%}" if seconds else ""
-    lines = [f"Hooks took {duration(together)} of {duration(seconds)} of training{part}:"]
+    lines = [f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving included:"]
     for line in cells:
         parts = [text.ljust(width) if column < 2 else text.rjust(width)
                  for column, (text, width) in enumerate(zip(line, widths, strict=True))]  # fmt: skip
@@ -93,12 +93,17 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
-    """The hooks whose events together take more than a few per cent, with their share."""
-    shares, seconds = dict[str, float](), dict[str, float]()
+    """The hooks whose events together take more than a few per cent, with their share.
+
+    The worst call of each event is not counted: a cost that comes once, such as an import, does not grow with the run.
+    """
+    shares, seconds, total = dict[str, float](), dict[str, float](), dict[str, float]()
     for row in rows:
-        shares[row.hook] = shares.get(row.hook, 0.0) + row.share
-        seconds[row.hook] = seconds.get(row.hook, 0.0) + row.seconds
-    return {name: share for name, share in shares.items() if share >= SLOW and seconds[name] >= SHORT}
+        again = row.seconds - row.worst
+        total[row.hook] = total.get(row.hook, 0.0) + row.share
+        shares[row.hook] = shares.get(row.hook, 0.0) + (row.share * again / row.seconds if row.seconds else 0.0)
+        seconds[row.hook] = seconds.get(row.hook, 0.0) + again
+    return {name: total[name] for name, share in shares.items() if share >= SLOW and seconds[name] >= SHORT}
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,8 @@ SAMPLED = ("forward", "backward", "optimizer")
 """Parts of `training`, estimated from a few steps."""
 SHOWN = 0.005
 """A part with a smaller share is not in the line."""
+ENOUGH_SAMPLES = 10
+"""Sampled batches from which the line has `SAMPLED`: fewer say more about the first steps than about the run."""
 WORDS = {"data": "waiting for data"}
 
 
@@ -56,12 +58,16 @@ class Timings:
 
     def __str__(self) -> str:
         """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
-        parts = [f"{_percent(self.share(part))} {WORDS.get(part, part)}{self._inside(part)}"
-                 for part in PARTS if part in ("training", "data") or self.share(part) >= SHOWN]  # fmt: skip
+        # hooks inside validation and saving count there: without these words the line contradicts the table of hook costs
+        apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= SHOWN
+        words = {**WORDS, "hooks": "hooks outside validation and saving"} if apart else WORDS
+        always = {"training", "data", *(["hooks"] if apart else [])}
+        parts = [f"{_percent(self.share(part))} {words.get(part, part)}{self._inside(part)}"
+                 for part in PARTS if part in always or self.share(part) >= SHOWN]  # fmt: skip
         return f"{duration(self.total)} = {', '.join(parts)}"
 
     def _inside(self, part: str) -> str:
-        if part != "training" or self.forward is None:
+        if part != "training" or self.forward is None or self.sampled_batches < ENOUGH_SAMPLES:
             return ""
         return f" ({', '.join(f'{each} {_percent(self.share(each))}' for each in SAMPLED)})"
 

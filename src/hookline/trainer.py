@@ -410,7 +410,8 @@ class Trainer(RunView):
             module = self._last.module
         if not isinstance(module, nn.Module):
             raise OptionError(f"load_best() takes an nn.Module, not {type(module).__name__}.")
-        return verbs.load_best(module, self._directory.existing(), self.hooks, path)
+        folder = self._directory.intended() if self._directory.has_name else self._directory.existing()
+        return verbs.load_best(module, folder, self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that looks whole.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,12 @@ import torch
 from tiny import Net, batches, quiet
 from torch import nn
 
-import hookline
 from hookline import CheckpointError, Hook, HooklineError, OptionError, Trainer, load_weights
 from hookline.checkpoint.files import read_manifest
 from hookline.hooks.hparams import HParams
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
+from hookline.loops.model_location import import_of
 
 
 class Sized(Net):
@@ -58,14 +61,96 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("made", [lambda: Net(), lambda: Sized(3), lambda: Sized(5, names=("b", "c"))], ids=["no arguments", "one", "two"])
-def test_the_last_line_says_where_the_model_is_and_its_code_loads_it(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    module = made()
-    line = shown(module, capsys)
-    name = type(module).__name__
-    assert line == f'Model: runs/x/checkpoints/last (step 2). Load it: {name}.load_from_checkpoint("runs/x/checkpoints/last")'
-    loaded = eval(line.partition("Load it: ")[2], {name: type(module)})
-    assert type(loaded) is type(module) and same(weights(loaded), weights(module))
+NETS = """
+import torch
+from torch import nn
+from hookline import Module
+
+class Sized(Module):
+    def __init__(self, size, names=("a",)):
+        super().__init__()
+        self.layer, self.names = nn.Linear(size, 2), names
+    def training_step(self, batch): return self.layer(batch).square().mean()
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+TRAIN = """
+import os, signal, sys, torch
+from hookline import Trainer
+{imports}
+
+def act(step):
+    if step == 2 and "term" in sys.argv: os.kill(os.getpid(), signal.SIGTERM)
+    if step == 2 and "int" in sys.argv: os.kill(os.getpid(), signal.SIGINT)
+    if step == 2 and "fail" in sys.argv: raise ValueError("on purpose")
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    trainer, module = Trainer(max_epochs=1, run_dir="runs/x", logger=False), Sized(3, names=("b", "c"))
+    trainer.on("train_batch_start" if "fail" in sys.argv else "step_end")(act)
+    try:
+        trainer.fit(module, [torch.ones(2, 3)] * 4)
+    finally:
+        torch.save(module.state_dict(), "weights.pt")
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, encoding="utf-8", check=False, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"})  # fmt: skip
+
+
+def script(name: str = "train.py", classes: str = "nets.py") -> str:
+    """Write a program that trains, and the file of its class; without one the program has it itself."""
+    for each in (name, *([classes] if classes else [])):
+        Path(each).parent.mkdir(parents=True, exist_ok=True)
+    if classes:
+        Path(classes).write_text(NETS)
+    module = classes.removesuffix(".py").removeprefix("code/").replace("/", ".")
+    Path(name).write_text(TRAIN.format(imports=f"from {module} import Sized" if classes else NETS))
+    return name
+
+
+@pytest.mark.parametrize(("name", "classes", "before"), [
+    ("train.py", "nets.py", "from nets import Sized; model = Sized.load_from_checkpoint("),
+    ("train.py", "my_project/models/nets.py", "from my_project.models.nets import Sized; model = Sized.load_from_checkpoint("),
+    ("code/train.py", "code/nets.py", 'import sys; sys.path.insert(0, "code"); from nets import Sized; model = Sized.load_from_checkpoint('),
+    ("train.py", "", "import hookline; hookline.load_weights(model, "),
+], ids=["beside the script", "package", "script elsewhere", "in the script"])  # fmt: skip
+def test_the_last_line_is_code_that_loads_the_model_in_a_new_process(name: str, classes: str, before: str) -> None:
+    trained = python(script(name, classes))
+    assert trained.returncode == 0, trained.stderr
+    line = trained.stderr.splitlines()[-1]
+    assert line.startswith(f'Model: runs/x/checkpoints/last (step 4). Load it: {before}"runs/x/checkpoints/last")')
+    made = "" if classes else "from train import Sized\nmodel = Sized(3)\n"
+    check = "\nimport torch\nfor name, each in torch.load('weights.pt').items(): assert torch.equal(each, model.state_dict()[name])\nprint(model.names)"
+    loaded = python("-c", made + line.partition("Load it: ")[2] + check)
+    assert loaded.returncode == 0, loaded.stderr
+    assert classes == "" or loaded.stdout.split() == ["('b',", "'c')"]
+
+
+@pytest.mark.parametrize(("how", "first", "code"), [
+    ("term", "Unfinished: SIGTERM has ended the run at step 2, 2 batches of the first epoch.", 143),
+    ("int", "Interrupted at step 2, 2 batches of the first epoch.", 130),
+    ("fail", "Failed: ValueError: on purpose, in ", 1),
+])  # fmt: skip
+def test_a_run_that_does_not_reach_its_end_says_how_to_resume_and_where_the_model_is(how: str, first: str, code: int) -> None:
+    done = python(script(), how)
+    assert done.returncode in (code, -2 if how == "int" else code), done.stderr
+    words, saved, resume, model = done.stderr.splitlines()[-4:]
+    assert words.startswith(first), done.stderr
+    assert saved == "Saved: runs/x/checkpoints/last, at step 2."
+    assert resume == "To resume: trainer.fit(module, ..., resume='runs/x/checkpoints/last')"
+    assert model.startswith("Model: runs/x/checkpoints/last (step 2). Load it: from nets import Sized; ")
+
+
+@pytest.mark.parametrize("cls", [type("Here", (Net,), {}), type("Main", (Net,), {"__module__": "__main__"})], ids=["made in a test", "main"])
+def test_a_class_that_no_module_has_is_not_imported(cls: type) -> None:
+    assert import_of(cls) == ""
+
+
+def test_an_installed_class_is_imported_as_it_is() -> None:
+    assert import_of(nn.Linear) == "from torch.nn.modules.linear import Linear"
+    assert import_of(Trainer) == "from hookline.trainer import Trainer"
 
 
 @pytest.mark.parametrize("made", [
@@ -75,9 +160,9 @@ def test_a_module_that_cannot_be_made_again_is_loaded_into_one_that_was(made: An
     module = made()
     line = shown(module, capsys)
     call = line.partition("Load it: ")[2]
-    assert call == 'hookline.load_weights(model, "runs/x/checkpoints/last")'
+    assert call.startswith('import hookline; hookline.load_weights(model, "runs/x/checkpoints/last")  # model: ')
     model = made()
-    eval(call, {"hookline": hookline, "model": model})
+    exec(call, {"model": model})
     assert same(weights(model), weights(module))
 
 
@@ -100,10 +185,29 @@ def test_the_best_one_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert last_line(capsys).startswith("Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load it: ")
 
 
-@pytest.mark.parametrize("options", [{"checkpoint": False}, {"fast_dev_run": True}], ids=["off", "trial"])
-def test_a_run_that_keeps_nothing_says_nothing_and_writes_nothing(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Model:" not in shown(Net(), capsys, **options)
+def test_a_run_that_keeps_nothing_says_so_and_a_trial_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(Net(), capsys, checkpoint=False) == "Model: not saved, because of checkpoint=False."
+    assert "Model:" not in shown(Net(), capsys, fast_dev_run=True)
     assert not Path("runs/x/checkpoints").exists()
+
+
+def test_what_a_hook_has_saved_is_named_without_a_last_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    line = shown(Net(), capsys, checkpoint=False, hooks=[ModelCheckpoint(filename="mine")])
+    assert line.startswith("Model: runs/x/checkpoints/mine (step 2). Load it: ")
+
+
+def test_a_resumed_run_that_keeps_nothing_does_not_call_the_old_checkpoint_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    shown(Net(), capsys)
+    Trainer(max_epochs=2, run_dir="runs/x", logger=False, checkpoint=False).fit(Net(), batches(2), resume="auto")
+    assert last_line(capsys).startswith("Model: the last state, of step 4, is NOT saved. The newest checkpoint is runs/x/checkpoints/last (step 2). ")
+
+
+def test_after_restore_best_the_code_loads_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    keep = ModelCheckpoint("val/score", filename="best", restore_best=True)
+    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(Scripted(3, 1, 2), batches(2), batches(1))
+    line = last_line(capsys)
+    assert line.startswith("Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 1, step 4). Load it: ")
+    assert '"run/checkpoints/best"' in line.partition("Load it: ")[2] and "checkpoints/last" not in line.partition("Load it: ")[2]
 
 
 def test_without_a_progress_bar_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -184,6 +288,9 @@ def test_load_best_says_what_is_missing() -> None:
         Trainer(logger=False).load_best()
     with pytest.raises(CheckpointError, match="no run has begun"):
         Trainer(logger=False).load_best(Net())
+    with pytest.raises(CheckpointError, match="because run_dir='runs/none' does not exist"):
+        Trainer(run_dir="runs/none", logger=False).load_best(Net())
+    assert not Path("runs/none").exists()
     with pytest.raises(OptionError, match="takes an nn.Module, not str"):
         trainer.load_best("run")  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ class Clock(Hook):
 
     def on_step_end(self, step, trainer):
         if step in self.steps and rank == 0:  # only its clock counts
-            last = trainer._run.last
+            last = trainer._run.saves.last
             last._due = 0.0
             last._changed.set()
             while not trainer._run.participants.errands.waiting:

@@ -61,7 +61,7 @@ def test_torchrun_runs_the_command_line_as_one_run(project: Path) -> None:
     record = json.loads((project / "run" / "run.json").read_text())
     assert (record["status"], record["starts"], record["machine"]["world_size"], record["step"]) == ("completed", 1, 2, 8)
     records = [json.loads(line) for line in (project / "run" / "log.jsonl").read_text().splitlines()]
-    assert [each["type"] for each in records] == ["hyperparams", "metrics", "metrics", "cost", "end"]  # said once, not by every rank
+    assert [each["type"] for each in records] == ["hyperparams", "metrics", "metrics", "cost", "timings", "end"]  # said once, not by every rank
 
 
 def test_a_failure_of_one_rank_is_in_the_record_of_the_run(project: Path) -> None:

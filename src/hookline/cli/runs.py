@@ -118,13 +118,15 @@ def _say(
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
     at = state.progress if chosen.command == "fit" else f"step {told['step']:,}"
     print(f"{chosen.command} {told['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
+    line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
     for what in ("predictions", "checkpoint", "run_dir"):
-        if told.get(what) or (what == "checkpoint" and chosen.command == "fit"):
+        if (chosen.command == "fit" and not line) if what == "checkpoint" else told.get(what):
             text = _of_step(told) if what == "checkpoint" else told[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
-        print(f"To continue: {_again(chosen, overrides, trainer, saved.path)}")
-    if chosen.command == "fit" and (line := _model_line(trainer)):
+        again = _again(chosen, overrides, trainer, saved.path)
+        print(f"To continue{_to_fill_in(again)}: {again}")
+    if line:
         print(line)
 
 
@@ -168,6 +170,12 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
     words = [*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where]
     return shlex.join(map(shown, words))
+
+
+def _to_fill_in(command: str) -> str:
+    """Return what the user has to do before the command works: values that look like secrets are not shown."""
+    hidden = [word.removesuffix("=...") for word in shlex.split(command) if word.endswith("=...")]
+    return f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})" if hidden else ""
 
 
 def _launcher(world_size: int) -> list[str]:

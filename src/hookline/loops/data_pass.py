@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,8 @@ class DataPass:
 
     def open(self, loader: Loader, limit: int | None = None) -> Fetcher:
         """Open a loader. limit: how many of its batches are fetched at most."""
-        return Fetcher(self.run, itertools.islice(_open(self.run, loader), limit))
+        most = None if limit is None else min(limit, sys.maxsize)
+        return Fetcher(self.run, itertools.islice(_open(self.run, loader), most))
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
         """Measure the batch that was fetched. step: finds the slot of the step that `measure` calls."""

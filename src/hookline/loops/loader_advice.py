@@ -17,6 +17,8 @@ MOSTLY = 0.4
 """The share of the training time from which the waiting is worth a warning."""
 ENOUGH_SECONDS, ENOUGH_BATCHES = 10.0, 20
 """Before this nothing is said: workers start, caches fill, kernels compile."""
+FEWEST_WORKERS = 2
+"""One worker alone is as slow as the main process."""
 MOST_WORKERS = 8
 """More are not suggested at once: each one takes memory."""
 log = logging.getLogger("hookline")
@@ -85,7 +87,7 @@ def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bo
 
 
 def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> str:
-    name, many = repr(loader.name), min(MOST_WORKERS, max(1, cores - 1))
+    name, many = repr(loader.name), min(MOST_WORKERS, max(FEWEST_WORKERS, cores - 1))
     has = f"this process can use {cores} {'core' if cores == 1 else 'cores'}"
     if loader.workers is None:
         return (f"The loader {name} makes its batches in the main process: pass a torch.utils.data.DataLoader(dataset, "
@@ -97,14 +99,17 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
         return (f"Most of it is before the first batch of an epoch, when the {loader.workers} workers of the loader {name} "
                 "start: DataLoader(..., persistent_workers=True) keeps them.")  # fmt: skip
     changes = []
-    if loader.workers < cores:
-        changes.append(f"more workers (num_workers={loader.workers}, and {has})")
+    room = max(FEWEST_WORKERS, cores)
+    if loader.workers < room:
+        more = min(room, max(many, 2 * loader.workers))
+        changes.append(f"DataLoader(..., num_workers={more}) instead of {loader.workers} ({has})")
+    else:  # more workers do not help
+        changes.append(f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is slow, its "
+                       "__getitem__ or its transforms (decode and resize once before training, use faster storage)")  # fmt: skip
     if on_cuda and not loader.pinned:
         changes.append("DataLoader(..., pin_memory=True)")
     if loader.may_run_ahead and not loader.ahead:
         changes.append("Trainer(prefetch_batches=2), which fetches batches while the model trains")
-    if not changes:
-        changes.append("less work for each sample (decode and resize once, ahead of the training) or faster storage")
     return f"For the loader {name} try {', or '.join(changes)}."
 
 

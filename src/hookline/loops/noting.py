@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from hookline.accounting import cost_table
 from hookline.errors import Preempted
 from hookline.loops.errands import carries_out
 from hookline.loops.loader_advice import check_waiting
-from hookline.loops.model_location import show_model
+from hookline.loops.model_location import model_line_after_failure, show_model
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
@@ -139,6 +141,7 @@ class Recorded:
         self._tracing.__exit__(kind, error, trace)
         show_costs(self._run)
         if error is None:
+            show_unfinished(self._run)
             show_model(self._run)
         if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
             words = LastWords.of(self._run, error)
@@ -151,11 +154,20 @@ class Recorded:
                 print(words.note(), file=sys.stderr, flush=True)  # of this one Python shows nothing
 
 
+def show_unfinished(run: Run) -> None:
+    """Say that a signal has ended the run before its end, and how to resume: for this exit Python shows nothing."""
+    if run.stage == "fit" and run.state.status == "preempted" and not run.state.rank and run.trainer.shows_model:
+        words = LastWords.of(run, None)
+        print(dataclasses.replace(words, model="").note(), file=sys.stderr, flush=True)  # it is the line after this
+
+
 def show_costs(run: Run) -> None:
     """Where the progress bar was: a short table, if there are other hooks than the bar itself, and where the time went."""
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
+    if s.exception is None and s.timings is not None and not s.timings.batches:
+        return  # nothing was trained: shares of set-up and tear-down say nothing
     if any(row.hook != "progress_bar" for row in run.participants.costs):
         print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
     if s.timings is not None and s.timings.batches:
@@ -173,24 +185,25 @@ class LastWords:
     trained: bool
     refused: bool
     """Whether the run was to go on from it, and could not."""
+    model: str = ""
+    """Where the model is and how to load it."""
 
     @classmethod
-    def of(cls, run: Run, error: BaseException) -> LastWords:
-        """Gathered when the run is over."""
-        s, guilty = run.state, blamed(error)
-        who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
-        text = _short(error)
-        if isinstance(error, KeyboardInterrupt):
-            batches = run.progress.position if s.epoch == s.epochs_seen else 0
-            failed = f"Interrupted at {progress(s.step, s.epochs_seen, batches)}."
+    def of(cls, run: Run, error: BaseException | None) -> LastWords:
+        """Gathered when the run is over. error: None for a signal that has ended it in good order."""
+        s = run.state
+        batches = run.progress.position if s.epoch == s.epochs_seen else 0
+        at = progress(s.step, s.epochs_seen, batches)
+        if error is None:
+            failed = f"Unfinished: {signal.Signals(run.signals.number).name} has ended the run at {at}."
         else:
-            word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
-            failed = f"{word}: {kind}{': ' if text else ''}{text}, {who}{s.position}, rank {s.rank}."
+            failed = f"Interrupted at {at}." if isinstance(error, KeyboardInterrupt) else _failed(run, error)
         if (other := _other_rank(run)) is not None:
             failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
         path, step = (run.saves.newest.path, run.saves.newest.step) if run.saves.newest is not None else (run.resume.path, 0)
         exists = path is not None and (is_url(path) or Path(path).exists())
-        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saves.newest is None and was_refused(run))
+        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saves.newest is None and was_refused(run),
+                   model_line_after_failure(run) if exists else "")  # fmt: skip
 
     def note(self, command: str = "") -> str:
         """In lines; `command`: what to type, instead of what to write in a program."""
@@ -200,7 +213,14 @@ class LastWords:
             return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is as it was."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
         how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
-        return "\n".join([self.failed, f"Saved: {self.saved}{at}.", f"To resume: {how}"])
+        return "\n".join([self.failed, f"Saved: {self.saved}{at}.", f"To resume: {how}", *([self.model] if self.model else [])])
+
+
+def _failed(run: Run, error: BaseException) -> str:
+    guilty, text = blamed(error), _short(error)
+    who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
+    word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
+    return f"{word}: {kind}{': ' if text else ''}{text}, {who}{run.state.position}, rank {run.state.rank}."
 
 
 def _is_exit(error: BaseException) -> bool:
