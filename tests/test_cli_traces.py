@@ -178,7 +178,8 @@ def test_trace_says_what_is_in_a_file_and_puts_several_together(capsys: pytest.C
 
 
 def test_the_last_line_of_a_failed_run_is_the_command_that_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    lines = said(capsys, "fit", "fails.toml", "--trainer.default_root_dir", str(tmp_path), code=1).splitlines()[-3:]
+    lines = said(capsys, "fit", "fails.toml", "--trainer.default_root_dir", str(tmp_path), code=1).splitlines()[-4:]
+    assert lines.pop().startswith("Model: ")
     assert lines[0] == "Failed: RuntimeError: broken on purpose, in hook 'fails', on_step_end, epoch 1, batch 1, step 6, rank 0."
     assert lines[1].startswith(f"Saved: {tmp_path}/runs/") and lines[1].endswith("/checkpoints/last, at step 6.")
     command = shlex.split(lines[2].removeprefix("To resume: "))
@@ -199,7 +200,9 @@ def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
     done = subprocess.run([sys.executable, "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir", "died"],
                           capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "To resume: hookline fit fails.toml --trainer.run_dir=died"
+    *_, resume, model = done.stderr.splitlines()
+    assert resume == "To resume: hookline fit fails.toml --trainer.run_dir=died"
+    assert "died/checkpoints/last" in model and model.startswith("Model: ")
 
 
 def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
@@ -207,7 +210,7 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     done = subprocess.run([sys.executable, "-m", "hookline", "fit", "quits.toml", "--trainer.run_dir=quit", "--hooks.fails.token=word"],
                           capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
     assert done.returncode == 3
-    *_, failed, saved, _, command = done.stderr.splitlines()
+    *_, failed, saved, _, _, command = done.stderr.splitlines()
     assert failed.startswith("Failed: SystemExit: 3, in hook 'fails', on_step_end, epoch 1, batch 1, step 6")
     assert saved == "Saved: quit/checkpoints/last, at step 6."
     assert command == "Or: hookline fit quits.toml --trainer.run_dir=quit --hooks.fails.token=..."
