@@ -124,7 +124,7 @@ def test_the_time_is_one_line_with_shares_and_says_what_it_is_of(capsys: pytest.
     path = trained("a")
     with (path / "log.jsonl").open("a") as file:
         parts = {"training": 1.0, "data": 0.5, "validation": 0.25, "saving": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.125}
-        file.write(json.dumps({"type": "timings", "time": 1.0, "step": 8, "total": 2.0, **parts}) + "\n")
+        file.write(json.dumps({"type": "timings", "time": 1.0, "step": 8, "total": 2.0, "sampled_batches": 20, **parts}) + "\n")
     assert main(["summary", str(path)]) == 0
     text = capsys.readouterr().out
     assert "under 1 s in all, set-up included" in text
