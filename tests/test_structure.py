@@ -27,7 +27,7 @@ LAYERS = {
     "errors": 0, "spelling": 0, "text": 0, "table": 0, "events": 0, "_methods": 0, "_version": 0, "processes": 0,
     "redaction": 0,
     # 1: the hook engine, no torch
-    "binding": 1, "filters": 1, "listener": 1, "plan": 1, "hook": 1, "hooklist": 1, "explain": 1, "trace": 1, "options": 1,
+    "binding": 1, "filters": 1, "listener": 1, "slots": 1, "plan": 1, "hook": 1, "hooklist": 1, "explain": 1, "trace": 1, "options": 1,
     "registry": 1, "foreign": 1, "asking": 1, "accounting": 1, "budget": 1, "timings": 1, "tracing": 1,
     # 2: what a run works with
     "context": 2, "accumulator": 2, "metrics": 2, "state": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,

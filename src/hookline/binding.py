@@ -21,8 +21,27 @@ class Binding:
 
     call: Caller
     facts: tuple[str, ...]
-    published: Callable[[Any], Caller] | None = None
-    """Makes the same call for a caller that is not a slot of the plan: it also writes into `s.running` what runs, as slots do."""
+    source: Source | None = None
+    """The same call as text, for code that makes it without a frame of its own; None: it can only be made by `call`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of one call of a function with expressions of the table's rows. It is never text of the user's."""
+
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    """What positional parameters get that are not facts."""
+
+    def text(self, suffix: str = "") -> str:
+        """Return the call; `f` and `d`, each with the suffix, stand for the function and the defaults."""
+        given = (f"d{suffix}{each[1:]}" if each.startswith("d[") else each for each in self.arguments)
+        return f"f{suffix}({', '.join(given)})"
+
+    def published(self, what: Any) -> Caller:
+        """Make the call for a caller that is not a slot of the plan: it also writes into `s.running` what runs, as slots do."""
+        return publishing(self.text(), what, self.function, self.defaults)
 
 
 def bind_by_name(
@@ -132,9 +151,9 @@ class _Arguments:
                 self.facts.append(fact.name)
 
     def binding(self) -> Binding:
-        call = _caller_factory(tuple(self.source))(self.function, self.left_out)
-        expression = f"f({', '.join(self.source)})"
-        return Binding(call, tuple(self.facts), functools.partial(publishing, expression, f=self.function, d=self.left_out))
+        source = Source(self.function, tuple(self.source), tuple(self.left_out))
+        call = factory(f"def make(f, d):\n    return lambda s: {source.text()}")(self.function, source.defaults)
+        return Binding(call, tuple(self.facts), source)
 
 
 _PUBLISHING = """
@@ -155,22 +174,15 @@ def publishing(expression: str, what: Any, f: Callable[..., Any] | None = None, 
 
     expression: of `s`, the state, `f` and `d`. It is never text of the user's.
     """
-    return _publishing_factory(expression)(f, d, what)  # type: ignore[no-any-return]
+    return factory(_PUBLISHING.format(expression=expression))(f, d, what)  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _publishing_factory(expression: str) -> Callable[..., Any]:
+@functools.lru_cache(maxsize=512)
+def factory(source: str) -> Callable[..., Any]:
+    """Compile the definition of a function `make`, once for each text."""
     space: dict[str, Any] = {}
-    exec(compile(_PUBLISHING.format(expression=expression), "<hookline binding>", "exec"), space)
+    exec(compile(source, "<hookline binding>", "exec"), space)
     return space["make"]  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _caller_factory(arguments: tuple[str, ...]) -> Callable[[Callable[..., Any], list[Any]], Caller]:
-    """`lambda f, d: lambda s: f(s.trainer, s.batch)`, compiled from expressions of the table's rows only."""
-    source = f"lambda f, d: lambda s: f({', '.join(arguments)})"
-    factory: Callable[[Callable[..., Any], list[Any]], Caller] = eval(compile(source, "<hookline binding>", "eval"))
-    return factory
 
 
 def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:

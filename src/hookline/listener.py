@@ -94,13 +94,21 @@ class Listener:
         for each in self.filters:
             each.begin(s)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but accounting is around its call."""
+        return self.allowance is None and not self.filters and self.on_error == "raise"
+
+    def counted(self, accounting: bool, call: Caller | None = None) -> Caller:
+        """Return its call, or the one that is given, with its account around it if that is kept."""
+        call = self.binding.call if call is None else call
+        return _counted(call, self.account) if (accounting and self.receiver == "H") or self.allowance is not None else call
+
     def caller(
         self, accounting: bool, disable: Callable[[Listener], None], trace: Callable[[Listener, Caller], Caller]
     ) -> Caller:
         """Compose the call: bind, then trace, accounting, budget, filters and error policy; each only if needed."""
-        call = trace(self, self.binding.call)
-        if (accounting and self.receiver == "H") or self.allowance is not None:
-            call = _counted(call, self.account)
+        call = self.counted(accounting, trace(self, self.binding.call))
         if self.allowance is not None:
             call = self.allowance.around(call)
         if self.filters:

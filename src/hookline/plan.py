@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from hookline.binding import Caller
-from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, closest, described
-from hookline.events import EVENTS, REPLACE, SIGNAL, Event, EventTable
-from hookline.listener import Listener, plain_function
+from hookline.errors import StopTraining, closest
+from hookline.events import Event, EventTable
+from hookline.listener import Listener
+from hookline.slots import blame, isolated_slot, make_slot, no_signal_here
 
 Trace = Callable[[Listener, Caller], Caller]
 """Wraps the caller of a listener, to record or time it."""
@@ -185,8 +184,7 @@ class Plan:
         listeners = self.listeners(name)
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
-        pairs = [(self.caller(listener), listener) for listener in listeners]
-        slot = self._setup_slot(pairs) if name == "setup" else self._slot(event, pairs)
+        slot = self._setup_slot(listeners) if name == "setup" else self._slot(event, listeners)
         setattr(self, name, self._traced_slot(event, slot))
 
     def caller(self, listener: Listener) -> Caller:
@@ -212,19 +210,19 @@ class Plan:
             slot = tracer.slot(event, slot)
         return slot
 
-    def _slot(self, event: Event, pairs: list[tuple[Caller, Listener]]) -> Caller:
-        if not pairs:
+    def _slot(self, event: Event, listeners: Sequence[Listener]) -> Caller:
+        if not listeners:
             return nobody
         if event.isolated:
-            return _isolated_slot(pairs, self.up if event.name == "teardown" else None)
-        if event.returns == SIGNAL:
-            return _signal_slot(pairs, event)
-        if event.returns == REPLACE:
-            return _replace_slot(pairs, event)
-        return _notify_slot(pairs)
+            pairs = [(self.caller(each), each) for each in listeners]
+            return isolated_slot(pairs, self.up if event.name == "teardown" else None)
+        is_traced = bool(self.tracers)
+        return make_slot(event, [(None if each.is_plain and not is_traced else self.caller(each), each) for each in listeners],
+                         self.accounting)  # fmt: skip
 
-    def _setup_slot(self, pairs: list[tuple[Caller, Listener]]) -> Caller:
+    def _setup_slot(self, listeners: Sequence[Listener]) -> Caller:
         """Marks everyone in their turn, so that teardown reaches just those whose set-up began."""
+        pairs = [(self.caller(each), each) for each in listeners]
         has_setup = {listener.key for _, listener in pairs}
         setup = self.table["setup"]
         only_teardown = [(nobody, each) for each in self.listeners("teardown") if each.key not in has_setup]
@@ -240,7 +238,7 @@ class Plan:
                     s.running = (listener, outer)
                     try:
                         if (value := call(s)) is not None:
-                            _no_signal_here(value, listener)
+                            no_signal_here(value, listener)
                     except StopTraining as stop:
                         s.request_stop(stop.reason)
                     except BaseException as error:
@@ -250,172 +248,3 @@ class Plan:
                 s.running = outer
 
         return set_up if turns else nobody
-
-
-# ---- the kinds of slots. `try` costs nothing until something is raised, so blame is found out only then ----------
-# Each slot writes into `s.running` which listener it calls, for the watchdog, and puts back what was there before.
-
-
-def _notify_slot(pairs: list[tuple[Caller, Listener]]) -> Caller:
-    def notify(s: Any) -> None:
-        outer = s.running
-        try:
-            for call, listener in pairs:
-                s.running = (listener, outer)
-                try:
-                    if (value := call(s)) is not None:
-                        _no_signal_here(value, listener)
-                except StopTraining as stop:
-                    s.request_stop(stop.reason)
-                except BaseException as error:
-                    blame(error, listener, s)
-                    raise
-        finally:
-            s.running = outer
-
-    return notify
-
-
-def _signal_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
-    def steer(s: Any) -> Signal | None:
-        strongest: Signal | None = None
-        outer = s.running
-        try:
-            for call, listener in pairs:
-                s.running = (listener, outer)
-                try:
-                    if (value := call(s)) is not None:
-                        signal = _read_signal(value, event, listener)
-                        _check_steers(signal, listener, s)
-                        if strongest is None or signal.strength > strongest.strength:
-                            strongest = signal
-                except StopTraining as stop:
-                    s.request_stop(stop.reason)
-                except BaseException as error:
-                    blame(error, listener, s)
-                    raise
-        finally:
-            s.running = outer
-        return strongest
-
-    return steer
-
-
-def _replace_slot(pairs: list[tuple[Caller, Listener]], event: Event) -> Caller:
-    target = event.replaces
-    own = event.live.get(target, "").startswith("s.own[")
-
-    def replace(s: Any) -> Any:
-        outer = s.running
-        try:
-            for call, listener in pairs:
-                s.running = (listener, outer)
-                try:
-                    if (value := call(s)) is not None:
-                        if isinstance(value, Signal):
-                            _no_signal_here(value, listener)
-                        if own:
-                            s.own[target] = value
-                        else:
-                            s.replace(target, value)
-                except StopTraining as stop:
-                    s.request_stop(stop.reason)
-                except BaseException as error:
-                    blame(error, listener, s)
-                    raise
-        finally:
-            s.running = outer
-
-    return replace
-
-
-def _isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str]] | None) -> Caller:
-    """Everyone is called whatever the others raise; with `only`, those in it, who leave it by that."""
-
-    def isolated(s: Any) -> list[BaseException]:
-        failures: list[BaseException] = []
-        outer = s.running
-        for call, listener in pairs:
-            if only is not None:
-                if listener.key not in only:
-                    continue
-                only.discard(listener.key)
-            s.running = (listener, outer)
-            try:
-                call(s)
-            except BaseException as error:
-                if not isinstance(error, StopTraining):
-                    blame(error, listener, s)
-                    failures.append(error)
-        s.running = outer
-        return failures
-
-    return isolated
-
-
-def _check_steers(signal: Signal, listener: Listener, s: Any) -> None:
-    """Refuse a signal that the other ranks do not wait for: they would continue with the batch, and this rank would not."""
-    if s.world_size > 1 and not listener.steers:
-        name = getattr(plain_function(listener.function), "__name__", "function")
-        raise HookError(
-            f"{listener.label} returned {signal!r} from {listener.event.name} on rank {s.rank} of {s.world_size}, but it is not "
-            "declared to return a signal. Several ranks must know before the first batch at which events they wait for one. "
-            f"Declare it in the return annotation (`from hookline import Signal`):\n"
-            f"    def {name}(...) -> Signal | None:    # {listener.origin}\n"
-            "or, for a method without a return annotation, by an attribute of its class:\n"
-            f"    steers = True"
-        )
-
-
-def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:
-    if value is not True and isinstance(value, int) and value == -1 and "END_EPOCH" in event.signals:
-        return END_EPOCH
-    if isinstance(value, Signal) and value.name in event.signals:
-        return value
-    allowed = ", ".join(event.signals)
-    is_batch = isinstance(value, list | tuple | dict) or hasattr(value, "shape")
-    hint = " To replace the batch, return it from on_after_batch_transfer." if "batch" in event.facts and is_batch else ""
-    raise HookError(f"{listener.label} returned {described(value)} from {event.name}; it may return None, {allowed}.{hint}")
-
-
-def _no_signal_here(value: Any, listener: Listener) -> None:
-    """Values returned from a plain event have no meaning, but a signal that would be lost is a mistake."""
-    if isinstance(value, Signal):
-        raise HookError(f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect.")
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Who raised an exception, at which event."""
-
-    who: str
-    event: str
-
-
-def blame(error: BaseException, listener: Listener, s: Any) -> None:
-    """Say on the exception itself which hook failed, where, and at which position of the run."""
-    accuse(error, Blame(listener.label, listener.event.name), f"({listener.origin}) at {s.position}")
-    if isinstance(error, AttributeError) and listener.receiver == "H" and error.obj is listener.owner is not None:
-        for hint in _to_ask_for(str(error.name), listener.event):
-            error.add_note(hint)
-
-
-def accuse(error: BaseException, who: Blame, where: str) -> None:
-    """The same of somebody who was not called by an event."""
-    error.add_note(f"raised by {who.who} in {who.event} {where}")
-    if blamed(error) is None:  # of events inside events the innermost
-        with contextlib.suppress(AttributeError):  # an exception with slots
-            error.__hookline_blame__ = who  # type: ignore[attr-defined]
-
-
-def _to_ask_for(name: str, event: Event) -> Iterator[str]:
-    """What a hook has not got but can ask for: `self.log` and `self.trainer` are a module's."""
-    if name in ("log", "log_dict"):
-        yield f"A hook logs through the trainer: `def {event.name}(self, trainer): trainer.log('name', value)`."
-    elif EVENTS.fact(name, event) is not None:
-        yield f"A hook asks for it by the name of a parameter: `def {event.name}(self, {name}): ...`."
-
-
-def blamed(error: BaseException) -> Blame | None:
-    """Who raised it, if a listener did."""
-    return getattr(error, "__hookline_blame__", None)

@@ -97,8 +97,8 @@ def _install(run: Run, event: Event) -> None:
 def _published(listener: Listener | None) -> Caller:
     """The call of a listener that no slot of the plan calls."""
     assert listener is not None
-    made = listener.binding.published
-    return listener.binding.call if made is None else made(listener)
+    source = listener.binding.source
+    return listener.binding.call if source is None else source.published(listener)
 
 
 # ---- defaults that need no frame of their own on the hot path ----------------------------------------------------

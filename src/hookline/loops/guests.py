@@ -10,7 +10,8 @@ from hookline.foreign import HookAdapter, RunAware
 from hookline.hooklist import Entry
 from hookline.loops.parts import Participants, Resume
 from hookline.loops.restoring import restore_hook
-from hookline.plan import Plan, blame
+from hookline.plan import Plan
+from hookline.slots import blame
 from hookline.state import State
 
 

@@ -19,7 +19,7 @@ from hookline.loops.model_location import model_line_after_failure, show_model
 from hookline.loops.record import read_record
 from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
-from hookline.plan import blamed
+from hookline.slots import blamed
 from hookline.state import progress
 from hookline.text import redact
 from hookline.urls import is_url, shown

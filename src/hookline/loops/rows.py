@@ -8,7 +8,8 @@ from typing import Any
 
 from hookline.accumulator import Accumulator
 from hookline.metrics import Metrics, NotANumber
-from hookline.plan import Plan, blame, nobody
+from hookline.plan import Plan, nobody
+from hookline.slots import blame
 from hookline.state import State
 
 

@@ -29,8 +29,9 @@ from hookline.loops.run import Run, phase
 from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.optimizers import bare
-from hookline.plan import Blame, Plan, accuse
+from hookline.plan import Plan
 from hookline.seeding import rng_state
+from hookline.slots import Blame, accuse
 from hookline.state import SAVING, State
 from hookline.urls import shown
 
