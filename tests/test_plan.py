@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Net, batches, quiet
 
-from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, DataModule, Hook, HookError, StopTraining, Strategy
+from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, DataModule, Hook, HookError, StopTraining, Strategy, every
 from hookline.hook import TIERS
 from hookline.plan import nobody
+from hookline.slots import MOST_UNROLLED
 
 # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -560,3 +563,53 @@ def test_what_a_hook_has_not_got_but_can_ask_for_is_said(attribute, said):
         quiet(hooks=[Wants()]).fit(Net(), batches(1))
     hints = [note for note in caught.value.__notes__ if "A hook" in note]
     assert [said in hint for hint in hints] == ([True] if said else [])
+
+
+def test_accounts_of_listeners_in_one_slot_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is read once between two listeners, also where one of them has a filter and an account of its own."""
+    now = 0
+
+    class Takes(Hook):
+        def __init__(self, name: str, ns: int) -> None:
+            super().__init__(name)
+            self.ns = ns
+
+        def on_step_end(self) -> None:
+            nonlocal now
+            now += self.ns
+
+    class Filtered(Takes):
+        @every("1 step")
+        def on_step_end(self) -> None:
+            super().on_step_end()
+
+    class Stops(Takes):
+        def on_step_end(self) -> None:
+            super().on_step_end()
+            raise StopTraining("enough")
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
+    hooks = [Takes("a", 5), Takes("b", 7), Filtered("c", 1000), Takes("d", 11), Stops("e", 13), Takes("f", 17)]
+    trainer = quiet(hooks=hooks)
+    trainer.state.step = 1
+    for _ in range(2):
+        trainer.plan.on_step_end(trainer.state)
+    accounts = {each.name: each.account for each in trainer.plan.listeners("on_step_end")}
+    assert {name: (each.calls, each.total, each.worst) for name, each in accounts.items() if name != "c"} == {
+        "a": (2, 10, 5), "b": (2, 14, 7), "d": (2, 22, 11), "e": (2, 26, 13), "f": (2, 34, 17),
+    }  # fmt: skip
+    assert trainer.state.should_stop
+
+
+def test_more_listeners_than_a_slot_unrolls_are_called_in_order_and_counted() -> None:
+    called: list[str] = []
+
+    class Notes(Hook):
+        def on_step_end(self) -> None:
+            called.append(self.name)
+
+    names = [f"h{number}" for number in range(MOST_UNROLLED + 1)]
+    trainer = quiet(hooks=[Notes(name) for name in names])
+    trainer.plan.on_step_end(trainer.state)
+    assert called == names
+    assert {each.account.calls for each in trainer.plan.listeners("on_step_end")} == {1}

@@ -53,12 +53,17 @@ _PLAIN = """
                 value = {expression}
 """
 
+_BEGIN = """
+            began = clock()
+"""
+
+# the clock is read once between two listeners: reading it costs as much as a short hook
 _COUNTED = """
-                began = clock()
                 try:
                     value = {expression}
                 finally:
-                    spent = clock() - began
+                    now = clock()
+                    spent, began = now - began, now
                     a{n}.calls += 1
                     a{n}.total += spent
                     if spent > a{n}.worst:
@@ -81,10 +86,11 @@ def make_slot(event: Event, pairs: list[Pair], accounting: bool) -> Caller:
             call = _PLAIN.format(expression=f"c{n}(s)")
         else:
             names[f"f{n}"], names[f"d{n}"] = source.function, source.defaults
-            counts = accounting and listener.receiver == "H"
-            if counts:
+            if accounting and listener.receiver == "H":
                 names[f"a{n}"] = listener.account
-            call = (_COUNTED if counts else _PLAIN).format(expression=source.text(str(n)), n=n)
+                if f"a{n - 1}" not in names:
+                    calls.append(_BEGIN.strip("\n"))
+            call = (_COUNTED if f"a{n}" in names else _PLAIN).format(expression=source.text(str(n)), n=n)
         calls.append(_CALL.format(n=n, call=call.strip("\n")).strip("\n"))
     made = factory(_SLOT.format(names=", ".join(names), calls="\n".join(calls)))
     slot: Caller = made(time.perf_counter_ns, take, _failed, *names.values())
