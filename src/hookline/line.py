@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hookline.data.sources import length_of
 from hookline.errors import END_EPOCH, HooklineError, LossError, StopTraining
-from hookline.hosts.course import Course
 from hookline.hosts.host import Host
+from hookline.hosts.hosted_run import HostedRun
 from hookline.hosts.keeping import load
 from hookline.hosts.tables import RAW_LOOP
 from hookline.loops.guests import note_later, raise_first
@@ -22,7 +22,7 @@ from hookline.optimizers import bare
 log = logging.getLogger("hookline")
 
 
-class Line(Course):
+class Line(HostedRun):
     """Lets hooks hear a hand-written loop.
 
     >>> line = Line(model, optimizer, hooks=[...])
@@ -167,10 +167,8 @@ class Line(Course):
             self.updates.before(index)
         if gradients := self.updates.left_out(indices):
             return nn.utils.get_total_norm(gradients)  # there will be no update: nothing to clip
-        s.norm_tensor = norm = self.clip(parameters, max_norm)
-        s.gradient_clip_val = max_norm
-        self.plan.on_gradient_clip(s)
-        s.norm_tensor = self.updates.clipped_by(indices, norm)
+        norm = self.clip(parameters, max_norm)
+        self.updates.clip(indices, norm, max_norm)
         return norm
 
     def unscale(self, parameters: list[Any]) -> None:
@@ -185,7 +183,7 @@ class Line(Course):
 
         A batch whose update is made ends now, if the loop asks for this in its body: its hooks have heard of it then.
         """
-        if self.state.step != self.updates.step_before:
+        if self.batch.has_updated:
             self.end_batch()
         return super().state_dict()
 

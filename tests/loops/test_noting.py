@@ -13,7 +13,8 @@ import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
-from hookline.loops.noting import FIRST_SKIPS, last_words
+from hookline.loops.batch_events import FIRST_SKIPS
+from hookline.loops.noting import last_words
 
 
 def records(kind: str) -> list[dict]:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hookline.errors import END_EPOCH, HookError
-from hookline.hosts.course import Course
+from hookline.hosts.hosted_run import HostedRun
 from hookline.hosts.passes import Pass
 from hookline.hosts.tables import LIGHTNING
 from hookline.loggers import Logger
-from hookline.loops.evaluate import TEST, VALIDATION
 from hookline.loops.guests import note_later, raise_first
+from hookline.loops.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
+from hookline.loops.run_events import end_as
 from hookline.optimizers import bare
 
 
@@ -39,8 +40,10 @@ class Listening:
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
         super().__init__()
         own = "logger" not in options
-        self.line = Course(LIGHTNING, hooks=hooks, announces_steps=False, host_logs=own,
+        self.line = HostedRun(LIGHTNING, hooks=hooks, announces_steps=False, host_logs=own,
                            **{**options, "logger": [LightningLoggers(self)] if own else options["logger"]})  # fmt: skip
+        self._check = SanityCheck(self.line)
+        self._prediction = PassEvents(self.line, PREDICTION)
         self._logs_as_told = "log_every_n_steps" in options
         self._has_begun = False
         """Whether on_fit_start has been: Lightning's own comes before there are optimizers."""
@@ -96,17 +99,12 @@ class Listening:
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's own."""
         self._begin_fit(trainer, pl_module)
-        s = self.line.state
-        s.sanity_checking = True
-        self._before = s.log.newest.copy()
-        self.line.plan.on_sanity_check_start(s)
+        self._check.start()
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         """What it measured is forgotten."""
-        s = self.line.state
-        self.line.plan.on_sanity_check_end(s)
-        s.log.newest = self._before
-        s.sanity_checking = False
+        self._check.end()
+        self._check.forget()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Optimizers are there by now."""
@@ -124,13 +122,13 @@ class Listening:
         """The run ended as meant."""
         if not self._has_begun:  # there was nothing to train
             self._begin_fit(trainer, pl_module)
-            self.line.state.status = "completed"
+            end_as(self.line, "completed")
         self.line.end_fit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """The end of every run that did not fail."""
         if self.line.status == "running":  # a validation, a test or a prediction by itself
-            self.line.state.status = "completed"
+            end_as(self.line, "completed")
         if self.line.is_running:
             raise_first(self.line.tear_down())
 
@@ -164,11 +162,7 @@ class Listening:
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Lightning's own."""
-        s, updates = self.line.state, self.line.updates
-        if not updates.recomputing:
-            updates.windows += 1  # the gradients so far are dropped
-            s.optimizer_idx, s.optimizer = self._index(optimizer), optimizer
-            self.line.plan.on_before_zero_grad(s)
+        self.line.updates.clear(self._index(optimizer), optimizer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Lightning has divided the loss by the accumulation, and scaled it; hooks see the user's."""
@@ -238,35 +232,28 @@ class Listening:
     on_validation_end = on_test_end = _eval_end
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
-        self.line.plan.on_predict_start(self.line.state)
-
-    def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
-        self.line.plan.on_predict_epoch_start(self.line.state)
+        """Lightning's own, its epoch start with it."""
+        self._prediction.start()
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Lightning's own."""
-        s = self.line.state
-        s.cache.clear()
-        s.batch, s.batch_idx, s.dataloader_idx = batch, batch_idx, dataloader_idx
-        self.line.plan.on_predict_batch_start(s)
+        self._prediction.take(batch, batch_idx, dataloader_idx)
+        self._prediction.start_batch()
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Lightning's own."""
-        self.line.state.returned = outputs
-        self.line.plan.on_predict_batch_end(self.line.state)
+        self._prediction.end_batch(outputs)
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """With all predictions."""
-        self.line.state.predictions = trainer.predict_loop.predictions
-        self.line.plan.on_predict_epoch_end(self.line.state)
+        self._prediction.collect(trainer.predict_loop.predictions)
+        self._prediction.end_data({})
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's own."""
-        self.line.plan.on_predict_end(self.line.state)
+        self._prediction.end({})
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.checkpoint.saves import Saved
 from hookline.data.sources import length_of
 from hookline.errors import HookError
-from hookline.hosts.course import Course
+from hookline.hosts.hosted_run import HostedRun
 from hookline.hosts.in_json import as_json, from_json
 from hookline.hosts.model_ears import Ears, loss_in, with_loss
 from hookline.hosts.tables import TRANSFORMERS
 from hookline.hosts.told_loss import ToldLoss
 from hookline.loops.guests import note_later, raise_first
+from hookline.loops.rows import edit_row
+from hookline.loops.run_events import report_saved
 from hookline.metrics import Metrics
 from hookline.optimizers import total_norm
 from hookline.plan import nobody
@@ -44,7 +47,7 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
 
     kind = type(NAME, (Listening, TrainerCallback, ExportableState), {"__new__": the_one, "__doc__": Listening.__doc__})
     made.append(kind())
-    made[0].open(Course(TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options))
+    made[0].open(HostedRun(TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options))
     return made[0]
 
 
@@ -54,9 +57,9 @@ class Listening:
     `with callback: trainer.train()` also tells them of an exception, which transformers tells no callback.
     """
 
-    line: Course
+    line: HostedRun
 
-    def open(self, line: Course) -> None:
+    def open(self, line: HostedRun) -> None:
         """Take up the hooks."""
         self.line = line
         self._ears = Ears(self)
@@ -239,8 +242,7 @@ class Listening:
                 self.line.updates.before(0)
         elif "grad_norm" in self.line.plan.wanted:  # nobody may unscale them before transformers does
             norm = total_norm(s.optimizers)
-            s.norm_tensor = None if norm is None else norm / self._scaler.get_scale()
-            self.line.updates.norm_is_known = True
+            self.line.updates.know_norm(None if norm is None else norm / self._scaler.get_scale())
 
     def _tell_of_backward(self) -> None:
         if not self._backward_is_told:
@@ -254,10 +256,9 @@ class Listening:
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Right before the gradients are cleared."""
-        s = self.line.state
-        self.line.updates.skip_missing()
-        s.optimizer_idx, s.optimizer = 0, s.optimizers[0]
-        self.line.plan.on_before_zero_grad(s)
+        updates = self.line.updates
+        updates.skip_missing()
+        updates.clear(0, self.line.state.optimizers[0])
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A batch that is not the last of its window."""
@@ -347,25 +348,20 @@ class Listening:
         if "loss" in numbers:
             self._loss.compare(numbers["loss"])
         ours = _as_ours(numbers)
-        s.row = Metrics({**numbers, **ours, **pending})
+        values: dict[str, Any] = {**numbers, **ours, **pending}
         over = "evaluation" if any(key.startswith("eval_") for key in logs) else "step"
-        if over == "step":
-            line.plan.on_train_metrics(s)
-        row = s.row.read()
+        row = (edit_row(line.plan, s, values) if over == "step" else Metrics(values)).read()
         logs.update({key: value for key, value in row.items() if key not in ours or value != ours[key]})
         if line.loggers:
             line.loggers.log_row(row, s.step, s.epoch, over)
-        s.row = None
-
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """A checkpoint of transformers' own is on disk."""
-        s = self.line.state
         if not self.line.is_running:
             return
         self._end_evaluation(control)
-        s.path, s.reason, s.saved_step = Path(args.output_dir) / f"checkpoint-{state.global_step}", "interval", state.global_step
-        self.line.plan.on_checkpoint_save(s)
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        report_saved(self.line, Saved(path, "interval", state.global_step), on_error="raise")
 
     def _steer(self, control: Any) -> None:
         self._control = control

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hookline.checkpoint import files
 from hookline.checkpoint.contents import check_parts
 from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
 from hookline.errors import CheckpointError, NonFiniteLoss
-from hookline.hosts.view import HostView
+from hookline.hosts.host import Host, HostedHooks
 from hookline.loops.finite import describe_nonfinite, find_nonfinite
+from hookline.loops.parts import EmittingRun
 from hookline.loops.restoring import load_optimizer, load_scheduler, restore_hook, restoring
-from hookline.loops.saving import counts_of, describe, states_of, tell_outcome
+from hookline.loops.run_events import begin_loading, edit_loaded, edit_saved, report_loaded, report_saved
+from hookline.loops.saving import counts_of, describe, states_of
+from hookline.options import Options
 from hookline.ranks import Ranks
 from hookline.urls import shown
+
+
+class KeptRun(EmittingRun, Protocol):
+    """A hosted run, as far as a checkpoint is concerned."""
+
+    host: Host
+    hooks: HostedHooks
+    options: Options
+
+    @property
+    def run_dir(self) -> Path:
+        """Where checkpoints are written."""
+        ...
+
 
 PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
 """What a checkpoint of a line holds."""
 
 
-def keep(view: HostView) -> dict[str, Any]:
+def keep(view: KeptRun) -> dict[str, Any]:
     """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
     s, entries = view.state, view.hooks.in_order()
     return {
@@ -33,7 +50,7 @@ def keep(view: HostView) -> dict[str, Any]:
     }
 
 
-def put_back(view: HostView, kept: dict[str, Any]) -> None:
+def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
     """The counters, the metrics, and everything of the hooks, by their names."""
     s = view.state
     for name in COUNTERS:
@@ -47,15 +64,13 @@ def put_back(view: HostView, kept: dict[str, Any]) -> None:
         restore_hook(entry, kept, s)
 
 
-def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
+def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
-    s, plan = view.state, view.plan
+    s = view.state
     if bad := find_nonfinite(s.optimizers):
         raise NonFiniteLoss(f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved.")
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
-    s.checkpoint, s.path, s.reason = contents_of(view), path, request.reason
-    plan.on_save_checkpoint(s)
-    contents, s.checkpoint = s.checkpoint, None
+    contents = edit_saved(view, contents_of(view), path, request.reason)
     saved = Saved(path, request.reason, s.step)
     if s.rank == 0:
         try:
@@ -65,10 +80,10 @@ def save(view: HostView, request: SaveRequest, ranks: Ranks) -> None:
     refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)
     if refused is not None and saved.error is None:
         saved = replace(saved, error=CheckpointError(refused))
-    tell_outcome(saved, plan, s, view.options.saving.on_error)
+    report_saved(view, saved, view.options.saving.on_error)
 
 
-def contents_of(view: HostView) -> dict[str, Any]:
+def contents_of(view: KeptRun) -> dict[str, Any]:
     """Module, optimizers, schedulers, and what `keep` keeps."""
     s = view.state
     return {
@@ -79,17 +94,16 @@ def contents_of(view: HostView) -> dict[str, Any]:
     }
 
 
-def load(view: HostView, path: str | Path) -> None:
+def load(view: KeptRun, path: str | Path) -> None:
     """Put a checkpoint back into module, optimizers, schedulers and hooks."""
-    s, plan = view.state, view.plan
-    s.checkpoint, s.path = files.read(path), path
-    if "log" in s.checkpoint:
-        check_parts(s.checkpoint, PARTS, path)
-    if "log" not in s.checkpoint or len(s.checkpoint["optimizers"]) != len(s.optimizers):
+    s, contents = view.state, files.read(path)
+    begin_loading(view, contents)
+    if "log" in contents:
+        check_parts(contents, PARTS, path)
+    if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights alone "
                               "can be had by hookline.load_weights(module, path).")  # fmt: skip
-    plan.on_load_checkpoint(s)
-    contents, s.checkpoint = s.checkpoint, None
+    contents = edit_loaded(view)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
         s.module.load_state_dict(contents["module"])
         for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
@@ -97,4 +111,4 @@ def load(view: HostView, path: str | Path) -> None:
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
             load_scheduler(scheduler, kept)
     put_back(view, contents)
-    plan.on_checkpoint_load(s)
+    report_loaded(view, path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline.hosts.agreeing import BETWEEN, HostedAgreement
 from hookline.hosts.keeping import keep, put_back, save
 from hookline.hosts.view import HostView
-from hookline.loops.rows import write_row
+from hookline.loops.parts import Participants, Progress, Resume
+from hookline.loops.rows import MetricRows
 from hookline.ranks import Ranks
 from hookline.view import View
 
@@ -18,9 +19,13 @@ class Recording(HostView):
     """The part of a run that outlives it, the same whoever drives it."""
 
     is_running: bool
-    holds_rows: bool
     agreement: HostedAgreement | None
     _kept: dict[str, Any] | None
+    if TYPE_CHECKING:  # what the loops need of a run, and hooks do not
+        progress: Progress
+        participants: Participants
+        resume: Resume
+        rows: MetricRows
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint should keep of the hooks and of how far the run is."""
@@ -43,10 +48,7 @@ class Recording(HostView):
 
     def write_row(self, values: dict[str, Any], over: str = "step") -> None:
         """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or 'evaluation'."""
-        if self.holds_rows:
-            self.state.log.pending.update(values)
-        else:
-            write_row(self.plan, self.state, values, over)
+        self.rows.write(values, over)
 
     def take_new(self, metrics: Mapping[str, Any]) -> None:
         """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values by that."""
@@ -57,9 +59,7 @@ class Recording(HostView):
 
     def write_pending(self) -> None:
         """Send out what was logged since the last row."""
-        if pending := self.state.log.pending:
-            self.state.log.pending = {}
-            self.write_row(pending)
+        self.rows.write_pending()
 
     @property
     def should_stop(self) -> bool:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hookline.errors import HookError
-from hookline.hosts.course import Course
+from hookline.hosts.hosted_run import HostedRun
 from hookline.plan import nobody
 
 log = logging.getLogger("hookline")
@@ -16,7 +16,7 @@ log = logging.getLogger("hookline")
 class ToldLoss:
     """The losses of one run, as the model returned them."""
 
-    def __init__(self, line: Course) -> None:
+    def __init__(self, line: HostedRun) -> None:
         self.line = line
         self.is_awaited = False
         """Whether this batch's was told, and is not differentiated yet."""
@@ -42,7 +42,7 @@ class ToldLoss:
         if self.is_awaited:
             self.is_awaited, self.is_elsewhere = False, True
             self.refuse("returned one that was not differentiated (a compute_loss of the Trainer's own makes another)")
-            self.line.forget_loss()
+            self.line.batch.forget_loss()
 
     def end_step(self) -> None:
         """An update is made."""

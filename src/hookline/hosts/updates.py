@@ -10,28 +10,24 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookline.errors import SKIP_STEP, STEP_DONE, Signal
-from hookline.optimizers import total_norm, used_rate
-from hookline.plan import Plan
-from hookline.state import State
+from hookline.errors import SKIP_STEP, STEP_DONE
+from hookline.loops.batch_events import UpdateEvents, report_clip, skip_step
+from hookline.loops.parts import EmittingRun
+from hookline.optimizers import total_norm
+from hookline.plan import nobody
 
 
-class Updates:
+class Updates(UpdateEvents):
     """The optimizer events of a run. `step` counts one per batch, however many optimizers take part in it."""
 
-    def __init__(self, plan: Plan, state: State, *, on_step: bool = True) -> None:
-        self.plan = plan
-        self.state = state
+    def __init__(self, run: EmittingRun, *, on_step: bool = True) -> None:
+        super().__init__(run)
         self.announces = on_step
         """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when."""
         self.windows = 0
         """Updates that were made or left out: after each, gradients are gathered anew."""
-        self.step_before = 0
-        """The step when this batch began; -1 outside of batches, where every update counts."""
         self.norm_is_known = False
         """Whether the host has measured the gradients of this window already, before it clipped them."""
-        self.agree: Callable[[Signal | None], Signal | None] | None = None
-        """What becomes of a hook's signal, if other ranks have a say in it."""
         self.recomputing = False
         """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same update."""
         self.clipped: dict[int, Tensor] = {}
@@ -54,10 +50,8 @@ class Updates:
         covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
 
         def heard(*args: Any, **kwargs: Any) -> None:
-            if self._watched and not self.recomputing:
-                self.windows += 1  # the gradients so far are dropped
-                self.state.optimizer_idx, self.state.optimizer = index, optimizer
-                self.plan.on_before_zero_grad(self.state)
+            if self._watched:
+                self.clear(index, optimizer)
             zero_grad(*args, **kwargs)
 
         def uncover() -> None:
@@ -69,6 +63,15 @@ class Updates:
 
         optimizer.zero_grad = heard
         return uncover
+
+    def clear(self, index: int, optimizer: Any) -> None:
+        """Emit on_before_zero_grad: the gradients so far are about to be dropped."""
+        if not self.recomputing:
+            self.windows += 1
+            s = self.state
+            s.optimizer_idx, s.optimizer = index, optimizer
+            if self.plan.on_before_zero_grad is not nobody:
+                self.before_zero_grad()
 
     @property
     def is_watching(self) -> bool:
@@ -94,9 +97,7 @@ class Updates:
         s.optimizer_idx, s.optimizer = index, s.optimizers[index]
         if "grad_norm" in self.plan.wanted and not self.norm_is_known:
             s.add_norm(total_norm([s.optimizer]))
-        signal = self.plan.on_before_optimizer_step(s)
-        if self.agree is not None:
-            signal = self.agree(signal)
+        signal = self.before_step()
         if signal is not None:
             self._hide(index, s.optimizer, signal)
 
@@ -113,12 +114,20 @@ class Updates:
             return []
         return [gradient for index in indices for _, gradient in self._hidden[index][1]]
 
-    def clipped_by(self, indices: list[int], norm: Tensor) -> Tensor:
-        """The loop has clipped these optimizers' gradients. The norm of all that it has clipped for this update."""
+    def clip(self, indices: list[int], norm: Tensor, max_norm: float) -> None:
+        """Emit on_gradient_clip: the loop has clipped these optimizers' gradients, whose norm was this."""
+        s = self.state
+        s.norm_tensor, s.gradient_clip_val = norm, max_norm
+        report_clip(self.plan, s)
         if indices:
             self.clipped[indices[0]] = norm
         norms = list(self.clipped.values())
-        return norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+        s.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+
+    def know_norm(self, norm: Tensor | None) -> None:
+        """Take the norm of this window's gradients from the host, which clips them before it tells hooks."""
+        self.state.norm_tensor = norm
+        self.norm_is_known = True
 
     def _stepping(self, index: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
@@ -136,7 +145,7 @@ class Updates:
         return loss
 
     def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
-        s, plan = self.state, self.plan
+        s = self.state
         self.norm_is_known = self.recomputing = False
         self.clipped.clear()
         self.windows += 1
@@ -154,10 +163,8 @@ class Updates:
                 return
             assert signal in (None, STEP_DONE)
         self.announced.discard(index)
-        s.used_lr = used_rate(optimizer)
-        if self.step_before < 0 or s.step == self.step_before:
-            s.step += 1
-        plan.on_after_optimizer_step(s)
+        before = self.progress.step_before_batch
+        self.after_step(before if before >= 0 else s.step)
 
     def account_for_missing(self) -> None:
         """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
@@ -173,10 +180,9 @@ class Updates:
             self.skip(index, "nonfinite")
 
     def skip(self, index: int, reason: str) -> None:
-        """Everyone hears that there is no such update."""
-        s = self.state
-        s.optimizer_idx, s.optimizer, s.reason = index, s.optimizers[index], reason
-        self.plan.on_step_skipped(s)
+        """Emit on_step_skipped for this optimizer."""
+        self.focus(index, self.state.optimizers[index])
+        skip_step(self.run, reason)
 
     def missed(self) -> list[int]:
         """Optimizers that were announced and have not made their step."""

@@ -7,15 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, LossError, Signal
 from hookline.loops.backward import Backward, cannot_train_on, loss_of
+from hookline.loops.batch_events import skip_step
 from hookline.loops.finite import all_finite
-from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
 from hookline.loops.step import TrainStep
-from hookline.loops.update import Update, rescale, zero_grad
+from hookline.loops.update import Update, rescale
 from hookline.optimizers import gradients
 
 
@@ -32,11 +31,9 @@ class AccumulatedStep(TrainStep):
         self.rescale: Callable[[float], None] = self._rescale_all if run.data.router is None else run.data.router.begin_update
         """Make the gradients those of the losses that there were, not of the planned number."""
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Also choose the window's length at its first batch; the last window of an epoch may be shorter."""
-        s, window = self.state, self.window
-        s.log.weight = self.weight = batch_size(s.batch)
-        signal: Signal | None = self.plan.on_train_batch_start(s)
+        window, signal = self.window, super().start(batches_left)
         if signal is not END_EPOCH:
             if window.batches == 0:
                 window.size = window_size(self.run, batches_left)
@@ -65,10 +62,9 @@ class AccumulatedStep(TrainStep):
         else:
             if not loss.requires_grad:
                 raise LossError(cannot_train_on(s))
-            s.live_loss = loss
             if window.count == 0:
                 self.clear_gradients()
-            noted = self.backward()
+            noted = self.backward(loss)
             window.count += window.weight
             window.losses.append(noted)
             self.note_loss(noted, self.weight)
@@ -77,7 +73,7 @@ class AccumulatedStep(TrainStep):
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the finished step, after every listener had a look."""
-        zero_grad(self.plan, self.state)
+        self.update.clear_gradients()
 
     def note_loss(self, loss: Any, weight: float) -> None:
         """Add a batch's loss to the epoch's mean, and watch that it is finite."""

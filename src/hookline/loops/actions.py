@@ -13,7 +13,7 @@ from hookline.errors import OptionError
 from hookline.events import Event
 from hookline.listener import Listener, make_listener, overrides
 from hookline.loops.closures import Closure
-from hookline.loops.evaluate import restore_modes
+from hookline.loops.pass_events import restore_modes
 from hookline.loops.run import Run
 from hookline.optimizers import needs_closure
 from hookline.plan import Trace, nobody

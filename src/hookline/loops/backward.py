@@ -9,31 +9,33 @@ import torch
 from torch import Tensor
 
 from hookline.errors import LossError
+from hookline.loops.batch_events import BackwardEvents
 from hookline.loops.run import Run
+from hookline.plan import nobody
 from hookline.state import State, is_scalar
 
 Factor = Callable[[Tensor], Tensor]
 
 
-class Backward:
-    """Differentiate `state.live_loss`, with the events around it. Return the user's loss, never divided or scaled."""
+class Backward(BackwardEvents):
+    """Differentiate a loss, with the events around it."""
 
-    __slots__ = ("_detach", "_factors", "_plan", "_restore", "_state")
+    __slots__ = ("_detach", "_factors", "_restore")
 
     def __init__(self, run: Run, factors: tuple[Factor, ...] = (), restore: tuple[Callable[[], None], ...] = ()) -> None:
         """factors: applied to the loss in this order. restore: called once the gradients are there."""
-        self._plan = run.plan
-        self._state = run.state
+        super().__init__(run)
         self._factors = factors
         self._restore = restore
         # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would fragment the heap
         self._detach: Callable[[Tensor], Any] = Tensor.item if run.traits.on_cpu else Tensor.detach
 
-    def __call__(self) -> Any:
-        """Return the loss as a number or, off the CPU, without its graph."""
-        plan, s = self._plan, self._state
-        plan.on_before_backward(s)
-        loss = scaled = s.live_loss
+    def __call__(self, loss: Tensor) -> Any:
+        """Return the user's loss, never divided or scaled: as a number or, off the CPU, without its graph."""
+        plan, s = self.plan, self.state
+        if plan.on_before_backward is not nobody:
+            loss = self.before(loss)
+        scaled = loss
         for factor in self._factors:
             scaled = factor(scaled)
         s.scaled_loss = scaled
@@ -44,11 +46,12 @@ class Backward:
                 raise LossError(f"The loss must be one number, but has the shape {tuple(loss.shape)}; "
                                 "return its mean.") from error  # fmt: skip
             raise
-        s.live_loss = s.scaled_loss = None  # lets go of the graph
+        s.scaled_loss = None  # lets go of the graph
         for restore in self._restore:
             restore()
         s.last_loss = noted = self._detach(loss)
-        plan.on_after_backward(s)
+        if plan.on_after_backward is not nobody:
+            self.after()
         return noted
 
 

@@ -36,10 +36,10 @@ class Closure:
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
             s.returned = run.plan.training_step(s)
-            s.live_loss = loss_of(run, s.returned)
-            if s.live_loss is None:
+            loss = loss_of(run, s.returned)
+            if loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
-            run.step.backward()
+            run.step.backward(loss)
             if run.window.correction != 1.0:
                 rescale([s.optimizer], run.window.correction)
         return self._over_ranks()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookline.data.batch import batch_size
 from hookline.errors import END_EPOCH, Signal
 from hookline.loops.accumulation import AccumulatedStep, CheckedStep, window_size
 from hookline.loops.backward import Backward
+from hookline.loops.batch_events import BatchEvents
 from hookline.loops.run import Run
 from hookline.loops.step import TrainStep
 from hookline.loops.update import Update
@@ -20,13 +20,12 @@ class CountedBatch(TrainStep):
         super().__init__(run, backward, update)
         self.totals = run.data.totals
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Emit on_train_batch_start, and weigh the batch."""
-        s, log = self.state, self.state.log
-        log.weight = weight = batch_size(s.batch)
-        signal = self.decide(self.plan.on_train_batch_start(s))
+        signal = self.decide(BatchEvents.start(self))
         if signal is not END_EPOCH:
-            log.weight = self.weight = self.totals.begin(s, weight if signal is None else 0)
+            s = self.state
+            s.log.weight = self.weight = self.totals.begin(s, self.weight if signal is None else 0)
         return signal
 
     def decide(self, signal: Signal | None) -> Signal | None:
@@ -40,18 +39,14 @@ class CountedBatch(TrainStep):
         self.totals.end(self.state)
         return None
 
-    def end(self, batches_left: int | None) -> None:
-        """Count what this batch has counted, and put back what a padding batch must not change."""
-        run, s = self.run, self.state
-        for advance in self.schedulers:
-            advance(run, s.step > run.progress.step_before_batch, batches_left)
-        run.progress.position = s.batch_idx + 1
-        s.batches_seen += 1
-        self.totals.count(s)
-        s.nested_validate = True
-        self.plan.on_train_batch_end(s)
-        s.nested_validate = False
-        self.totals.end(s)
+    def end(self, batches_left: int | None = None) -> None:
+        """Also put back what a padding batch must not change."""
+        super().end(batches_left)
+        self.totals.end(self.state)
+
+    def count(self) -> None:
+        """Count what this batch has counted."""
+        self.totals.count(self.state)
 
     def mean_loss(self) -> Any:
         """Return the loss of this update, as far as this process knows it."""
@@ -67,7 +62,7 @@ class CountedStep(CountedBatch, AccumulatedStep):
         if window.by != "batches":
             self.loss_filters = (lambda loss: loss if window.weight else totals.without_weight(loss),)
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Also choose the window's length at its first batch."""
         window, signal = self.window, super().start(batches_left)
         if signal is not END_EPOCH:

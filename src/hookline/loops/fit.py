@@ -11,21 +11,23 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.data.resuming import resume_limits
 from hookline.errors import END_EPOCH, OptionError, StopTraining
+from hookline.loops import run_events
 from hookline.loops.composition import choose_step
 from hookline.loops.data_pass import GivenUp
-from hookline.loops.evaluate import VALIDATION, evaluate
+from hookline.loops.evaluate import evaluate
 from hookline.loops.fetching import Fetcher
 from hookline.loops.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.loops.first_batches import after_resume
 from hookline.loops.guests import see_off
 from hookline.loops.loading import load
 from hookline.loops.noting import note_idle_epoch
+from hookline.loops.pass_events import VALIDATION, SanityCheck
 from hookline.loops.preflight import batches_between, check_before_training
 from hookline.loops.record import restore_ending, update_record
 from hookline.loops.restoring import restoring
 from hookline.loops.resuming import START_OVER
-from hookline.loops.rows import rescued_row
 from hookline.loops.run import Run, ending, phase
+from hookline.loops.run_events import end_as, end_training, start_epoch, start_training
 from hookline.loops.saving import finish_saving, save_due, what_validation_may_change
 from hookline.loops.schedulers import advance_epoch, advance_on_metric
 from hookline.loops.timer import timed
@@ -38,7 +40,7 @@ log = logging.getLogger("hookline")
 
 def fit(run: Run) -> None:
     """Sanity check, then epochs until the run is finished or told to stop."""
-    plan, s = run.plan, run.state
+    s = run.state
     s.hooks.begin_training()
     s.timer.begin()
     if not run.progress.position:  # in the middle of an epoch the run has been checked long ago
@@ -69,7 +71,7 @@ def fit(run: Run) -> None:
     if run.identity.record is not None:
         run.identity.record.describe(run)
     with keeping_last(run):
-        plan.on_train_start(s)
+        start_training(run)
         run.boundary.settle()
         if run.saves.requests:
             save_due(run)
@@ -78,10 +80,10 @@ def fit(run: Run) -> None:
     run.watch.settle()
     if run.signals.number:
         save_due(run)  # it may have come between two epochs
-    s.status = ending(run)
+    end_as(run, ending(run))
     save_final_state(run)
     with noticing_changes(run):
-        plan.on_train_end(s)
+        end_training(run)
     run.rows.write_pending()
     run.rows.reduce({}, "end")
     run.boundary.settle()
@@ -91,9 +93,9 @@ def fit(run: Run) -> None:
 
 def train_epoch(run: Run, loader: Any) -> None:
     """One epoch, from wherever a resumed run stands in it."""
-    plan, s, options = run.plan, run.state, run.options
-    before = begin_epoch(run, loader)
-    plan.on_train_epoch_start(s)
+    s, options = run.state, run.options
+    before = begin_epoch(run)
+    start_epoch(run, run.progress.position, loader.name)
     run.boundary.settle()
 
     s.log.mode = "train"
@@ -150,18 +152,15 @@ def close_epoch(run: Run, complete: bool) -> None:
     end_epoch(run, complete)
 
 
-def begin_epoch(run: Run, loader: Any) -> Any:
-    """Say where the run is; the random streams as they are now, if the epoch begins at its first batch."""
+def begin_epoch(run: Run) -> Any:
+    """Note where the epoch begins. Return the random streams as they are now, if that is its first batch."""
     s = run.state
-    s.epoch = s.epochs_seen
-    s.batch_idx, s.dataloader_idx, s.dataloader_name = run.progress.position, 0, loader.name
     run.progress.epoch_began = (s.step if run.progress.position == 0 else -1, run.progress.skips, s.batches_seen)
     if run.progress.position:
         return None
     if (streams := run.resume.contents.pop("rng", None)) is not None:
         set_rng_state(streams)  # resumed between two epochs
     run.progress.epoch_advanced = False
-    s.log.begin("train")
     return rng_state()
 
 
@@ -183,8 +182,8 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
 
 
 def end_epoch(run: Run, complete: bool) -> None:
-    """The epoch's metrics are reduced, everyone hears of them, they go out, and the second save point."""
-    plan, s = run.plan, run.state
+    """Reduce the epoch's metrics, emit its end, write them; then the second save point."""
+    s = run.state
     results = run.rows.finish("train", {}, s.log.pending)
     if run.data.is_mixture:
         counted = run.data.train.metrics()
@@ -193,13 +192,7 @@ def end_epoch(run: Run, complete: bool) -> None:
         s.log.loader = ""
     if complete:
         note_idle_epoch(run)
-        s.epochs_seen += 1
-    s.nested_validate = True
-    with rescued_row(s, results, "epoch"):
-        plan.on_train_epoch_end(s)
-    s.nested_validate = False
-    run.progress.revision += 1
-    pending, s.log.pending = s.log.pending, {}
+    pending = run_events.end_epoch(run, results, complete)
     run.rows.write({**results, **run.rows.reduce(pending, "epoch")}, "epoch")
     if complete:
         advance_on_metric(run)
@@ -262,17 +255,15 @@ def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
 
 def sanity_check(run: Run) -> None:
     """A few validation batches before any training, so that a broken validation is not found out after an hour."""
-    plan, s, steps = run.plan, run.state, run.options.num_sanity_val_steps
+    steps = run.options.num_sanity_val_steps
     if steps == 0 or run.options.limit_val_batches == 0 or not load(run, "val"):
         return
-    s.sanity_checking = True
-    newest, bar = s.log.newest.copy(), dict(s.log.bar)
+    check = SanityCheck(run)
     with isolated_rng(), contextlib.suppress(GivenUp):
-        plan.on_sanity_check_start(s)
+        check.start()
         evaluate(run, VALIDATION, limit=None if steps < 0 else steps, can_be_cut=True)
-        plan.on_sanity_check_end(s)
-    s.log.newest, s.log.bar = newest, bar
-    s.sanity_checking = False
+        check.end()
+    check.forget()
 
 
 @timed("validation")

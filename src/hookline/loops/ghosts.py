@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hookline.binding import Caller
+from hookline.loops.batch_events import transfer
 from hookline.loops.run import Run
 from hookline.metrics import MetricLog
 
@@ -24,10 +25,7 @@ def blank(log: MetricLog) -> MetricLog:
 def run_along(run: Run, step: Caller) -> None:
     """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts for nothing."""
     plan, s = run.plan, run.state
-    plan.on_before_batch_transfer(s)  # these two may make of a batch what the step expects
-    for move in run.traits.transfers:
-        s.batch = move(s)
-    plan.on_after_batch_transfer(s)
+    transfer(plan, s, run.traits.transfers)  # its events may make of a batch what the step expects
     log, kept = s.log, Kept(run.module, s.log)
     s.log = blank(log)
     try:

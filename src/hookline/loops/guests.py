@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from hookline.errors import StopTraining
 from hookline.foreign import HookAdapter, RunAware
 from hookline.hooklist import Entry
-from hookline.loops.parts import Participants, Resume
+from hookline.loops import run_events
+from hookline.loops.parts import EmittingRun
 from hookline.loops.restoring import restore_hook
-from hookline.plan import Plan
 from hookline.slots import blame
-from hookline.state import State
 
-
-class Visited(Protocol):
-    """A run that hooks take part in."""
-
-    plan: Plan
-    state: State
-    participants: Participants
-    resume: Resume
-
-
-V = TypeVar("V", bound=Visited)
+V = TypeVar("V", bound=EmittingRun)
 
 
 class LateGuests(Generic[V]):
@@ -82,23 +71,23 @@ class LateGuests(Generic[V]):
             entry.hook.begin_run(self.run.state)
 
 
-def see_off(run: Visited) -> None:
+def see_off(run: EmittingRun) -> None:
     """Hooks that were removed in the middle get their teardown, now that nobody is calling them any more."""
     raise_first(_see_off(run, _leaving(run)))
 
 
-def tear_down(run: Visited) -> list[BaseException]:
+def tear_down(run: EmittingRun) -> list[BaseException]:
     """Everyone whose set-up began and who is still up is torn down, whatever the others raise. What they raised."""
     failures = _see_off(run, _leaving(run))
-    failures += run.plan.teardown(run.state) or ()
+    failures += run_events.tear_down(run)
     return failures + _see_off(run, _leaving(run))  # those that a teardown has sent away
 
 
-def _leaving(run: Visited) -> list[Entry]:
+def _leaving(run: EmittingRun) -> list[Entry]:
     return list(itertools.chain(*run.participants.leaving.values()))
 
 
-def _see_off(run: Visited, entries: list[Entry]) -> list[BaseException]:
+def _see_off(run: EmittingRun, entries: list[Entry]) -> list[BaseException]:
     failures: list[BaseException] = []
     for entry in entries:
         of_this_hook = run.participants.leaving.get(id(entry.given), [])

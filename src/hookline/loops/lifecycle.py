@@ -19,6 +19,7 @@ from hookline.errors import OptionError, StopTraining
 from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
+from hookline.loops import run_events
 from hookline.loops.actions import install_actions, settle_closures
 from hookline.loops.compiling import compile_model
 from hookline.loops.feeding import make_feeding
@@ -31,6 +32,7 @@ from hookline.loops.noting import dismiss_everywhere, note_ending
 from hookline.loops.record import begin_record, note_end
 from hookline.loops.restoring import restore_module, restore_progress, was_refused
 from hookline.loops.run import Run, ending
+from hookline.loops.run_events import end_as
 from hookline.loops.saving import finish_saving, save_due
 from hookline.loops.settings import settings_of
 from hookline.metrics import Metrics
@@ -64,24 +66,24 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             s.request_stop(stop.reason)
             s.running = None
         if s.status in ("training", "running"):
-            s.status = ending(run)
+            end_as(run, ending(run))
         if run.stage == "fit":
             save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
         if run.signals.number == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False
-        failures += plan.strategy_teardown(s) or ()
+        failures += run_events.tear_down_strategy(run)
         if run.stage == "fit":
             end_fit(run)
     except BaseException as caught:
         error = caught
         write_unsent(run)
         note_failure(run, caught)
-        failures += plan.on_exception(s) or ()
+        failures += run_events.report_failure(run)
         failures += save_after_failure(run)
         note_end(run, was_refused(run))
         if strategy_is_up:
-            failures += plan.strategy_teardown(s) or ()
+            failures += run_events.tear_down_strategy(run)
     failures += tear_down(run)
     try:
         guests.leave()
@@ -110,11 +112,10 @@ def join(run: Run) -> None:
 
 
 def note_failure(run: Run, error: BaseException) -> None:
-    """The run has failed: everyone can see it in the state, and the other ranks hear of it before anything else is done."""
+    """Mark the run as failed, and tell the other ranks before anything else is done."""
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C: all ranks end by it
-    s.exception, s.running = error, None
-    s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+    run_events.mark_failed(run, error)
     run.watch.ranks = None  # from here on nobody waits for anybody
     error.add_note(f"the run ended in {run.stage} at {s.position}")
     if run.peers is not None and not is_agreed:
@@ -135,12 +136,13 @@ def let_go(run: Run) -> None:
     """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's tensors."""
     for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # workers that are left to the garbage collector take seconds to go
-    run.saves.background = run.state.exception = run.state.returned = None
+    run.saves.background = None
+    run_events.release(run)
 
 
 def end_fit(run: Run) -> None:
     """The last save point, and what is still being written is waited for."""
-    run.plan.on_fit_end(run.state)
+    run_events.end_fit(run)
     run.boundary.settle()
     save_due(run)
     finish_saving(run)
@@ -175,8 +177,7 @@ def set_up(run: Run) -> None:
         plan.prepare_data(s)
     if run.peers is not None:
         run.peers.assemble("data")
-    run.participants.setup_began = True
-    plan.setup(s)
+    run_events.set_up(run)
     plan.configure_model(s)
     if run.resume.path is not None and not run.strategy.restore_after_setup:
         restore_module(run)
@@ -212,8 +213,8 @@ def place_on_strategy(run: Run) -> None:
     run.identity.settings = settings_of(run)
     if run.resume.path is not None:
         restore_progress(run)
-        plan.on_checkpoint_load(s)
-    plan.on_fit_start(s)
+        run_events.report_loaded(run, run.resume.path)
+    run_events.start_fit(run)
 
 
 def part_ways(run: Run) -> None:

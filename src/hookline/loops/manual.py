@@ -9,18 +9,18 @@ from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
 from hookline.loops.backward import cannot_train_on, log_numbers
+from hookline.loops.batch_events import UpdateEvents, skip_step
 from hookline.loops.finite import all_finite
-from hookline.loops.noting import skip_step
 from hookline.loops.run import Run
 from hookline.loops.step import TrainStep
 from hookline.loops.update import overflowed
-from hookline.optimizers import bare, gradients, total_norm, used_rate
+from hookline.optimizers import bare, gradients, total_norm
 
 
 class ManualStep(TrainStep):
     """Train on one batch whose training step calls backward and the optimizers itself."""
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns one."""
         self.state.last_loss = None
         return super().start(batches_left)
@@ -62,60 +62,54 @@ class ManualOptimizer:
     def __init__(self, run: Run, optimizer: Optimizer, index: int) -> None:
         self._run = run
         self._index = index
+        self._events = UpdateEvents(run, run.boundary.signal_filters)
         self.optimizer = optimizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, after everyone had a look."""
-        s = self._focus()
-        self._run.plan.on_before_zero_grad(s)
+        """Clear the gradients, after every listener had a look."""
+        self._events.focus(self._index, self.optimizer)
+        self._events.before_zero_grad()
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def step(self, closure: Any = None) -> None:
         """Update the weights; the first update of a batch advances `step`."""
-        run, s = self._run, self._focus()
-        plan, scaler = run.plan, run.traits.scaler
+        run, s, events = self._run, self._run.state, self._events
+        events.focus(self._index, self.optimizer)
         if not run.traits.is_manual:
             refuse(run, "step() on what self.optimizers() returns")
-        if scaler is not None:
-            if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
-                scaler.update()
-                run.manual.unscaled.clear()
-                run.manual.stepped.clear()
-            run.manual.stepped.add(id(self.optimizer))
-            if unscale_once(run, self.optimizer):
-                skip_step(run, "nonfinite")
-                return
-        elif run.traits.skips_nonfinite and closure is None and not self._is_finite():  # a closure has yet to make the gradients
+        if not self._is_usable(closure):
             skip_step(run, "nonfinite")
             return
-        s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in plan.wanted else None
-        signal = plan.on_before_optimizer_step(s)
-        for decide in run.boundary.signal_filters:
-            signal = decide(signal)
+        s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in run.plan.wanted else None
+        signal = events.before_step()
         if signal is SKIP_STEP:
             skip_step(run, "hook")
-        else:
-            if signal is not STEP_DONE:
-                s.optimizer_closure = closure
-                run.progress.is_updating = True
-                plan.optimizer_step(s)
-                run.progress.is_updating = False
-            s.used_lr = used_rate(self.optimizer)
-            s.step = run.progress.step_before_batch + 1
-            plan.on_after_optimizer_step(s)
+            return
+        if signal is not STEP_DONE:
+            s.optimizer_closure = closure
+            events.step()
+        events.after_step(run.progress.step_before_batch)
+
+    def _is_usable(self, closure: Any) -> bool:
+        """Unscale the gradients, once per step; return whether an update may use them."""
+        run, scaler = self._run, self._run.traits.scaler
+        if scaler is None:
+            # a closure has yet to make the gradients
+            return not run.traits.skips_nonfinite or closure is not None or self._is_finite()
+        if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
+            scaler.update()
+            run.manual.unscaled.clear()
+            run.manual.stepped.clear()
+        run.manual.stepped.add(id(self.optimizer))
+        return not unscale_once(run, self.optimizer)
 
     def _is_finite(self) -> bool:
         """Whether the gradients are, on every rank: of those that are sharded each has its own part."""
         ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
         return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
-
-    def _focus(self) -> Any:
-        s = self._run.state
-        s.optimizer, s.optimizer_idx = self.optimizer, self._index
-        return s
 
 
 def unscale_once(run: Run, optimizer: Any) -> bool:
@@ -135,8 +129,8 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
         refuse(run, "self.manual_backward()")
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
-    s.live_loss, s.backward_options = loss, options
-    noted = run.step.backward()
+    s.backward_options = options
+    noted = run.step.backward(loss)
     s.backward_options = {}
     if not run.traits.skips_nonfinite:
         run.watch.look(noted)

@@ -24,8 +24,6 @@ from hookline.state import progress
 from hookline.text import redact
 from hookline.urls import is_url, shown
 
-FIRST_SKIPS = 100
-"""Skips that are all written to the log; after them every hundredth."""
 MESSAGE = 500
 """Characters of an error's message in the log and in the last words."""
 WHY = {"no_loss": "training_step returned no loss", "nonfinite": "loss or gradients were not finite", "hook": "a hook said so"}
@@ -33,18 +31,6 @@ PRUNED = "TrialPruned"
 """The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has failed."""
 _WORDS = "__hookline_last_words__"
 log = logging.getLogger("hookline")
-
-
-def skip_step(run: Run, reason: str) -> None:
-    """No update is made: everyone hears why, and the log has it."""
-    s = run.state
-    s.reason = reason
-    run.plan.on_step_skipped(s)
-    run.progress.skips += 1
-    run.progress.last_skip = (reason, s.batches_seen)
-    if run.progress.skips <= FIRST_SKIPS or run.progress.skips % FIRST_SKIPS == 0:
-        s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
-                                    "number": run.progress.skips})  # fmt: skip
 
 
 def note_idle_epoch(run: Run) -> None:

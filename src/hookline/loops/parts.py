@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hookline.accounting import Cost
 from hookline.checkpoint.saves import Saved, SaveRequest
@@ -13,6 +13,9 @@ from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
+from hookline.loops.rows import MetricRows
+from hookline.plan import Plan
+from hookline.state import State
 
 
 class Window:
@@ -238,3 +241,14 @@ class Saves:
     """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
     first_batches: Any = None
     """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
+
+
+class EmittingRun(Protocol):
+    """A run whose events are emitted: that of a trainer, or a hosted one that another loop drives."""
+
+    plan: Plan
+    state: State
+    progress: Progress
+    participants: Participants
+    resume: Resume
+    rows: MetricRows

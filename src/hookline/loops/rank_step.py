@@ -41,7 +41,7 @@ class RankStep(RankBatch, CountedStep):
         self.sync = run.together
         self.loss_filters = (*self.loss_filters, lambda loss: self.sync.agree_on(loss, self.is_last))
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Also say whether this batch's backward averages gradients."""
         signal = super().start(batches_left)
         if signal is not END_EPOCH:
@@ -89,7 +89,7 @@ class CheckedRankStep(RankStep, CheckedStep):
 class RankManualStep(RankBatch, ManualStep):
     """Manual optimization: the strategy averages the gradients of every backward."""
 
-    def start(self, batches_left: int | None) -> Signal | None:
+    def start(self, batches_left: int | None = None) -> Signal | None:
         """Also forget the last batch's loss."""
         self.state.last_loss = None
         return super().start(batches_left)

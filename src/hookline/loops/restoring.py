@@ -22,6 +22,7 @@ from hookline.errors import CheckpointError, HooklineError, described
 from hookline.foreign import HookAdapter
 from hookline.listener import overrides
 from hookline.loops.run import Run
+from hookline.loops.run_events import begin_loading, edit_loaded
 from hookline.loops.saving import kinds, naming
 from hookline.loops.settings import report_changes
 from hookline.seeding import key_of, rng_state, seed_rank, set_rng_state
@@ -37,7 +38,7 @@ def restore_module(run: Run) -> None:
     """First half, before or after the strategy's set-up as it asks: module, data module and hooks."""
     plan, s = run.plan, run.state
     assert run.resume.path is not None
-    s.checkpoint = run.resume.contents
+    begin_loading(run, run.resume.contents)
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
     spread = spread_tensors(run.module)
     if run.stage != "fit" and scored_hook(run.resume.contents) not in {None, *(each.name for each in s.hooks.entries())}:
@@ -57,7 +58,7 @@ def restore_module(run: Run) -> None:
         raise CheckpointError(f"The weights in {where} do not fit {type(run.module).__name__}: {error}") from error
     if run.datamodule is not None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
-    plan.on_load_checkpoint(s)
+    edit_loaded(run)
     if run.stage == "fit" and s.rank == 0:
         warn_of_others(run)
     for entry in s.hooks.in_order():
@@ -161,8 +162,6 @@ def restore_progress(run: Run) -> None:
         restore_window(run, contents["window"])
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
-    s.checkpoint = None
-    s.path = run.resume.path
     report_changes(run, contents.get("settings"))
     if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
         seed_rank(key_of("joined", s.batches_seen), s.rank)

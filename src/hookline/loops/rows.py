@@ -52,25 +52,33 @@ def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int
     heard = train and plan.on_train_metrics is not nobody
     if not values or not (s.logger or heard):
         return
-    s.row = Metrics(values)
+    row: Mapping[str, float] = {}
     if heard:
         measured = dict(values)
         with rescued_row(s, measured, over, step, epoch, with_pending=False):
-            plan.on_train_metrics(s)
-            row = _read_edited(plan, s, measured) if s.logger else {}
+            edited = edit_row(plan, s, values)
+            row = _read_edited(plan, s, edited, measured) if s.logger else {}
     else:
-        row = s.row.read()
+        row = Metrics(values).read()
     if s.logger:
         s.logger.log_row(row, s.step if step is None else step, s.epoch if epoch is None else epoch, over)
+
+
+def edit_row(plan: Plan, s: State, values: dict[str, Any]) -> Metrics:
+    """Emit on_train_metrics; return the row as listeners have edited it."""
+    s.row = Metrics(values)
+    plan.on_train_metrics(s)
+    row: Metrics = s.row
     s.row = None
+    return row
 
 
-def _read_edited(plan: Plan, s: State, measured: dict[str, Any]) -> Mapping[str, float]:
+def _read_edited(plan: Plan, s: State, row: Metrics, measured: dict[str, Any]) -> Mapping[str, float]:
     """Return a row that hooks have edited, read; a value that is not a number is an error of theirs."""
     try:
-        return s.row.read()  # type: ignore[no-any-return]
+        return row.read()
     except NotANumber as error:
-        if error.name not in measured or measured[error.name] is not s.row.raw()[error.name]:
+        if error.name not in measured or measured[error.name] is not row.raw()[error.name]:
             _blame_editors(error, plan, s)
         raise
 

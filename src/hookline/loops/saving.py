@@ -26,10 +26,10 @@ from hookline.loops.errands import carries_out
 from hookline.loops.first_batches import after_save, path_from
 from hookline.loops.record import note_saved
 from hookline.loops.run import Run, phase
+from hookline.loops.run_events import edit_saved, report_saved
 from hookline.loops.timer import timed
 from hookline.metrics import Metrics
 from hookline.optimizers import bare
-from hookline.plan import Plan
 from hookline.seeding import rng_state
 from hookline.slots import Blame, accuse
 from hookline.state import SAVING, State
@@ -59,7 +59,7 @@ def _is_wanted(run: Run, request: SaveRequest) -> bool:
 @timed("saving")
 def save(run: Run, request: SaveRequest) -> None:
     """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the same time."""
-    plan, s = run.plan, run.state
+    s = run.state
     if request.reason == "exception" and not run.strategy.ranks.alone:
         log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
                     "not have failed. The newest checkpoint before it is whole.", shown(request.path))  # fmt: skip
@@ -73,25 +73,24 @@ def save(run: Run, request: SaveRequest) -> None:
         announce(run)
         return
     run.saves.count += 1
-    s.checkpoint, s.path, s.reason = {**collect(run), "record": path_from(path, run)}, path, request.reason
+    contents = {**collect(run), "record": path_from(path, run)}
     after_save(run)
-    plan.on_save_checkpoint(s)
-    whole, s.checkpoint = s.checkpoint, None
+    whole = edit_saved(run, contents, path, request.reason)
     about = {**describe(s, request, run.identity.id), "saves": run.saves.count, "started_at": run.identity.started_at}
     saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
     in_background = run.options.saving.write == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
     finish_saving(run)  # one that is still being written is older: hooks hear of it before its name may be another's
     try:
-        contents = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
+        written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
         if in_background:
-            save_in_background(run, contents, about, saved)
+            save_in_background(run, written, about, saved)
             return
-        if isinstance(contents, Packed):
+        if isinstance(written, Packed):
             from hookline.checkpoint.together import write_together
 
-            write_together(contents, path, about, run.strategy.ranks, staging=run.run_dir)
+            write_together(written, path, about, run.strategy.ranks, staging=run.run_dir)
         else:
-            write(contents, path, about, staging=run.run_dir)
+            write(written, path, about, staging=run.run_dir)
     except CheckpointError as error:
         saved = replace(saved, error=error)
     run.saves.results.append(saved)
@@ -165,21 +164,7 @@ def announce(run: Run) -> None:
         if saved.error is None:
             run.saves.newest, run.saves.on_disk = saved, saved.progress
             note_saved(run, saved.path)
-        tell_outcome(saved, run.plan, run.state, run.options.saving.on_error)
-
-
-def tell_outcome(saved: Saved, plan: Plan, s: State, on_error: str) -> None:
-    """Report a checkpoint that is durable. One that failed ends the run, or is reported too, as `on_error` says."""
-    s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
-    if saved.error is None:
-        plan.on_checkpoint_save(s)
-    elif on_error == "raise" and not saved.is_automatic:
-        raise saved.error
-    else:
-        log.warning("%s The run goes on without it.", saved.error)
-        s.exception = saved.error
-        plan.on_checkpoint_failed(s)
-        s.exception = None
+        report_saved(run, saved, run.options.saving.on_error)
 
 
 def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:

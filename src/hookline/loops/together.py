@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hookline.errors import NonFiniteLoss
 from hookline.loops.run import Run
-from hookline.loops.update import zero_grad
 
 
 class Together:
@@ -57,7 +56,7 @@ class Together:
         """Once in a window, by the first batch that adds to them or takes what others have added."""
         if not self.is_clear:
             self.is_clear = True
-            zero_grad(self.run.plan, self.run.state)
+            self.run.step.update.clear_gradients()
 
     def _sync_now(self) -> None:
         self.run.strategy.sync_gradients(True)

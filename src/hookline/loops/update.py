@@ -10,24 +10,23 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE, Signal
-from hookline.loops.noting import skip_step
+from hookline.loops.batch_events import UpdateEvents, report_clip, skip_step
 from hookline.loops.run import Run
-from hookline.optimizers import gradients, total_norm, used_rate
-from hookline.plan import Plan
-from hookline.state import State
+from hookline.optimizers import gradients, total_norm
+from hookline.plan import nobody
 from hookline.strategies.sharded import agree_on_overflow, scale
 
 Check = Callable[[], bool]
 Action = Callable[[], Any]
 
 
-class Update:
+class Update(UpdateEvents):
     """Call every optimizer once. `step` advances by one if at least one of them was applied.
 
     Each tuple holds what this run needs at that place, in the order of the calls; most runs need nothing.
     """
 
-    __slots__ = ("adjustments", "checks", "closing", "notes", "plan", "run", "signal_filters", "state")
+    __slots__ = ("adjustments", "checks", "closing", "notes")
 
     def __init__(
         self, run: Run, *, checks: tuple[Check, ...] = (), adjustments: tuple[Action, ...] = (), notes: tuple[Action, ...] = (),
@@ -37,13 +36,12 @@ class Update:
 
         adjustments: right before the optimizer is called. notes: right after it. closing: after all optimizers.
         """
-        self.run, self.plan, self.state = run, run.plan, run.state
-        self.checks, self.signal_filters, self.adjustments = checks, signal_filters, adjustments
-        self.notes, self.closing = notes, closing
+        super().__init__(run, signal_filters)
+        self.checks, self.adjustments, self.notes, self.closing = checks, adjustments, notes, closing
 
     def __call__(self) -> None:
         """Update the weights."""
-        plan, s = self.plan, self.state
+        s = self.state
         before = s.step
         s.norm_tensor = None
         for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
@@ -51,26 +49,27 @@ class Update:
                 if not check():
                     break
             else:
-                signal = plan.on_before_optimizer_step(s)
-                for decide in self.signal_filters:
-                    signal = decide(signal)
+                signal = self.before_step()
                 if signal is SKIP_STEP:
                     skip_step(self.run, "hook")
                     continue
                 if signal is not STEP_DONE:
                     for adjust in self.adjustments:
                         adjust()
-                    self.run.progress.is_updating = True
-                    plan.optimizer_step(s)
-                    self.run.progress.is_updating = False
-                if s.step == before:
-                    s.used_lr = used_rate(s.optimizer)
-                    s.step = before + 1
+                    self.step()
                 for note in self.notes:
                     note()
-                plan.on_after_optimizer_step(s)
+                self.after_step(before, keeps_rate=True)
         for close in self.closing:
             close()
+
+    def clear_gradients(self) -> None:
+        """Clear the gradients of the finished step, after every listener had a look."""
+        s = self.state
+        for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+            if self.plan.on_before_zero_grad is not nobody:
+                self.before_zero_grad()
+            self.plan.optimizer_zero_grad(s)
 
 
 # ---- what an update may need ---------------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ def clipping(run: Run) -> Action:
     def clip() -> None:
         plan.configure_gradient_clipping(s)
         if s.gradient_clip_val is not None:
-            plan.on_gradient_clip(s)
+            report_clip(plan, s)
 
     return clip
 
@@ -136,13 +135,6 @@ def routing(run: Run) -> Check:
         return True
 
     return is_routed
-
-
-def zero_grad(plan: Plan, s: State) -> None:
-    """Clear the gradients of the finished step, after every listener had a look."""
-    for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
-        plan.on_before_zero_grad(s)
-        plan.optimizer_zero_grad(s)
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from hookline.checkpoint.saves import COUNTERS, asked_for
-from hookline.loops.evaluate import TEST, VALIDATION, evaluate
+from hookline.loops.evaluate import evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import is_off, limit_of, load
@@ -14,6 +14,7 @@ from hookline.loops.locking import locked
 from hookline.loops.model_location import load_best
 from hookline.loops.noting import Recorded
 from hookline.loops.parts import RunData
+from hookline.loops.pass_events import TEST, VALIDATION
 from hookline.loops.restoring import keep_findings
 from hookline.loops.resuming import choose_start, look_up
 from hookline.loops.run import Run
