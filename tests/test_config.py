@@ -42,7 +42,7 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
-from hookline import DataModule, Hook, Logger, Module, on
+from hookline import DataModule, Hook, Logger, Module, OptionError, on
 from hookline.strategies import SingleDevice
 
 class Net(Module):
@@ -74,7 +74,9 @@ class Threshold(Hook):
     def __init__(self, threshold: float = 10.0, tags: list[str] | None = None) -> None:
         self.threshold, self.tags = threshold, tags
         if threshold < 0:
-            raise ValueError(f"threshold={threshold} must not be negative")
+            raise OptionError(f"tags={tags} and a negative threshold", option="threshold", value=threshold)
+        if tags == []:
+            raise ValueError("tags=[] must not be empty")
 
 class Second(Hook):
     def on_train_start(self, config): self.config = config
@@ -486,6 +488,8 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "leaving the folder": (HOOK + f'class_path = "{KEEP}"\nfilename = "../../{{epoch}}"\n', "hooks.h.filename", ("'..'",)),
     "a file from the root": (HOOK + f'class_path = "{KEEP}"\nfilename = "/etc/x"\n', "hooks.h.filename", ("run's directory",)),
     "refused by the class": (HOOK + 'class_path = "parts_here.Threshold"\nthreshold = -2.0\n', "hooks.h.threshold", ("negative",)),
+    "refused by the class, which does not say for what": (
+        HOOK + 'class_path = "parts_here.Threshold"\ntags = []\n', "hooks.h", ("tags=[] must not be empty",)),
     "module as a hook": (HOOK + 'class_path = "parts_here.Net"\n', "hooks.h.class_path", ("subclass of hookline.Hook",)),
     "function as a hook": (HOOK + 'class_path = "parts_here.not_a_class"\n', "hooks.h.class_path", ("not a class",)),
     "abstract hook": (HOOK + 'class_path = "parts_here.Abstract"\n', "hooks.h.class_path", ("abstract",)),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import math
+import pickle
+import typing
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +15,10 @@ import torch
 from tiny import Net, batches, quiet, shown
 
 from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
-from hookline.options import OptionArguments, Options, Saving, make_options, parse_precision, parse_time
+from hookline._arguments import OptionArguments, TrainerArguments
+from hookline.arguments import ARGUMENTS, Parts, documentation
+from hookline.checks import parse_time, rule_of
+from hookline.options import OPTIONS, Options, Saving, make_options, parse_precision
 from hookline.strategies import SingleDevice
 
 WHOLE = "must be a whole number from"
@@ -197,10 +203,56 @@ def test_overfitting_sees_the_same_batches_every_epoch() -> None:
     assert net.first[:2] == net.first[2:4] == net.first[4:]
 
 
-def test_the_typed_arguments_are_exactly_the_options() -> None:
-    assert set(OptionArguments.__annotations__) == {field.name for field in fields(Options)}
-    typed = {name: str(kind.__forward_arg__) for name, kind in OptionArguments.__annotations__.items()}
-    assert typed == {field.name: str(field.type) for field in fields(Options)}
+# ---- declared once ------------------------------------------------------------------------------------------------
+
+
+def test_the_typed_arguments_are_exactly_the_declared_ones() -> None:
+    assert set(OptionArguments.__annotations__) == set(OPTIONS)
+    assert set(TrainerArguments.__annotations__) == set(ARGUMENTS)
+    types = typing.get_type_hints(OptionArguments)
+    assert types == typing.get_type_hints(Options)  # without the checks of Annotated
+
+
+def test_consoles_and_notebooks_see_every_argument_with_its_default() -> None:
+    parameters = inspect.signature(Trainer).parameters
+    assert tuple(parameters) == ARGUMENTS
+    assert {name: each.default for name, each in parameters.items()} == {each.name: each.default for cls in (Options, Parts) for each in fields(cls)}
+
+
+def test_every_option_is_checked_and_every_argument_documented() -> None:
+    assert [each.name for each in fields(Options) if rule_of(each.type) is None] == []
+    assert set(documentation()) == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"])
+def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) -> None:
+    wrong = object()
+    with pytest.raises(OptionError) as refused:
+        Trainer(**{option: wrong})
+    assert refused.value.option == option
+    assert refused.value.value is wrong
+    assert refused.value.allowed or option == "device"  # which devices there are, torch knows
+
+
+@pytest.mark.parametrize(("given", "option", "value", "allowed"), [
+    ({"max_epoch": 3}, "max_epoch", None, ARGUMENTS), ({"nonfinite": "skipp"}, "nonfinite", "skipp", ("stop", "skip")),
+    ({"max_steps": -2}, "max_steps", -2, "a whole number from -1 (-1: no limit)"),
+    ({"min_epochs": 5, "max_epochs": 3}, "min_epochs", 5, "at most max_epochs=3"),
+    ({"checkpoint": {"write": "asink"}}, "checkpoint.write", "asink", ("sync", "async")),
+    ({"checkpoint": {"writes": 1}}, "checkpoint.writes", 1, ("last", "every", "write", "on_error")),
+    ({"save": "asink"}, "save", "asink", ("sync", "async")),
+], ids=str)  # fmt: skip
+def test_an_error_says_in_attributes_what_it_says_in_words(given: dict[str, Any], option: str, value: Any, allowed: Any) -> None:
+    with pytest.raises(OptionError) as refused:
+        Trainer(**given)
+    assert (refused.value.option, refused.value.value, refused.value.allowed) == (option, value, allowed)
+    copied = pickle.loads(pickle.dumps(refused.value))
+    assert (str(copied), copied.option, copied.allowed) == (str(refused.value), option, allowed)
+
+
+def test_an_option_that_does_not_exist_cannot_be_set() -> None:
+    with pytest.raises(AttributeError):
+        Options().max_epoch = 3  # type: ignore[attr-defined]
 
 
 def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:

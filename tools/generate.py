@@ -1,4 +1,5 @@
-"""Writes what is derived from the table of events: the typed base classes, docs/lifecycle.md and docs/conformance.md.
+"""Writes what is derived from the table of events (the typed base classes, docs/lifecycle.md, docs/conformance.md) and from the
+declared arguments of the trainer (their types, docs/options.md, the table in docs/training.md).
 
 `python tools/generate.py` writes, `python tools/generate.py --check` fails if something is out of date.
 """
@@ -10,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import arguments
 from conformance import page as conformance
 
 from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
@@ -105,7 +107,8 @@ def lifecycle() -> str:
 def main() -> int:
     """Write or check."""
     targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle(),
-               ROOT / "docs/conformance.md": conformance()}  # fmt: skip
+               ROOT / "docs/conformance.md": conformance(), ROOT / "src/hookline/_arguments.py": arguments.typed(),
+               ROOT / "docs/options.md": arguments.page(), ROOT / "docs/training.md": arguments.overview()}  # fmt: skip
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:

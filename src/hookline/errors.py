@@ -17,7 +17,16 @@ class HookError(HooklineError):
 
 
 class OptionError(HooklineError, ValueError):
-    """A value or a combination of values that the trainer refuses."""
+    """A value or a combination of values that is refused. What a program needs to know about it are attributes."""
+
+    def __init__(self, *message: object, option: str = "", value: Any = None, allowed: tuple[Any, ...] | str = ()) -> None:
+        super().__init__(*message)
+        self.option = option
+        """The option that is wrong: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is not one of them."""
+        self.value = value
+        """What was given for it."""
+        self.allowed = allowed
+        """The values or names that it may have, or what they must be: `("norm", "value")`, `"a whole number from 1"`."""
 
 
 class LossError(HooklineError):

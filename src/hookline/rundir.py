@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hookline.checks import check_place
 from hookline.errors import OptionError
-from hookline.options import Options, check_place
+from hookline.options import Options
 from hookline.runlock import RunLock
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookline.options import check_seed
+from hookline.checks import check_seed
 
 numpy_random: Any = np.random  # its stubs know neither get_bit_generator nor set_bit_generator
 seed_torch = torch.default_generator.manual_seed

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
 import torch
 from torch import nn
 
+from hookline.arguments import read_arguments, with_signature
 from hookline.errors import CheckpointError, HooklineError, OptionError, closest
 from hookline.events import EVENTS
 from hookline.filters import When
 from hookline.foreign import DataLike, adopt_data, adopt_steps
 from hookline.hooklist import FunctionRegistration, Handle, HookList
-from hookline.loggers.base import Logger, Loggers
+from hookline.loggers.base import Loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.loggers.making import make_loggers
 from hookline.metrics import Metrics
 from hookline.module import DataModule, Module
-from hookline.options import OptionArguments, check_bool, make_options, refuse_unknown
+from hookline.options import refuse_unknown
 from hookline.plan import Plan
 from hookline.registry import hook_class
 from hookline.rundir import RunDirectory
@@ -30,11 +31,11 @@ from hookline.runview import RunView
 from hookline.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.state import State
 from hookline.steps import PlainSteps
-from hookline.strategies.base import Strategy
 from hookline.strategies.making import make_strategy
 from hookline.tracing.session import Tracing
 
 if TYPE_CHECKING:
+    from hookline._arguments import TrainerArguments
     from hookline.checkpoint.weights import WeightsReport
     from hookline.data.mixing import Mixture
     from hookline.explain import Explanation
@@ -51,33 +52,21 @@ class Trainer(RunView):
     >>> trainer.fit(module, train_loader, val_loader)
     """
 
-    def __init__(
-        self,
-        *,
-        hooks: Iterable[Any] = (),
-        callbacks: Iterable[Any] = (),
-        logger: bool | Logger | Iterable[Logger] = True,
-        strategy: str | Strategy = "auto",
-        device: str | torch.device = "auto",
-        precision: str | int = 32,
-        config: Any = None,
-        accounting: bool = True,
-        **options: Unpack[OptionArguments],
-    ) -> None:
-        """`hooks` (also `callbacks`) are instances, classes, or functions marked with `@on`. See `Options` for the rest."""
-        self.options = make_options(dict(options))
-        check_bool("accounting", accounting)
-        self.config = config
-        self.strategy = make_strategy(strategy, device, precision)
+    @with_signature
+    def __init__(self, **arguments: Unpack[TrainerArguments]) -> None:
+        """The arguments are declared in `hookline.options` and `hookline.arguments`; docs/options.md lists them."""
+        self.options, parts = read_arguments(arguments)
+        self.config = parts.config
+        self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # one record of a run, however many ranks it has
-        self.loggers: Loggers = make_loggers(False if is_quiet else logger, JSONLines)
-        self.plan = Plan(EVENTS, accounting=accounting)
+        self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
+        self.plan = Plan(EVENTS, accounting=parts.accounting)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
-        for hook in itertools.chain(_listed("hooks", hooks), _listed("callbacks", callbacks)):
+        for hook in itertools.chain(parts.hooks, parts.callbacks):
             self.hooks.add(hook)
         if self.options.enable_progress_bar:
-            self._add_progress_bar(asked=options.get("enable_progress_bar", False))
-        self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=config, device=self.strategy.device)
+            self._add_progress_bar(asked=arguments.get("enable_progress_bar", False))
+        self.state = State(trainer=self, hooks=self.hooks, logger=self.loggers, config=parts.config, device=self.strategy.device)
         self.resolved_config: dict[str, Any] | None = None
         """The configuration this trainer was made from, command line included; for the run's record."""
         self._run: Run | None = None
@@ -96,7 +85,7 @@ class Trainer(RunView):
         given = [entry.name for entry in self.hooks.entries() if getattr(entry.hook, "only_one", "") == own.only_one]
         if given and asked:
             raise OptionError(f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave one of "
-                              "them out.")  # fmt: skip
+                              "them out.", option="enable_progress_bar", value=True)  # fmt: skip
         if not given:
             self.hooks.add(own)
 
@@ -437,12 +426,6 @@ class Trainer(RunView):
 def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:
     """Whether a checkpoint is to be written into the run's directory."""
     return path is None or (isinstance(path, Path) and path.absolute().is_relative_to(directory.intended().absolute()))
-
-
-def _listed(what: str, hooks: Any) -> list[Any]:
-    if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
-        raise OptionError(f"{what}= takes a list of hooks, not {type(hooks).__name__}.")
-    return list(hooks)
 
 
 def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.cli.codes import OK
 from hookline.loggers.jsonl import jsonable
-from hookline.options import make_options
+from hookline.options import Options
 from hookline.report.happenings import duration, timestamp
 from hookline.report.listing import Listed, in_words, list_runs
 from hookline.report.summary import summarize
@@ -168,7 +168,7 @@ def _timings(timings: dict[str, Any]) -> str:
 
 def _settings_text(settings: dict[str, Any]) -> str:
     """Return the settings as a table, without options of the trainer that have their default."""
-    default = make_options({})
+    default = Options()
     rows = [(key, _value(value)) for key, value in settings.items()
             if value not in (None, "") and not key.startswith("versions.")
             and not (key.startswith("trainer.") and value == getattr(default, key.removeprefix("trainer."), None))]  # fmt: skip

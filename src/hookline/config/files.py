@@ -42,6 +42,12 @@ class Source:
         """The error, with everything that is known about the place."""
         return ConfigError(problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value))
 
+    def refused(self, key: str, error: Exception, *value: Any, more: str = "") -> ConfigError:
+        """The error of the configuration about a part that was refused."""
+        made = self.wrong(key, f"{error}{more}", *value)
+        made.allowed = getattr(error, "allowed", ())
+        return made
+
 
 def read(path: str | Path) -> Source:
     """A TOML or YAML file as plain values."""

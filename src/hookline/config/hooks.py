@@ -8,7 +8,7 @@ from hookline.config.files import Source, named
 from hookline.config.hooks_config import HooksConfig, switch_names
 from hookline.config.making import HOOK, SETTINGS, find_by_name
 from hookline.config.parts import Part, read_part
-from hookline.config.problems import ConfigError, Override, nearest, plain
+from hookline.config.problems import ConfigError, Override, below, nearest, plain
 from hookline.errors import OptionError, closest
 from hookline.registry import offered_hooks
 
@@ -64,5 +64,4 @@ def _switched(source: Source, switches: dict[str, Any]) -> list[tuple[str, Part]
     except ConfigError:
         raise
     except OptionError as error:
-        name = next((each for each in switches if str(error).startswith(f"{each}=")), "")
-        raise source.wrong(f"hooks.{name}".rstrip("."), str(error)) from None
+        raise source.refused(below("hooks", error), error) from None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from hookline.checks import refused
 from hookline.config.files import Source, short_name
 from hookline.config.making import make_hooks
 from hookline.config.parts import Part
@@ -54,26 +55,27 @@ class HooksConfig:
                 (dict, "a table of arguments") if each.name.endswith(("_config", "_configs")) else
                 (bool | None, "true or false"))  # fmt: skip
             if not isinstance(value, wanted):
-                raise OptionError(f"{each.name}={value!r} must be {word}.")
+                raise refused(each.name, value, word)
         for switch, (options, _) in SWITCHES.items():
             if options and getattr(self, options) and getattr(self, switch) is None:
                 raise OptionError(f"{options}={getattr(self, options)!r} would do nothing: set {switch} to true, "
-                                  "or to false if it is meant to be off.")  # fmt: skip
+                                  "or to false if it is meant to be off.", option=options,
+                                  value=getattr(self, options))  # fmt: skip
         if self.log_hook_errors is False and not self.continue_on_hook_error:
             raise OptionError("log_hook_errors=False would do nothing: it needs continue_on_hook_error=True, because an error "
-                              "that ends the run is always shown.")  # fmt: skip
+                              "that ends the run is always shown.", option="log_hook_errors", value=False)  # fmt: skip
         for path in self.hook_classes:
             if not isinstance(path, str):
-                raise OptionError(f"hook_classes={path!r} must be a list of class paths as text.")
+                raise refused("hook_classes", path, "a list of class paths as text")
         for key in self.hook_configs:
             if not self._meant(key):
                 paths = self.hook_classes
                 several = [path for path in paths if path.rpartition(".")[2] == key]
                 if several:
                     raise OptionError(f"hook_configs={key!r} fits several of hook_classes ({', '.join(several)}): "
-                                      "write the full path.")  # fmt: skip
+                                      "write the full path.", option="hook_configs", value=key)  # fmt: skip
                 raise OptionError(f"hook_configs={key!r} is none of hook_classes.{closest(key, paths)} "
-                                  f"hook_classes: {', '.join(paths) or 'none'}.")  # fmt: skip
+                                  f"hook_classes: {', '.join(paths) or 'none'}.", option="hook_configs", value=key)  # fmt: skip
 
     def _meant(self, key: str) -> str | None:
         if key in self.hook_classes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from hookline.config.hooks import read_hooks
 from hookline.config.making import make_hooks
 from hookline.config.overlay import lay_over
 from hookline.config.permissions import PATH, Permissions, why_not_own
-from hookline.config.problems import ConfigError, Override, nearest, plain
+from hookline.config.problems import ConfigError, Override, below, nearest, plain
 from hookline.errors import HooklineError, OptionError
 from hookline.registry import offered_hooks
 from hookline.urls import check_url, is_url
@@ -64,7 +63,7 @@ class Parts:
         try:
             made = trainer(**self.trainer_arguments)
         except OptionError as error:
-            raise self._wrong("trainer", error) from error
+            raise self.source.refused(below("trainer", error), error) from error
         made.resolved_config = plain(self.source.values)
         for name, hook in self.hooks.items():
             try:
@@ -72,13 +71,8 @@ class Parts:
                 if name in self.disabled:
                     made.disable_hook(name)
             except HooklineError as error:
-                raise self._wrong(self.keys.get(name, f"hooks.{name}"), error) from error
+                raise self.source.refused(self.keys.get(name, f"hooks.{name}"), error) from error
         return made
-
-    def _wrong(self, key: str, error: HooklineError) -> ConfigError:
-        option = re.match(r"(\w+)=", str(error))
-        key = f"{key}.{option[1]}" if option and key == "trainer" else key
-        return self.source.wrong(key, str(error))
 
 
 class Config:
@@ -172,9 +166,8 @@ class Config:
         try:
             return make_mixture(given)
         except OptionError as error:
-            option = re.match(r"Mixture: (\w+)=", str(error)) or re.match(r"Mixture has no setting '(\w+)'", str(error))
-            key, value = (f"mixture.{option[1]}", given[option[1]]) if option else ("mixture", given)
-            raise self.source.wrong(key, str(error), value) from error
+            value = given.get(error.option, given) if isinstance(given, dict) else given
+            raise self.source.refused(below("mixture", error), error, value) from error
 
     def _checkpoint(self) -> Path | str | None:
         """A path, 'auto', 'best', or an empty text for none at all, whatever there is."""
@@ -191,7 +184,7 @@ class Config:
             try:
                 return check_url(str(given))
             except OptionError as error:
-                raise self.source.wrong("checkpoint", str(error), given) from None
+                raise self.source.refused("checkpoint", error, given) from None
         path = Path(given)
         if not isinstance(given, Override) and self.source.folder is not None:
             path = self.source.folder / path  # a path in a file is meant from where the file is

@@ -299,11 +299,10 @@ def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any
     except ConfigError:
         raise
     except (HooklineError, ValueError) as error:
-        name = next((each for each in part.init_args if str(error).startswith((f"{each}=", f"{each} ")) or f" {each}=" in
-                     str(error)), None)  # fmt: skip
-        key = part.keys[name] if name is not None else part.key
+        name, dot, rest = getattr(error, "option", "").partition(".")
+        key = part.keys[name] + dot + rest if name in part.keys else part.key
         doubt = f" As a function: {part.doubts[key]}" if key in part.doubts else ""
-        raise source.wrong(key, f"{error}{doubt}", *([part.init_args[name]] if name is not None else [])) from error
+        raise source.refused(key, error, *([part.init_args[name]] if name in part.keys else []), more=doubt) from error
     except Exception as error:
         error.add_note(f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}")
         raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hookline.config.limits import TooMuch, check_depth, check_yaml
-from hookline.errors import OptionError, closest
+from hookline.errors import HooklineError, OptionError, closest
 from hookline.text import redact
 
 _PLAIN: dict[Any, str] = {
@@ -34,15 +34,19 @@ class ConfigError(OptionError):
         value = "(not shown)" if SECRET.search(key) else value
         value = redact(value) if isinstance(value, str) and not isinstance(value, Override) else value
         place = [part for part in (where, f"{key} = {shown(value)}" if key and has_value else key) if part]
-        super().__init__(redact(": ".join([*place, problem])))
+        super().__init__(redact(": ".join([*place, problem])), option=key, value=value if has_value else None)
         self.problem, self.where, self.key = problem, where, key
-        self.value = value if has_value else None
 
     def data(self) -> dict[str, Any]:
         """For programs."""
         value = plain(_masked(self.value))
         return {"where": self.where, "key": self.key, "value": redact(value) if isinstance(value, str) else value,
                 "problem": redact(self.problem)}  # fmt: skip
+
+
+def below(key: str, error: HooklineError) -> str:
+    """The key of the option that an error is about, in the table under `key`; `key` itself if it is not about one option."""
+    return f"{key}.{error.option}" if isinstance(error, OptionError) and error.option else key
 
 
 class Override(str):

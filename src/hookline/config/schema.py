@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.arguments import documentation
 from hookline.config.hooks_config import HooksConfig, switch_names
 from hookline.config.load import SECTIONS
 from hookline.config.making import SETTINGS
@@ -26,7 +27,10 @@ def schema() -> dict[str, Any]:
 
     sections: dict[str, Any] = {name: {**_part(), "description": doc} for name, doc in SECTIONS.items()}
     trainer = _parameters(TrainerSettings)
-    trainer["properties"]["strategy"] = {"anyOf": [{"type": "string"}, _part()]}
+    trainer["properties"]["strategy"] = {"anyOf": [{"type": "string"}, _part()], "default": "auto"}
+    for name, doc in documentation().items():
+        if name in trainer["properties"]:
+            trainer["properties"][name]["description"] = doc
     sections["trainer"] = {**trainer, "description": SECTIONS["trainer"]}
     sections["loggers"] = {"anyOf": [{"type": "boolean"}, _PATH, {"type": "array", "items": _part()},
                                      {"type": "object", "additionalProperties": _part()}],
@@ -110,6 +114,9 @@ def of_type(hint: Any) -> dict[str, Any]:
     if hint in _PLAIN:
         return {"type": _PLAIN[hint]}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        limits = (getattr(note, "schema", None) for note in hint.__metadata__)
+        return of_type(arguments[0]) | next((each for each in limits if isinstance(each, dict)), {})
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import re
-from dataclasses import dataclass, fields
+from dataclasses import fields, make_dataclass
 from typing import Any
 
+from hookline.arguments import InFile, Parts, read_arguments
 from hookline.config.files import Source, named
 from hookline.config.parts import Part, Place, check, make, read_part, resolve
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, nearest, plain
+from hookline.config.problems import ConfigError, Override, below, nearest, plain
 from hookline.errors import OptionError
 from hookline.foreign import is_data_class
 from hookline.options import OLD_NAMES, Options, with_new_names
 
 
-@dataclass(slots=True)
-class TrainerSettings(Options):
-    """`Options`, and the trainer's other arguments that a file can hold."""
+def _settings() -> dict[str, tuple[Any, Any]]:
+    """Every key of the trainer's section with its type and its default, as the arguments of the trainer are declared."""
+    found = {each.name: (each.type, each.default) for each in fields(Options)}
+    for each in fields(Parts):
+        for note in getattr(each.type, "__metadata__", ()):
+            if isinstance(note, InFile):
+                found[each.name] = (note.kind, each.default)
+    return found
 
-    strategy: str = "auto"
-    """A name, or a Strategy by class path."""
-    device: str = "auto"
-    precision: str | int = 32
-    accounting: bool = True
-    """Count the calls and the time of every hook."""
+
+TrainerSettings = make_dataclass("TrainerSettings", [(name, *each) for name, each in _settings().items()])
+"""The trainer's arguments that a file can hold, as a class: its parameters are checked and described like those of any part."""
 
 
 def option_names() -> list[str]:
@@ -53,13 +55,11 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
         options = with_new_names({name: str(each) if name in OLD_NAMES else each for name, each in given.items()})
         part = Part("trainer", "", options, {name: f"trainer.{name}" for name in options})
         arguments = check(source, part, TrainerSettings, place, permissions)
-        TrainerSettings(**arguments)
+        read_arguments(arguments)
     except ConfigError:
         raise
     except OptionError as error:
-        name = re.match(r"(\w+)", str(error))
-        key = f"trainer.{name[1]}" if name is not None and name[1] in given else "trainer"
-        raise ConfigError(str(error), where=source.where(key), key=key) from None
+        raise source.refused(below("trainer", error), error) from None
     if strategy is not None:
         arguments["strategy"] = _strategy(source, strategy, permissions)
     return arguments

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hookline.checks import refused
 from hookline.errors import HookError, closest
 
 
@@ -13,7 +14,7 @@ def as_patterns(what: str, given: Any) -> tuple[str, ...]:
     """One pattern or several, as a tuple; anything else is refused."""
     patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple | set) else ()
     if not patterns or not all(isinstance(each, str) and each for each in patterns):
-        raise HookError(f"{what}={given!r} must be a name, a part of one, a pattern such as 'blocks.*.mlp', or a list of these.")
+        raise refused(what, given, "a name, a part of one, a pattern such as 'blocks.*.mlp', or a list of these")
     return patterns
 
 

@@ -14,8 +14,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from hookline.checks import check_timeout, check_whole
 from hookline.errors import HookError, OptionError
-from hookline.options import check_timeout, check_whole
 
 log = logging.getLogger("hookline")
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.errors import HookError, OptionError, closest
+from hookline.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.errors import HookError
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, plain
 from hookline.hooks._naming import as_patterns, choose
-from hookline.options import check_bool, check_whole, members
 
 log = logging.getLogger("hookline")
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,13 +56,11 @@ class ActivationMonitor(Hook):
         self.modules = as_patterns("ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names")))
         self.statistics = members("ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}")
         for each in self.statistics:
-            if each not in tuple(STATISTICS):
-                raise OptionError(f"ActivationMonitor: statistics={each!r}, allowed: {', '.join(STATISTICS)}."
-                                  f"{closest(str(each), STATISTICS)}")  # fmt: skip
+            check_choice("ActivationMonitor: statistics", each, STATISTICS)
         for what, value in (("every", every), ("keep", keep)):
             check_whole(f"ActivationMonitor: {what}", value, 1)
         if not isinstance(max_mb, int | float) or isinstance(max_mb, bool) or not max_mb > 0:
-            raise OptionError(f"ActivationMonitor: max_mb={max_mb!r} must be a number above 0.")
+            raise refused("ActivationMonitor: max_mb", max_mb, "a number above 0")
         check_bool("ActivationMonitor: capture", capture)
         self.every, self.capture, self.max_mb = every, capture, max_mb
         self.captured: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=keep)

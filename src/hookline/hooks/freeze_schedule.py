@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hookline.checks import check_bool, refused
 from hookline.errors import HookError, LossError, OptionError, closest
 from hookline.filters import UNITS
 from hookline.hook import Hook
 from hookline.hooks._moments import parse_moment
 from hookline.hooks._naming import listed
-from hookline.options import check_bool
 
 Moments = tuple[tuple[int, str], ...]
 
@@ -38,7 +38,7 @@ class FreezeSchedule(Hook):
         """
         super().__init__(name)
         if not isinstance(schedule, Mapping) or not schedule:
-            raise OptionError(f"FreezeSchedule: schedule={schedule!r} must be a mapping such as {{'backbone.*': '3 epochs'}}.")
+            raise refused("FreezeSchedule: schedule", schedule, "a mapping such as {'backbone.*': '3 epochs'}")
         self.moments: dict[str, tuple[int, str]] = {}
         for pattern, moment in schedule.items():
             if str(moment).strip().isdecimal():

@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from hookline.errors import HookError, OptionError, closest
+from hookline.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.errors import HookError, OptionError
 from hookline.hook import Hook
 from hookline.hooks._gradients import History, Measured, Reading
 from hookline.hooks._naming import as_patterns, choose, is_match, listed
 from hookline.hooks._pictures import heat_map, need_matplotlib, save
-from hookline.options import check_bool, check_whole, members
 
 log = logging.getLogger("hookline")
 GROUPS = ("layer", "parameter")
@@ -57,15 +57,14 @@ class GradientMonitor(Hook):
         for what, flag in (("log_histogram", log_histogram), ("log_norm", log_norm), ("update_ratio", update_ratio),
                            ("heatmap", heatmap)):  # fmt: skip
             check_bool(f"GradientMonitor: {what}", flag)
-        if group not in GROUPS:
-            raise OptionError(f"GradientMonitor: group={group!r}, allowed: 'layer', 'parameter'.{closest(str(group), GROUPS)}")
+        check_choice("GradientMonitor: group", group, GROUPS)
         if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
             raise OptionError(f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
-                              "two numbers from 0, the first below the second.")  # fmt: skip
+                              "two numbers from 0, the first below the second.", option="vanishing", value=vanishing)  # fmt: skip
         percentiles = () if percentiles is None else percentiles
         self.percentiles = members("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
-            raise OptionError(f"GradientMonitor: percentiles={percentiles!r} must be numbers from 0 to 100.")
+            raise refused("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         self.param_filter = None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)
         self.log_frequency, self.log_histogram, self.log_norm = log_frequency, log_histogram, log_norm
         self.update_ratio, self.vanishing, self.exploding = update_ratio, vanishing, exploding

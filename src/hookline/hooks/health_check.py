@@ -10,9 +10,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from hookline.errors import OptionError, PeerError, closest
+from hookline.checks import check_choice, check_whole, parse_time, refused
+from hookline.errors import OptionError, PeerError
 from hookline.hook import Hook
-from hookline.options import check_whole, parse_time
 
 ACTIONS = ("warn", "raise")
 PAUSE = 0.005
@@ -40,12 +40,11 @@ class HealthCheck(Hook):
         """
         check_whole("HealthCheck: every_n_steps", every_n_steps, 1)
         if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
-            raise OptionError(f"HealthCheck: slower={slower!r} must be a number above 1.")
-        if action not in ACTIONS:
-            raise OptionError(f"HealthCheck: action={action!r}, allowed: 'warn', 'raise'.{closest(str(action), ACTIONS)}")
+            raise refused("HealthCheck: slower", slower, "a number above 1")
+        check_choice("HealthCheck: action", action, ACTIONS)
         seconds = parse_time(patience, "HealthCheck: patience")
         if seconds is None:
-            raise OptionError("HealthCheck: patience=None: a time is needed, such as '1 minute'.")
+            raise OptionError("HealthCheck: patience=None: a time is needed, such as '1 minute'.", option="patience")
         self.every_n_steps = every_n_steps
         self.patience = seconds
         self.slower = float(slower)
@@ -61,7 +60,8 @@ class HealthCheck(Hook):
     def setup(self, trainer: Any) -> None:
         ranks = trainer.strategy.ranks
         if self.ranks != "all":
-            raise OptionError(f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.")
+            raise OptionError(f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.",
+                              option="ranks", value=self.ranks)  # fmt: skip
         self.seconds, self.slow, self._ranks = [], [], None
         if not ranks.alone:
             self._ranks, self._board = ranks, ranks.board("health")

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import check_file, refused
 from hookline.errors import HookError, OptionError
 from hookline.filters import SECONDS, parse_interval
 from hookline.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
-from hookline.options import check_file
 
 log = logging.getLogger("hookline")
 
@@ -98,7 +98,7 @@ def _seconds(every: Any) -> float:
         try:
             number, unit = parse_interval(every, "every")
         except HookError as error:
-            raise OptionError(f"Heartbeat: {error}") from None
+            raise OptionError(f"Heartbeat: {error}", option="every", value=every) from None
         if unit in SECONDS:
             return number * SECONDS[unit]
-    raise OptionError(f"Heartbeat: every={every!r} must be a time: a number of seconds, or text such as '5 minutes'.")
+    raise refused("Heartbeat: every", every, "a time: a number of seconds, or text such as '5 minutes'")

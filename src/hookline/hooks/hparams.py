@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from hookline.checks import members, refused
 from hookline.errors import OptionError
 from hookline.hook import Hook
 from hookline.init_arguments import InitArguments, cannot_keep, init_arguments
 from hookline.module import Module
-from hookline.options import members
 
 log = logging.getLogger("hookline")
 
@@ -43,9 +43,9 @@ class HParams(Hook):
         for key, value in (self._given or {}).items():
             if why := cannot_keep(value):
                 raise OptionError(f"HParams: {key!r} is {why}, which a checkpoint cannot hold: pass numbers, text, None, and "
-                                  "lists, tuples and dictionaries of them.")  # fmt: skip
+                                  "lists, tuples and dictionaries of them.", option="params", value=value)  # fmt: skip
         if isinstance(ignore, str):
-            raise OptionError(f"HParams: ignore={ignore!r} must be a tuple of names, such as ({ignore!r},).")
+            raise refused("HParams: ignore", ignore, f"a tuple of names, such as ({ignore!r},)")
         self.ignore = members("HParams: ignore", ignore, "names")
         self.params: dict[str, Any] = dict(self._given or {})
         self.left_out: dict[str, str] = {}
@@ -112,5 +112,5 @@ def _as_dict(params: Any) -> dict[str, Any]:
     elif dataclasses.is_dataclass(params) and not isinstance(params, type):
         params = dataclasses.asdict(params)
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
-        raise OptionError(f"HParams: params={params!r} must be a mapping with names as keys, a dataclass or a namespace.")
+        raise refused("HParams: params", params, "a mapping with names as keys, a dataclass or a namespace")
     return dict(params)

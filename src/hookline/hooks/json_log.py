@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import check_file, check_whole
 from hookline.hook import Hook
 from hookline.hooks.console_log import perplexity_of
 from hookline.loggers.jsonl import JSONLines
-from hookline.options import check_file, check_whole
 from hookline.text import redact
 
 

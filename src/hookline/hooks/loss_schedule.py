@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline.checks import check_bool, check_number, refused
 from hookline.errors import HookError, LossError, OptionError, closest, described
 from hookline.filters import UNITS
 from hookline.hook import Hook
 from hookline.hooks._asking import facts_asked
 from hookline.hooks._moments import parse_moment
-from hookline.options import check_bool, check_number
 
 FACTS: dict[str, Callable[[Any], Any]] = {
     "loss": lambda s: s.live_loss,
@@ -61,12 +61,13 @@ class LossSchedule(Hook):
         for what, given in (("terms", terms), ("weights", weights)):
             if given is not None and not isinstance(given, Mapping):
                 values = "functions" if what == "terms" else "their weights"
-                raise OptionError(f"LossSchedule: {what}={given!r} must be a mapping from names to {values}.")
+                raise refused(f"LossSchedule: {what}", given, f"a mapping from names to {values}")
         self.terms, self.weights = dict(terms or {}), dict(weights or {})
         for each in self.weights:
             if each not in self.terms:
                 raise OptionError(f"LossSchedule: weights has {each!r}, which is none of the terms "
-                                  f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}")  # fmt: skip
+                                  f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}",
+                                  option="weights", value=each, allowed=tuple(self.terms))  # fmt: skip
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
         check_bool("LossSchedule: log", log)

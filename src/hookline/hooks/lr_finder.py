@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hookline.checks import check_bool, check_whole, refused
 from hookline.errors import HookError, OptionError
 from hookline.hook import Hook
 from hookline.hooks._pictures import lr_curve, need_matplotlib, save
-from hookline.options import check_bool, check_whole
 from hookline.seeding import isolated_rng, rng_state, set_rng_state
 
 log = logging.getLogger("hookline")
@@ -49,10 +49,11 @@ class LRFinder(Hook):
         super().__init__(name)
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (min_lr, max_lr, divergence)) or \
                 not 0 < min_lr < max_lr < math.inf:  # fmt: skip
-            raise OptionError(f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the second.")
+            raise OptionError(f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the second.",
+                              option="min_lr", value=min_lr)  # fmt: skip
         check_whole("LRFinder: steps", steps, 10)
         if not divergence > 1:
-            raise OptionError(f"LRFinder: divergence={divergence!r} must be above 1.")
+            raise refused("LRFinder: divergence", divergence, "above 1")
         check_bool("LRFinder: plot", plot)
         self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = min_lr, max_lr, steps, divergence, plot
         self.lrs: list[float] = []

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_bool, check_choice
 from hookline.hook import Hook
-from hookline.options import check_bool
 
 FREQUENCIES = ("epoch", "step")
 
@@ -31,9 +30,7 @@ class LRMonitor(Hook):
         """
         check_bool("LRMonitor: log_momentum", log_momentum)
         check_bool("LRMonitor: log_weight_decay", log_weight_decay)
-        if frequency not in FREQUENCIES:
-            raise OptionError(f"LRMonitor: frequency={frequency!r}, allowed: 'epoch', 'step'."
-                              f"{closest(str(frequency), FREQUENCIES)}")  # fmt: skip
+        check_choice("LRMonitor: frequency", frequency, FREQUENCIES)
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.frequency = frequency

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hookline.checks import check_choice, check_number, check_whole, refused
 from hookline.errors import HookError, OptionError, closest, described
 from hookline.hook import Hook
 from hookline.hooks._asking import facts_asked
-from hookline.options import check_number, check_whole
 
 F = TypeVar("F", bound=Callable[..., float])
 
@@ -104,14 +104,12 @@ class LRSchedule(Hook):
         Further options go to the schedule: `power` of 'polynomial', `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
-        if interval not in ("step", "epoch"):
-            hint = closest(str(interval), ["step", "epoch"])
-            raise OptionError(f"LRSchedule: interval={interval!r}, allowed: 'step', 'epoch'.{hint}")
+        check_choice("LRSchedule: interval", interval, ("step", "epoch"))
         if total is not None:
             check_whole("LRSchedule: total", total, 1)
         check_whole("LRSchedule: warmup", warmup, 0)
         if total is not None and warmup >= total:
-            raise OptionError(f"LRSchedule: warmup={warmup} leaves nothing of total={total}.")
+            raise OptionError(f"LRSchedule: warmup={warmup} leaves nothing of total={total}.", option="warmup", value=warmup)
         check_number("LRSchedule: min_lr_ratio", min_lr_ratio, 0.0, 1.0)
         self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = schedule, total, warmup, min_lr_ratio, interval
         self.options = options
@@ -125,12 +123,10 @@ class LRSchedule(Hook):
     def _find(self, schedule: Any) -> Callable[..., Any]:
         takes: list[str] = []
         if isinstance(schedule, str):
-            if schedule not in SCHEDULES:
-                raise OptionError(f"LRSchedule: schedule={schedule!r}, allowed: {', '.join(map(repr, SCHEDULES))}, or a function."
-                                  f"{closest(schedule, SCHEDULES)}")  # fmt: skip
+            check_choice("LRSchedule: schedule", schedule, SCHEDULES, "A function is allowed, too.")
             takes = list(inspect.signature(SCHEDULES[schedule]).parameters)[1:]
         elif not callable(schedule):
-            raise OptionError(f"LRSchedule: schedule={schedule!r} must be a name ({', '.join(SCHEDULES)}) or a function.")
+            raise refused("LRSchedule: schedule", schedule, f"a name ({', '.join(SCHEDULES)}) or a function")
         elif self.warmup or self.min_lr_ratio:
             raise OptionError("LRSchedule: warmup and min_lr_ratio go with a schedule by name, not with a function.")
         for option in self.options:

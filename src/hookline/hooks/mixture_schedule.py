@@ -29,16 +29,19 @@ class MixtureSchedule(Hook):
         """phases: from when on ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to weights by loader."""
         super().__init__(name)
         if not isinstance(phases, Mapping) or not phases:
-            raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.")
+            raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.",
+                              option="phases", value=phases)  # fmt: skip
         self.phases = [(*parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")), _weights(when, weights))
                        for when, weights in phases.items()]  # fmt: skip
         self.done = 0
         """Phases that have begun."""
         units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
         if len(units) > 1:
-            raise OptionError(f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.")
+            raise OptionError(f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.", option="phases",
+                              value=phases)  # fmt: skip
         if [at for at, _, _ in self.phases] != sorted({at for at, _, _ in self.phases}):
-            raise OptionError(f"{WHO}: phases must come in the order of their times, each later than the one before.")
+            raise OptionError(f"{WHO}: phases must come in the order of their times, each later than the one before.",
+                              option="phases", value=phases)  # fmt: skip
         if "token" in units:
             self.__dict__["on_step_end"] = self._by_tokens  # asking for tokens has them counted
 
@@ -83,8 +86,10 @@ class MixtureSchedule(Hook):
 
 def _weights(when: Any, given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping) or not given:
-        raise OptionError(f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.")
+        raise OptionError(f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.",
+                          option="phases", value=given)  # fmt: skip
     for name, weight in given.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise OptionError(f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or more.")
+            raise OptionError(f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or more.",
+                              option="phases", value=weight)  # fmt: skip
     return dict(given)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import LONGEST_NAME, check_bool, check_path, check_whole, longest_name, parse_time, refused
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import When
 from hookline.hook import Hook
 from hookline.hooks.monitored import NEARLY_THE_SAME, Monitored, no_validation_in
-from hookline.options import LONGEST_NAME, check_bool, check_path, check_whole, longest_name, parse_time
 from hookline.urls import below, check_url, is_url, shown, split_query
 
 log = logging.getLogger("hookline")
@@ -81,7 +81,7 @@ class ModelCheckpoint(Hook):
         self.restore_best = restore_best
         if restore_best and (monitor is None or save_top_k == 0):
             why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
-            raise OptionError(f"{WHO}: restore_best=True needs a best checkpoint, and {why}.")
+            raise OptionError(f"{WHO}: restore_best=True needs a best checkpoint, and {why}.", option="restore_best", value=True)
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         if dirpath is not None:
             check_path(f"{WHO}: dirpath", dirpath)
@@ -278,7 +278,8 @@ class ModelCheckpoint(Hook):
         folder = run_dir / self.dirpath  # an absolute path stays itself
         if not folder.resolve().is_relative_to(run_dir.resolve()):
             raise OptionError(f"{WHO}: dirpath={str(self.dirpath)!r} is outside the run's directory {run_dir}; "
-                              "pass a path relative to it, and choose the directory itself by Trainer(run_dir=...).")  # fmt: skip
+                              "pass a path relative to it, and choose the directory itself by Trainer(run_dir=...).",
+                              option="dirpath", value=str(self.dirpath))  # fmt: skip
         return folder
 
     # ---- what became of it --------------------------------------------------------------------------------------
@@ -425,18 +426,19 @@ class FileName(str):
                         raise ValueError(f"a format such as {spec!r} makes no file name")
         except (ValueError, TypeError) as error:
             raise OptionError(f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, {{step:06d}} "
-                              "or {val/loss:.2f}.") from None  # fmt: skip
+                              "or {val/loss:.2f}.", option="filename", value=template) from None  # fmt: skip
         self.metrics = [field for _, field, _ in self.parts if field and field not in COUNTERS]
         """The metrics that are in it."""
         for field in self.metrics:
             if meant := misspelt(field):
                 raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are "
-                                  "epoch, step and metrics, such as val/loss.")  # fmt: skip
+                                  "epoch, step and metrics, such as val/loss.", option="filename", value=template)  # fmt: skip
         if any(field == "" for _, field, _ in self.parts):
-            raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.")
+            raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.",
+                              option="filename", value=template)  # fmt: skip
         if not template or template.startswith(".") or set(literal) & FORBIDDEN or not template.strip():
-            raise OptionError(f"{WHO}: filename={template!r} must be one plain file name: no '/', no '..', nothing before it; "
-                              "choose the folder by dirpath.")  # fmt: skip
+            raise refused(f"{WHO}: filename", template, "one plain file name: no '/', no '..', nothing before it; choose the "
+                          "folder by dirpath")  # fmt: skip
         self.check_length(LONGEST_NAME)
 
     def check_length(self, most: int) -> None:
@@ -446,7 +448,8 @@ class FileName(str):
         if (length := len(os.fsencode(made))) > most - SET_ASIDE:
             shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
             raise OptionError(f"{WHO}: filename={shown!r} makes names of up to {length} bytes; there may be {most - SET_ASIDE} "
-                              f"({most} less {SET_ASIDE} that are added while a checkpoint is written).")  # fmt: skip
+                              f"({most} less {SET_ASIDE} that are added while a checkpoint is written).",
+                              option="filename", value=shown)  # fmt: skip
 
     def look_ahead(self, metrics: Any) -> None:
         """In the sanity check: refuse a field that is nearly the name of a metric. Others may still come, with the training."""
@@ -510,5 +513,6 @@ def _scores(kept: Any) -> dict[str, float]:
 
 def _inside(path: Path) -> Path:
     if ".." in path.parts:
-        raise OptionError(f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.")
+        raise OptionError(f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",
+                          option="dirpath", value=str(path))  # fmt: skip
     return path

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hookline.checks import check_bool, check_choice, check_number, refused
 from hookline.errors import OptionError, closest
-from hookline.options import check_bool, check_number
 
 log = logging.getLogger("hookline")
 
@@ -23,9 +23,8 @@ class Monitored:
 
     def __init__(self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True) -> None:
         if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
-            raise OptionError(f"{who}: monitor={monitor!r} must be the name of a metric, such as 'val/loss'.")
-        if mode not in MODES:
-            raise OptionError(f"{who}: mode={mode!r}, allowed: 'min', 'max'.{closest(str(mode), MODES)}")
+            raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
+        check_choice(f"{who}: mode", mode, MODES)
         check_number(f"{who}: min_delta", min_delta, least=0.0)
         check_bool(f"{who}: strict", strict)
         self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookline.errors import NonFiniteLoss, OptionError, closest
+from hookline.checks import check_bool, check_choice, check_whole, members
+from hookline.errors import NonFiniteLoss, OptionError
 from hookline.hook import Hook
 from hookline.hooks._measuring import between_graphs, norms
 from hookline.hooks._naming import listed
-from hookline.options import check_bool, check_whole, members
 from hookline.strategies.sharded import held
 
 log = logging.getLogger("hookline")
@@ -50,11 +50,11 @@ class NaNGuard(Hook):
         check_bool("NaNGuard: log_shapes", log_shapes)
         checks = members("NaNGuard: check", check, f"these: {', '.join(CHECKS)}")
         for each in checks:
-            if each not in tuple(CHECKS):
-                raise OptionError(f"NaNGuard: check={each!r}, allowed: {', '.join(CHECKS)}.{closest(str(each), CHECKS)}")
+            check_choice("NaNGuard: check", each, CHECKS)
         self.check = frozenset(checks)
         if not self.check:
-            raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.")
+            raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.", option="check", value=check,
+                              allowed=tuple(CHECKS))  # fmt: skip
         check_whole("NaNGuard: every", every, 1)
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.found = 0

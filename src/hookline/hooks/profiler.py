@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_bool, check_choice, check_whole, members
 from hookline.hook import Hook
-from hookline.options import check_bool, check_whole, members
 
 log = logging.getLogger("hookline")
 ACTIVITIES = {each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)}
@@ -51,14 +50,12 @@ class Profiler(Hook):
             check_whole(f"Profiler: {what}", value, least)
         for what, flag in (("record_shapes", record_shapes), ("profile_memory", profile_memory), ("with_stack", with_stack)):
             check_bool(f"Profiler: {what}", flag)
-        if sort_by is not None and sort_by not in ORDERS:
-            raise OptionError(f"Profiler: sort_by={sort_by!r}, allowed: {', '.join(ORDERS)}.{closest(str(sort_by), ORDERS)}")
+        if sort_by is not None:
+            check_choice("Profiler: sort_by", sort_by, ORDERS)
         wanted = f"these: {', '.join(ACTIVITIES)}"
         self.activities = None if activities is None else members("Profiler: activities", activities, wanted)
         for each in self.activities or ():
-            if each not in tuple(ACTIVITIES):
-                near = closest(str(each), ACTIVITIES)
-                raise OptionError(f"Profiler: activities={each!r}, allowed: {', '.join(ACTIVITIES)}.{near}")
+            check_choice("Profiler: activities", each, ACTIVITIES)
         self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = wait, warmup, active, repeat, top, sort_by
         self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
         self.traces: list[Path] = []

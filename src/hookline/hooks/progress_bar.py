@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any
 
+from hookline.checks import check_number
 from hookline.hook import Hook
 from hookline.hooks._screens import Bar, Screen, choose_screen
-from hookline.options import check_number
 
 
 class ProgressBar(Hook):

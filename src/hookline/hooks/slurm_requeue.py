@@ -8,9 +8,8 @@ import signal
 import subprocess
 from typing import Any
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_choice, check_timeout
 from hookline.hook import Hook
-from hookline.options import check_timeout
 
 log = logging.getLogger("hookline")
 SIGNALS = ("SIGUSR1", "SIGTERM")
@@ -30,8 +29,7 @@ class SlurmRequeue(Hook):
     def __init__(self, on: str = "SIGUSR1", timeout: float = 30.0, name: str | None = None) -> None:
         """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for `scontrol` to answer."""
         super().__init__(name)
-        if on not in SIGNALS or not hasattr(signal, on):
-            raise OptionError(f"SlurmRequeue: on={on!r}, allowed: {', '.join(SIGNALS)}.{closest(str(on), SIGNALS)}")
+        check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
         check_timeout("SlurmRequeue: timeout", timeout)
         self.on, self.timeout = on, timeout
 

@@ -6,10 +6,10 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from hookline.checks import check_bool, check_number, check_whole
 from hookline.data.batch import first_array
 from hookline.errors import OptionError
 from hookline.hook import Hook
-from hookline.options import check_bool, check_number, check_whole
 
 
 class _Mark(NamedTuple):

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_bool, check_choice, parse_time
+from hookline.errors import OptionError
 from hookline.hook import Hook
-from hookline.options import check_bool, parse_time
 
 INTERVALS = ("step", "epoch")
 STAGES = ("train", "validate", "sanity_check", "test", "predict")
@@ -33,8 +33,7 @@ class Timer(Hook):
 
         `interval`: look at the clock after every batch ('step') or only when an epoch is over ('epoch').
         """
-        if interval not in INTERVALS:
-            raise OptionError(f"Timer: interval={interval!r}, allowed: 'step', 'epoch'.{closest(str(interval), INTERVALS)}")
+        check_choice("Timer: interval", interval, INTERVALS)
         check_bool("Timer: verbose", verbose)
         self.duration = _seconds(duration)
         self.interval = interval
@@ -48,8 +47,7 @@ class Timer(Hook):
 
     def time_elapsed(self, stage: str = "train") -> float:
         """Seconds a stage has taken so far."""
-        if stage not in STAGES:
-            raise OptionError(f"Timer: stage={stage!r}, allowed: {', '.join(STAGES)}.{closest(str(stage), STAGES)}")
+        check_choice("Timer: stage", stage, STAGES)
         running = time.monotonic() - self._began[stage] if stage in self._began else 0.0
         return self._spent.get(stage, 0.0) + running
 
@@ -123,4 +121,5 @@ def _seconds(duration: Any) -> float | None:
         return parse_time(duration)
     except (OptionError, TypeError):
         raise OptionError(f"Timer: duration={duration!r}: use seconds, '2 hours', 'DD:HH:MM:SS', a timedelta, a mapping such as "
-                          "{'hours': 2}, or None for no limit; above 0.") from None  # fmt: skip
+                          "{'hours': 2}, or None for no limit; above 0.", option="duration",
+                          value=duration) from None  # fmt: skip

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import check_timeout, check_whole, members, refused
 from hookline.errors import HookError, OptionError, closest
 from hookline.hook import Hook
-from hookline.options import check_timeout, check_whole, members
 from hookline.text import printable, redact
 from hookline.urls import MANIFEST, below, check_url, is_ours, is_url, open_url, put_folder, remove_folder
 
@@ -56,7 +56,7 @@ class UploadCheckpoint(Hook):
         """
         super().__init__(name)
         if not isinstance(url, str) or not is_url(url):
-            raise OptionError(f"UploadCheckpoint: url={url!r} must be a URL, such as 's3://bucket/folder' or 'file:///backup'.")
+            raise refused("UploadCheckpoint: url", url, "a URL, such as 's3://bucket/folder' or 'file:///backup'")
         check_url(url, "UploadCheckpoint: url")
         if keep is not None:
             check_whole("UploadCheckpoint: keep", keep, 1)
@@ -66,10 +66,11 @@ class UploadCheckpoint(Hook):
         for each in members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}") if reasons is not None else ():
             if each not in tuple(REASONS):
                 raise OptionError(f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
-                                  f"{closest(str(each), REASONS)}")  # fmt: skip
+                                  f"{closest(str(each), REASONS)}", option="reasons", value=each,
+                                  allowed=tuple(REASONS))  # fmt: skip
         if not isinstance(storage_options or {}, Mapping) or not all(isinstance(name, str) for name in storage_options or ()):
             raise OptionError("UploadCheckpoint: storage_options (not shown, it may hold secrets) must be a mapping of names to "
-                              "values.")  # fmt: skip
+                              "values.", option="storage_options", allowed="a mapping of names to values")  # fmt: skip
         self.keep, self.reasons, self.max_waiting, self.attempts, self.timeout = keep, reasons, max_waiting, attempts, timeout
         self.pause = 1.0
         """Seconds before the second attempt; twice as many before each further one."""

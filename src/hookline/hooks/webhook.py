@@ -9,11 +9,11 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hookline.checks import members, refused
 from hookline.errors import OptionError, closest
 from hookline.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
 from hookline.hooks.monitored import Monitored
-from hookline.options import members
 from hookline.text import redact
 from hookline.urls import shown
 
@@ -137,7 +137,8 @@ def _events(given: Iterable[str]) -> tuple[str, ...]:
     for event in events:
         if event not in tuple(TEMPLATES):
             raise OptionError(f"Webhook: there is no event {event!r} to notify on.{closest(str(event), TEMPLATES)} "
-                              f"There are: {', '.join(TEMPLATES)}.")  # fmt: skip
+                              f"There are: {', '.join(TEMPLATES)}.", option="notify_on", value=event,
+                              allowed=tuple(TEMPLATES))  # fmt: skip
     return events
 
 
@@ -145,12 +146,12 @@ def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, str | Mapping):
-        raise OptionError(f"Webhook: template={given!r} must be text, or a mapping from events to texts.")
+        raise refused("Webhook: template", given, "text, or a mapping from events to texts")
     found = dict.fromkeys(TEMPLATES, given) if isinstance(given, str) else dict(given)
     _events(list(found))
     for template in found.values():
         if not isinstance(template, str):
-            raise OptionError(f"Webhook: template={template!r} must be text.")
+            raise refused("Webhook: template", template, "text")
         try:
             names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
             if any(set(name) & set(".[") or not name for name in names):
@@ -162,5 +163,5 @@ def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
             template.format_map(_Fields(SAMPLE))
         except ValueError as error:
             raise OptionError(f"Webhook: template={template!r}: {error} Fields: {', '.join(SAMPLE)}, and metrics by name, "
-                              "such as {val/loss:.3f}.") from None  # fmt: skip
+                              "such as {val/loss:.3f}.", option="template", value=template) from None  # fmt: skip
     return found

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_bool, check_choice, check_number
+from hookline.errors import OptionError
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.options import check_bool, check_number
 
 KINDS = ("ema", "swa")
 BUFFERS = ("keep", "average")
@@ -48,11 +48,8 @@ class WeightAveraging(Hook):
         use_for_evaluation: evaluate with the average. swap_at_end: leave the average in the module when the run is over.
         """
         super().__init__(name)
-        if kind not in KINDS:
-            raise OptionError(f"WeightAveraging: kind={kind!r}, allowed: 'ema', 'swa'.{closest(str(kind), KINDS)}")
-        if buffers not in BUFFERS:
-            hint = closest(str(buffers), BUFFERS)
-            raise OptionError(f"WeightAveraging: buffers={buffers!r}, allowed: 'keep', 'average'.{hint}")
+        check_choice("WeightAveraging: kind", kind, KINDS)
+        check_choice("WeightAveraging: buffers", buffers, BUFFERS)
         check_number("WeightAveraging: decay", decay, 0.0, 1.0)
         check_bool("WeightAveraging: use_for_evaluation", use_for_evaluation)
         check_bool("WeightAveraging: swap_at_end", swap_at_end)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hookline.checks import check_path, refused
 from hookline.errors import HooklineError, OptionError
-from hookline.options import check_path
 
 log = logging.getLogger("hookline")
 
@@ -229,7 +229,7 @@ class ClientLogger(Logger):
 
     def __init__(self, queued: bool = True) -> None:
         if not isinstance(queued, bool):
-            raise OptionError(f"queued={queued!r} must be True or False.")
+            raise refused("queued", queued, "True or False")
         if importlib.util.find_spec(self.package) is None:
             raise OptionError(f"{self.label} needs the package {self.package!r}: pip install hookline[{self.extra}]")
         self.queued = queued
@@ -396,7 +396,7 @@ def check_folder(name: str, folder: str | Path) -> str:
     check_path(name, folder, "a folder inside the run's directory")
     path = PurePath(folder)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise OptionError(f"{name}={str(folder)!r} must be a folder inside the run's directory: no '..', no absolute path.")
+        raise refused(name, str(folder), "a folder inside the run's directory: no '..', no absolute path")
     return str(path)
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
-from hookline.errors import OptionError
+from hookline.checks import refused
 from hookline.loggers.base import Logger, check_image, finite, flat, number, printable
 
 
@@ -21,9 +21,9 @@ class Console(Logger):
 
     def __init__(self, stream: IO[str] | None = None, color: bool | None = None) -> None:
         if stream is not None and not hasattr(stream, "write"):
-            raise OptionError(f"stream={stream!r} must be something to write to, such as sys.stderr.")
+            raise refused("stream", stream, "something to write to, such as sys.stderr")
         if color is not None and not isinstance(color, bool):
-            raise OptionError(f"color={color!r} must be True, False or None (only on a terminal).")
+            raise refused("color", color, "True, False or None (only on a terminal)")
         self._stream = stream
         self._color = color
 

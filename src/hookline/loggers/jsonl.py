@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from hookline.checks import check_path
 from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
-from hookline.options import check_path
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 

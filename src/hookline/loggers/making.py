@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hookline.checks import refused
 from hookline.errors import OptionError
 from hookline.loggers.base import Logger, Loggers
 
@@ -20,8 +21,8 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
     members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
     for each in members:
         if not isinstance(each, Logger):
-            raise OptionError(f"logger={each!r} must be True, False, a Logger, or a list of them. hookline.loggers has CSV, "
-                              "Console, JSONLines, MLflow, TensorBoard, Trackio and WandB.")  # fmt: skip
+            raise refused("logger", each, "True, False, a Logger, or a list of them", " hookline.loggers has CSV, Console, "
+                          "JSONLines, MLflow, TensorBoard, Trackio and WandB.")  # fmt: skip
         _check_methods(each)
     from hookline.loggers.queued import Queued
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hookline.checks import check_timeout, check_whole
 from hookline.errors import OptionError
 from hookline.loggers.base import Logger, number, numbers, picture, pixels
 from hookline.loggers.jsonl import jsonable
-from hookline.options import check_timeout, check_whole
 
 log = logging.getLogger("hookline")
 
@@ -43,7 +43,7 @@ class Queued(Logger):
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
-            raise OptionError(f"Queued(logger={logger!r}) takes one logger.")
+            raise OptionError(f"Queued(logger={logger!r}) takes one logger.", option="logger", value=logger)
         check_whole("size", size, 1)
         check_timeout("timeout", timeout, least=0.001)
         self.logger, self.size, self.timeout = logger, size, timeout

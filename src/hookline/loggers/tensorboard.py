@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import check_whole
 from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
-from hookline.options import check_whole
 
 
 class TensorBoard(ClientLogger):

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hookline.errors import HooklineError, OptionError, closest
+from hookline.checks import check_choice, refused
+from hookline.errors import HooklineError
 from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels, printable
 
 RESUME = ("allow", "must", "never")
@@ -34,9 +35,8 @@ class Trackio(ClientLogger):
     ) -> None:  # fmt: skip
         super().__init__(queued)
         if not isinstance(project, str) or not project:
-            raise OptionError(f"project={project!r} must be the name of a project.")
-        if resume not in RESUME:
-            raise OptionError(f"resume={resume!r}, allowed: {', '.join(map(repr, RESUME))}.{closest(str(resume), RESUME)}")
+            raise refused("project", project, "the name of a project")
+        check_choice("resume", resume, RESUME)
         self.project, self.name, self.group, self._resume = project, name, group, resume
         self._began = False
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError, closest
+from hookline.checks import check_choice, refused
 from hookline.loggers.base import ClientLogger, finite, histogram, pixels, printable
 from hookline.loggers.jsonl import jsonable
 
@@ -36,12 +36,12 @@ class WandB(ClientLogger):
         settings: Mapping[str, Any] | None = None, queued: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(queued)
-        if mode is not None and mode not in MODES:
-            raise OptionError(f"mode={mode!r}, allowed: {', '.join(map(repr, MODES))}.{closest(str(mode), MODES)}")
-        if resume is not None and not isinstance(resume, bool) and resume not in RESUME:
-            raise OptionError(f"resume={resume!r}, allowed: {', '.join(map(repr, RESUME))}.{closest(str(resume), RESUME)}")
+        if mode is not None:
+            check_choice("mode", mode, MODES)
+        if resume is not None and not isinstance(resume, bool):
+            check_choice("resume", resume, RESUME)
         if isinstance(tags, str) or not all(isinstance(each, str) for each in tags):
-            raise OptionError(f"tags={tags!r} must be a list of words.")
+            raise refused("tags", tags, "a list of words")
         self._init = {"project": project, "name": name, "mode": mode, "id": id, "resume": resume, "tags": list(tags),
                       "entity": entity, "notes": notes}  # fmt: skip
         self._settings = dict(settings or {})

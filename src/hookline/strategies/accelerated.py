@@ -53,8 +53,8 @@ class Accelerated(DDP):
             made = accelerate.Accelerator(cpu=self.device.type == "cpu", mixed_precision=wanted)
         except ValueError as error:
             raise OptionError(f"precision={self.precision.name!r}: Accelerate keeps one precision for the whole process, and was "
-                              f"used with another before. Pass the Accelerator there is: Accelerated(accelerator). ({error})"
-                              ) from error  # fmt: skip
+                              f"used with another before. Pass the Accelerator there is: Accelerated(accelerator). ({error})",
+                              option="precision", value=self.precision.name) from error  # fmt: skip
         if made.num_processes != self.world_size:
             raise HooklineError(f"Accelerate sees {made.num_processes} processes where {place.launcher or 'Hookline'} started "
                                 f"{self.world_size}. Start the job with torchrun.")  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from hookline.checks import refused
 from hookline.errors import OptionError
 from hookline.ranks import Ranks, gloo_group
 from hookline.strategies.base import Strategy
@@ -32,7 +33,7 @@ class ManyRanks(Strategy):
     def __init__(self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800) -> None:
         """`timeout`: seconds after which something that not all ranks have joined, of the model's or Hookline's, is an error."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
-            raise OptionError(f"{type(self).__name__}: timeout={timeout!r} must be a number of seconds above 0.")
+            raise refused(f"{type(self).__name__}: timeout", timeout, "a number of seconds above 0")
         self.place_in_job = known_place()
         self.timeout = float(timeout)
         super().__init__(own_device(device, self.place_in_job), precision)

@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from hookline.checks import refused
 from hookline.errors import OptionError, closest
 from hookline.ranks import listed
 from hookline.strategies.distributed import ManyRanks
@@ -42,7 +43,7 @@ class FSDP(ManyRanks):
         """
         super().__init__(device, precision, timeout)
         if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1 or self.world_size % replicas:
-            raise OptionError(f"FSDP: replicas={replicas!r} must be a whole number that divides the {self.world_size} ranks.")
+            raise refused("FSDP: replicas", replicas, f"a whole number that divides the {self.world_size} ranks")
         if offload and self.device.type == "cpu":
             raise OptionError("FSDP: offload=True keeps the parameters of an accelerator on the CPU, and the device is the CPU.")
         if replicas > 1 and mesh is not None:
@@ -198,13 +199,14 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
 
     right = f"init_device_mesh({device!r}, ({world_size},))"
     if not isinstance(mesh, DeviceMesh):
-        raise OptionError(f"FSDP: mesh={mesh!r} must be a DeviceMesh, such as {right}.")
+        raise refused("FSDP: mesh", mesh, f"a DeviceMesh, such as {right}")
     ranks, missing = sorted(mesh.mesh.flatten().tolist()), sorted(set(range(world_size)) - set(mesh.mesh.flatten().tolist()))
     if missing or len(ranks) != world_size:
-        raise OptionError(f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: {right}.")
+        raise OptionError(f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: {right}.",
+                          option="mesh", value=mesh)  # fmt: skip
     if mesh.ndim not in (1, 2) or mesh.device_type != device:
         raise OptionError(f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for {device!r}, "
-                          f"the device of this strategy: {right}.")  # fmt: skip
+                          f"the device of this strategy: {right}.", option="mesh", value=mesh)  # fmt: skip
 
 
 def _explain(error: RuntimeError) -> None:
@@ -261,7 +263,7 @@ def _choices(option: str, given: Any) -> list[Any]:
     for each in listed:
         if not isinstance(each, str) and not callable(each):
             raise OptionError(f"FSDP: {option}={each!r}: pass a pattern of names such as 'layers.*', a class of modules or its "
-                              "name, or a function of name and module.")  # fmt: skip
+                              "name, or a function of name and module.", option=option, value=each)  # fmt: skip
     return listed
 
 
@@ -275,7 +277,8 @@ def chosen(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Mo
             known = [*dict.fromkeys([name for name, _ in named] + [type(each).__name__ for _, each in named])]
             near = closest(choice, known) if isinstance(choice, str) else ""
             raise OptionError(f"FSDP: {option}={choice!r} names no part of {type(module).__name__}.{near} "
-                              f"Its parts: {', '.join(name for name, _ in named[:12])}.")  # fmt: skip
+                              f"Its parts: {', '.join(name for name, _ in named[:12])}.", option=option,
+                              value=choice)  # fmt: skip
         found.update((id(each), each) for each in hits)
     return [each for _, each in named if id(each) in found]
 

@@ -11,12 +11,12 @@ from typing import Any, Unpack
 
 import torch
 
+from hookline._arguments import OptionArguments
 from hookline.errors import HookError, closest
 from hookline.events import EVENTS, Event
 from hookline.foreign import Adapter
 from hookline.hooklist import HookList
 from hookline.listener import Listener, filtered
-from hookline.options import OptionArguments
 from hookline.plan import Plan
 from hookline.state import State
 from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer

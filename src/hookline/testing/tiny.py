@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from hookline._arguments import OptionArguments
 from hookline.module import Module
-from hookline.options import OptionArguments
 from hookline.trainer import Trainer
 
 

@@ -16,7 +16,7 @@ def check(mixture: Mixture, names: Sequence[str], lengths: Mapping[str, int | No
     `lengths` are batches per pass; None is a loader without end, or one that does not know.
     """
     problems = [*_loader_problems(names, lengths), *_name_problems(mixture, names), *_length_problems(mixture, names, lengths)]
-    refuse(problems)
+    refuse([("", each) for each in problems])
     return _doubts(mixture, {name: lengths[name] for name in names})
 
 

@@ -13,6 +13,8 @@ ORDERS = ("sequential", "round_robin", "weighted", "random", "alternating")
 LENGTHS = ("sum", "max", "min")
 ENDS = ("cycle", "end")
 WEIGHTED = ("weighted", "random")
+Problem = tuple[str, str]
+"""The setting that is wrong, and what is wrong about it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Mixture:
             object.__setattr__(self, "loss_weights", {str(name): float(each) for name, each in self.loss_weights.items()})
             object.__setattr__(self, "optimizers", {str(name): _numbers(each) for name, each in self.optimizers.items()})
             problems = [*_weight_problems(self), *_combination_problems(self)]
-        refuse(problems)
+        refuse(problems, vars(self))
 
     @property
     def cycles(self) -> bool:
@@ -89,21 +91,23 @@ def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
     known = [each.name for each in fields(Mixture)]
     for name in given:
         if name not in known:
-            raise OptionError(f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.")
+            raise OptionError(f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.",
+                              option=str(name), value=given[name], allowed=tuple(known))  # fmt: skip
     return Mixture(**given)
 
 
-def refuse(problems: Sequence[str]) -> None:
+def refuse(problems: Sequence[Problem], settings: Mapping[str, Any] | None = None) -> None:
     """Say everything that is wrong at once."""
     if len(problems) == 1:
-        raise OptionError(f"Mixture: {problems[0]}")
+        option, text = problems[0]
+        raise OptionError(f"Mixture: {text}", option=option, value=(settings or {}).get(option))
     if problems:
-        raise OptionError("\n  - ".join([f"Mixture: {len(problems)} things are wrong.", *problems]))
+        raise OptionError("\n  - ".join([f"Mixture: {len(problems)} things are wrong.", *(text for _, text in problems)]))
 
 
-def _shape_problems(mixture: Mixture) -> list[str]:
+def _shape_problems(mixture: Mixture) -> list[Problem]:
     """Values of the wrong kind; nothing else can be checked before these are right."""
-    found = []
+    found: list[Problem] = []
     for name, allowed in (("order", ORDERS), ("when_exhausted", (*ENDS, None)), ("epoch_length", LENGTHS)):
         value = getattr(mixture, name)
         if name == "epoch_length" and not isinstance(value, str):
@@ -111,46 +115,53 @@ def _shape_problems(mixture: Mixture) -> list[str]:
         if value not in allowed:
             hint = closest(value, [each for each in allowed if each]) if isinstance(value, str) else ""
             more = ", or a whole number of batches" if name == "epoch_length" else ""
-            found.append(f"{name}={value!r} is unknown.{hint} Allowed: {', '.join(map(repr, allowed))}{more}.")
+            found.append((name, f"{name}={value!r} is unknown.{hint} Allowed: {', '.join(map(repr, allowed))}{more}."))
     for name in ("burst", "window") if isinstance(mixture.epoch_length, str) else ("burst", "window", "epoch_length"):
         value = getattr(mixture, name)
         if not _is_whole(value) or value < 1:
-            found.append(f"{name}={value!r} must be a whole number of batches, 1 or more.")
+            found.append((name, f"{name}={value!r} must be a whole number of batches, 1 or more."))
     if not _is_whole(mixture.seed):
-        found.append(f"seed={mixture.seed!r} must be a whole number.")
+        found.append(("seed", f"seed={mixture.seed!r} must be a whole number."))
     if not isinstance(mixture.weights, Mapping):
-        found.append(f"weights={mixture.weights!r} must map names of loaders to numbers, as in {{'web': 0.7, 'code': 0.3}}.")
+        found.append(("weights", f"weights={mixture.weights!r} must map names of loaders to numbers, as in {{'web': 0.7, 'code': "
+                      "0.3}."))  # fmt: skip
     if not isinstance(mixture.loss_weights, Mapping) or not all(_is_number(each) for each in mixture.loss_weights.values()):
-        found.append(f"loss_weights={mixture.loss_weights!r} must map names of loaders to finite numbers, as in {{'code': 0.5}}.")
+        found.append(("loss_weights", f"loss_weights={mixture.loss_weights!r} must map names of loaders to finite numbers, as in "
+                      "{'code': 0.5}."))  # fmt: skip
     if not isinstance(mixture.optimizers, Mapping) or not all(_numbers(each) for each in mixture.optimizers.values()):
-        found.append(f"optimizers={mixture.optimizers!r} must map names of loaders to numbers of optimizers, as in "
-                     "{'web': 0, 'code': [0, 1]}.")  # fmt: skip
+        found.append(("optimizers", f"optimizers={mixture.optimizers!r} must map names of loaders to numbers of optimizers, as "
+                      "in {'web': 0, 'code': [0, 1]}."))  # fmt: skip
     if isinstance(mixture.pattern, str) or not isinstance(mixture.pattern, Sequence):
-        found.append(f"pattern={mixture.pattern!r} must be a list of names of loaders, as in ['web', 'web', 'code'].")
+        found.append(("pattern", f"pattern={mixture.pattern!r} must be a list of names of loaders, as in ['web', 'web', "
+                      "'code']."))  # fmt: skip
     return found
 
 
-def _weight_problems(mixture: Mixture) -> list[str]:
-    found = [f"the weight of {name!r} is {weight}; it must be 0 or more, and finite."
+def _weight_problems(mixture: Mixture) -> list[Problem]:
+    found = [("weights", f"the weight of {name!r} is {weight}; it must be 0 or more, and finite.")
              for name, weight in mixture.weights.items() if not 0 <= weight < math.inf]  # fmt: skip
     if mixture.weights and not found and not any(mixture.weights.values()):
-        found.append(f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; give one of them more.")
+        found.append(("weights", f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; give one of "
+                      "them more."))  # fmt: skip
     return found
 
 
-def _combination_problems(mixture: Mixture) -> list[str]:
+def _combination_problems(mixture: Mixture) -> list[Problem]:
     """Settings that another setting makes meaningless: obeying only one of them would hide a mistake."""
-    order, found = mixture.order, []
+    order = mixture.order
+    found: list[Problem] = []
     if mixture.weights and order not in WEIGHTED:
-        found.append(f"order={order!r} takes no weights; use order='weighted' (exact shares) or 'random', or leave them out.")
+        found.append(("order", f"order={order!r} takes no weights; use order='weighted' (exact shares) or 'random', or leave "
+                      "them out."))  # fmt: skip
     if order == "weighted" and not mixture.weights:
-        found.append("order='weighted' needs weights, as in weights={'web': 0.7, 'code': 0.3}.")
+        found.append(("order", "order='weighted' needs weights, as in weights={'web': 0.7, 'code': 0.3}."))
     if mixture.pattern and order != "alternating":
-        found.append(f"order={order!r} takes no pattern; use order='alternating', or leave it out.")
+        found.append(("order", f"order={order!r} takes no pattern; use order='alternating', or leave it out."))
     if order == "alternating" and not mixture.pattern:
-        found.append("order='alternating' needs a pattern, as in pattern=['web', 'web', 'code'].")
+        found.append(("order", "order='alternating' needs a pattern, as in pattern=['web', 'web', 'code']."))
     if order == "sequential" and mixture.burst != 1:
-        found.append(f"order='sequential' takes no burst (it is {mixture.burst}): each loader gives all its batches in a row.")
+        found.append(("order", f"order='sequential' takes no burst (it is {mixture.burst}): each loader gives all its batches "
+                      "in a row."))  # fmt: skip
     return found
 
 

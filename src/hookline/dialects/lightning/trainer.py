@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hookline.checks import check_choice
 from hookline.dialects.lightning.loaders import side_by_side
 from hookline.dialects.lightning.names import LightningNames
 from hookline.errors import OptionError
@@ -50,14 +51,14 @@ class Trainer(NamedTrainer):
 
         enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is none.
         """
-        if accelerator not in DEVICES:
-            raise OptionError(f"accelerator={accelerator!r}, allowed: {', '.join(map(repr, DEVICES))}.")
+        check_choice("accelerator", accelerator, DEVICES)
         if devices not in ("auto", 1, "1", [0]):
-            raise OptionError(f"devices={devices!r}: a process of Hookline has one device; several are started with torchrun.")
+            raise OptionError(f"devices={devices!r}: a process of Hookline has one device; several are started with torchrun.",
+                              option="devices", value=devices)  # fmt: skip
         for name, (nothing, instead) in WITHOUT_MEANING.items():
             given = options.pop(name, nothing)
             if given not in (nothing, None) and instead:
-                raise OptionError(f"{name}={given!r}: Hookline has no such option; {instead}.")
+                raise OptionError(f"{name}={given!r}: Hookline has no such option; {instead}.", option=name, value=given)
         settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         settings = {"device": DEVICES[accelerator], "logger": logger if logger is not None else True, **settings}
         if enable_checkpointing is False and not settings.keys() & {"checkpoint", *OLD_NAMES}:

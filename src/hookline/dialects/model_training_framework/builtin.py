@@ -31,7 +31,8 @@ class LoggingHook(ConsoleLog):
         """The level must be one that Python's logging knows."""
         if self.log_level not in LEVELS:
             raise OptionError(f"LoggingHook: log_level={self.log_level!r}, allowed: {', '.join(LEVELS)}."
-                              f"{closest(str(self.log_level).upper(), LEVELS)}")  # fmt: skip
+                              f"{closest(str(self.log_level).upper(), LEVELS)}", option="log_level", value=self.log_level,
+                              allowed=tuple(LEVELS))  # fmt: skip
 
     def _say(self, text: str) -> None:
         if logging.getLevelNamesMapping()[self.log_level] <= logging.INFO:

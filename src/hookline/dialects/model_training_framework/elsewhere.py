@@ -34,4 +34,4 @@ def refuse_what_is_elsewhere(config: Any, where: str = "") -> None:
         if is_dataclass(value):
             refuse_what_is_elsewhere(value, f"{key}.")
         elif value is not None and "instead" in each.metadata:
-            raise OptionError(f"{key}={value!r} is not taken here: {each.metadata['instead']}.")
+            raise OptionError(f"{key}={value!r} is not taken here: {each.metadata['instead']}.", option=key, value=value)

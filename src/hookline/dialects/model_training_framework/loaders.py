@@ -155,7 +155,7 @@ def _member(kind: type[Enum], value: Any, what: str) -> Any:
         return value
     if value not in words:
         raise OptionError(f"{what}={value!r}, allowed: {', '.join(f'{kind.__name__}.{each.name}' for each in kind)}."
-                          f"{closest(str(value), words)}")  # fmt: skip
+                          f"{closest(str(value), words)}", option=what, value=value, allowed=tuple(words))  # fmt: skip
     return kind(value)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hookline.checkpoint.finding import find
+from hookline.checks import refused
 from hookline.data.mixing import Mixture
 from hookline.dialects.model_training_framework.loaders import (
     LoaderManager,
@@ -106,7 +107,7 @@ class GenericTrainer(Trainer):
         if val is not None and self._validation_step is None:
             raise OptionError("There are val_loaders, but no step for them: call trainer.set_validation_step(function) before.")
         if not isinstance(max_epochs, int) or isinstance(max_epochs, bool) or max_epochs < 1:
-            raise OptionError(f"max_epochs={max_epochs!r} must be a whole number from 1.")
+            raise refused("max_epochs", max_epochs, "a whole number from 1")
         if not config.dry_run:
             self.options.max_epochs = max_epochs
         if val is not None:

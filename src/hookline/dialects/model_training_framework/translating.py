@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hookline.checks import check_choice
 from hookline.config.hooks_config import HooksConfig as Switches
 from hookline.dialects.model_training_framework.builtin import EarlyStoppingHook, GradientMonitorHook, LoggingHook
 from hookline.dialects.model_training_framework.elsewhere import refuse_what_is_elsewhere
@@ -100,9 +101,7 @@ def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
 def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     """The hooks of `HooksConfig`, the user's first, then those that other keys ask for."""
     source = config.validation.early_stopping_source
-    if source not in SOURCES:
-        raise OptionError(f"validation: early_stopping_source={source!r}, allowed: {', '.join(SOURCES)}."
-                          f"{closest(str(source), SOURCES)}")  # fmt: skip
+    check_choice("validation: early_stopping_source", source, SOURCES)
     hooks = config.hooks.build()
     if source == "legacy":
         hooks = [each for each in hooks if not isinstance(each, EarlyStopping)]
@@ -155,7 +154,8 @@ def metric_name(name: str) -> str:
 def _requeued_after(number: int) -> str:
     known = {getattr(signal, each): each for each in ("SIGUSR1", "SIGTERM") if hasattr(signal, each)}
     if number not in known:
-        raise OptionError(f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.")
+        raise OptionError(f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
+                          option="signal", value=number, allowed=tuple(known))  # fmt: skip
     return known[number]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hookline.checks import refused
 from hookline.dialects.trainers.base import AccelerateTrainer, BaseTrainer, SimpleTrainer
 from hookline.dialects.trainers.hooks import CheckpointHook, ConsoleLogHook, HookManager, JSONLogHook, TrainingHook
 from hookline.errors import OptionError, closest
@@ -29,7 +30,7 @@ def get_trainer(name: str, model: Any, dataloader: Any, optimizer: Any, device: 
 def register_trainer(name: str, trainer: Callable[..., Any]) -> None:
     """Let `get_trainer` make this class, called with model, dataloader, optimizer, device and the options."""
     if not isinstance(name, str) or not name:
-        raise OptionError(f"register_trainer(name, trainer): name={name!r} must be text.")
+        raise refused("register_trainer(name, trainer): name", name, "text")
     if name in BUILTIN:
         raise OptionError(f"register_trainer: {name!r} is Hookline's own ({', '.join(BUILTIN)}); choose another name.")
     if not callable(trainer):

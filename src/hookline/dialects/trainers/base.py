@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
+from hookline.arguments import ARGUMENTS
 from hookline.dialects.trainers.hooks import LEDGER, CheckpointHook, ConsoleLogHook, HookManager, JSONLogHook
 from hookline.dialects.trainers.measuring import Loss, Measure
 from hookline.dialects.trainers.state import StateDict
-from hookline.errors import OptionError, closest
+from hookline.errors import OptionError
 from hookline.hook import Hook
 from hookline.hooklist import Handle
 from hookline.hooks.console_log import perplexity_of
 from hookline.metrics import Metrics
 from hookline.module import Module
-from hookline.options import OLD_NAMES, Options
+from hookline.options import OLD_NAMES, refuse_unknown_options
 from hookline.state import State
 from hookline.strategies.accelerated import Accelerated
 from hookline.trainer import Trainer
@@ -29,7 +29,9 @@ RENAMED = {
     "log_interval": "log_every_n_steps", "validate_every_n_epochs": "check_val_every_n_epoch",
 }  # fmt: skip
 """The options of `trainers`, and what Hookline calls them."""
-OWN = (*RENAMED, "val_dataloader", "loss", "hooks", "logger", "precision", "config")
+DONE_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
+KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in DONE_HERE))
+"""The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 
 class BaseTrainer:
@@ -174,7 +176,4 @@ def _check(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
     if isinstance(model, Module):
         raise OptionError(f"{who} takes a plain nn.Module; {type(model).__name__} is a hookline.Module with steps and optimizers "
                           "of its own: hookline.Trainer().fit(model, dataloader).")  # fmt: skip
-    known = [*OWN, *(each.name for each in fields(Options) if each.name not in RENAMED.values())]
-    for name in options:
-        if name not in known and name not in OLD_NAMES:
-            raise OptionError(f"{who} has no option {name!r}.{closest(name, known)} Options: {', '.join(known)}.")
+    refuse_unknown_options(who, (name for name in options if name not in OLD_NAMES), KNOWN)

@@ -1,0 +1,128 @@
+"""What is derived from the declared arguments of `Trainer`: their types for type checkers, and the tables of the docs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from hookline import arguments, options
+from hookline.arguments import DECLARATIONS, Parts, documentation
+from hookline.options import GROUPS
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = '''"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there, not this file."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    import torch
+
+    from hookline.loggers.base import Logger
+    from hookline.strategies.base import Strategy
+'''
+
+
+class _Bare(ast.NodeTransformer):
+    """A type as a user writes it: aliases spelled out, without the checks of `Annotated`, no quotes."""
+
+    def __init__(self, aliases: dict[str, ast.expr]) -> None:
+        self.aliases = aliases
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        """`Time` -> what it stands for."""
+        return self.visit(self.aliases[node.id]) if node.id in self.aliases else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        """`Annotated[int, AtLeast(1)]` -> `int`."""
+        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return self.visit(node.slice.elts[0])
+        return node if ast.unparse(node.value) == "Literal" else self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """`bool | (str | Path)` -> `bool | str | Path`."""
+        members = [self.visit(node.left), self.visit(node.right)]
+        return ast.parse(" | ".join(map(ast.unparse, members)), mode="eval").body
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """`"str | Strategy"` -> `str | Strategy`."""
+        return ast.parse(node.value, mode="eval").body if isinstance(node.value, str) else node
+
+
+def types_of(cls: type) -> dict[str, str]:
+    """The types of the arguments that a class declares, as text."""
+    module = ast.parse(inspect.getsource(options if cls in GROUPS else arguments))
+    aliases = {each.targets[0].id: each.value for each in module.body if isinstance(each, ast.Assign)
+               and isinstance(each.targets[0], ast.Name) and ast.unparse(each.value).startswith("Annotated[")}  # fmt: skip
+    body = next(each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == cls.__name__)
+    return {ast.unparse(each.target): ast.unparse(_Bare(aliases).visit(each.annotation)).replace("'", '"')
+            for each in body if isinstance(each, ast.AnnAssign)}  # fmt: skip
+
+
+def typed() -> str:
+    """The source of `hookline/_arguments.py`."""
+    docs, out = documentation(), [HEAD]
+    for cls in DECLARATIONS:
+        out += ["", f"class {cls.__name__}Arguments(TypedDict, total=False):", f'    """{_title(cls)}."""', ""]
+        for name, kind in types_of(cls).items():
+            doc = textwrap.wrap(f'"""{docs[name]}"""', 122)
+            out += [f"    {name}: {kind}", *(f"    {line}" for line in doc)]
+        out += [""]
+    out += ["", "class OptionArguments(", *(f"    {cls.__name__}Arguments," for cls in GROUPS), "):"]
+    out += ['    """`Options` as keyword arguments."""', "", ""]
+    out += [f"class TrainerArguments(OptionArguments, {Parts.__name__}Arguments):"]
+    out += ['    """All keyword arguments of `Trainer`."""']
+    return "\n".join(out) + "\n"
+
+
+def _title(cls: type) -> str:
+    return (cls.__doc__ or "").rstrip(".")
+
+
+def _default(cls: type, name: str) -> str:
+    field = next(each for each in fields(cls) if each.name == name)
+    assert field.default is not MISSING
+    return f"`{field.default!r}`".replace("'", '"')
+
+
+def page() -> str:
+    """The text of docs/options.md."""
+    docs = documentation()
+    out = [
+        "# Options of the trainer",
+        "",
+        "<!-- Generated from src/hookline/options.py and src/hookline/arguments.py by tools/generate.py. -->",
+        "",
+        "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they work together. In a",
+        "[configuration](configuration.md) they are keys of the section `trainer`, except `hooks`, `callbacks`, `logger` and",
+        "`config`, which have sections of their own. A value that is not allowed raises `hookline.OptionError` when the trainer",
+        "is made. The error has the attributes `option`, `value` and `allowed`.",
+    ]
+    for cls in DECLARATIONS:
+        out += ["", f"## {_title(cls)}", "", "| option | type | default | what it does |", "|---|---|---|---|"]
+        for name, kind in types_of(cls).items():
+            shown = kind.replace("|", "\\|")
+            out.append(f"| `{name}` | `{shown}` | {_default(cls, name)} | {docs[name].replace('|', chr(92) + '|')} |")
+    return "\n".join(out) + "\n"
+
+
+def overview() -> str:
+    """The text of docs/training.md, with its table of options as they are declared."""
+    path = ROOT / "docs/training.md"
+    rows = ["| | |", "|---|---|"]
+    for cls in DECLARATIONS:
+        title = _title(cls)
+        anchor = re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+        rows.append(f"| [{title}](options.md#{anchor}) | {', '.join(f'`{name}`' for name in types_of(cls))} |")
+    begin, end = "<!-- options: generated by tools/generate.py -->\n", "<!-- end of options -->\n"
+    before, _, rest = path.read_text().partition(begin)
+    return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + rest.partition(end)[2]
