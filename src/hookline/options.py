@@ -356,8 +356,9 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists. One that the system refuses (too long, no permission) does not."""
-    return next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110 - Path.exists raises for those
+    """Return the path, or the nearest one above it that exists."""
+    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def longest_name(path: Path) -> int:

@@ -31,7 +31,8 @@ class Monitored:
             raise OptionError(f"{who}: mode={mode!r}, allowed: 'min', 'max'.{closest(str(mode), MODES)}")
         check_number(f"{who}: min_delta", min_delta, least=0.0)
         check_bool(f"{who}: strict", strict)
-        if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():  # a metric of the user's may be 'val/Loss'
+        # other capitals are no slip: a metric of the user's may be 'val/Loss'
+        if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
             raise OptionError(f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your own, pass "
                               "strict=False.")  # fmt: skip
         self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict
