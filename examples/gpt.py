@@ -135,6 +135,7 @@ class Report(Hook):
         sample = "".join(ALPHABET[code] for code in module.eval().write(prompt, 400)[0])
         entropy = -sum(n / len(TEXT) * math.log(n / len(TEXT)) for n in Counter(TEXT).values())
         print("\n--- what it writes now ---", sample, "---", sep="\n")
-        loss = metrics["val/loss"]
-        print(f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
+        if "val/loss" in metrics:  # a run that is cut short may end before its first validation
+            loss = metrics["val/loss"]
+            print(f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
         print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}", flush=True)

@@ -246,7 +246,7 @@ def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(net: Net, capsy
     Path("bare").mkdir()
     assert main(["checkpoint", "show", "bare", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert "There is no checkpoint in bare or below it" in err and json.loads(out)["error"]["type"] == "CheckpointError"
+    assert "There is no checkpoint in bare or below it. A fit writes checkpoints/last" in err and json.loads(out)["error"]["type"] == "CheckpointError"
 
 
 @pytest.mark.parametrize("arguments", [["checkpoint", "--help"], ["checkpoint", "export", "--help"], ["checkpoint", "sho"]])

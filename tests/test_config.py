@@ -855,6 +855,12 @@ HUGE = {
     "deep lists in TOML": ("toml", "config.x = " + "[" * 3000 + "]" * 3000, "50 levels"),
     "less deep lists in TOML": ("toml", "config.x = " + "[" * 100 + "]" * 100, "50 levels"),
     "deep tables in TOML": ("toml", "config." + ".".join("a" * 3000) + " = 1", "50 levels"),
+    "very deep tables in TOML": ("toml", "a" + " .a" * 20_000 + " = 1", "50 levels"), "a deep header": ("toml", "[a" + '."a"' * 20_000 + "]", "50 levels"),
+    "a deep key in a table": ("toml", "config.x = {a" + ".a" * 20_000 + " = 1}", "50 levels"),
+    "a long number": ("yaml", "config: {x: " + "9" * 500_000 + "}", "1000 digits"), "in TOML": ("toml", "config.x = " + "9" * 5000, "1000 digits"),
+    "a long number that is tagged": ("yaml", 'config: {x: !!int "' + "9" * 5000 + '"}', "1000 digits"),
+    "a long hexadecimal number": ("yaml", "config: {x: 0x" + "f" * 500_000 + "}", "1000 digits"), "so in TOML": ("toml", "config.x = 0x" + "f" * 50_000, "1000 digits"),
+    "a number in base 60": ("yaml", "config: {x: " + ":".join(["59"] * 100_000) + "}", "1000 digits"),
     "megabytes": ("yaml", "config:\n" + "".join(f"  k{each}: 1\n" for each in range(150_000)), "1 MB"),
 }  # fmt: skip
 
@@ -877,6 +883,14 @@ def test_what_is_typed_has_the_same_limits() -> None:
         assert time.process_time() - began < 20
     with pytest.raises(ConfigError, match="levels|no valid YAML"):
         load_config({}, ["--module=" + '{"a": ' * 3000 + "1" + "}" * 3000])
+
+
+def test_long_texts_of_digits_and_dots_are_fine(tmp_path: Path) -> None:
+    digits, dots = "1" * 5000, "One. " * 200
+    (tmp_path / "run.yaml").write_text(f"config: {{x: '{digits}', y: {dots}}}")
+    assert load_config(tmp_path / "run.yaml").values["config"] == {"x": digits, "y": dots.strip()}
+    (tmp_path / "run.toml").write_text(f'# {dots}\nconfig.x = "{digits}"\nconfig.y = "{dots}"\n')
+    assert load_config(tmp_path / "run.toml").values["config"] == {"x": digits, "y": dots}
 
 
 def test_aliases_as_people_use_them_and_many_keys_are_fine(tmp_path: Path) -> None:

@@ -113,3 +113,9 @@ def test_a_wrong_option_is_explained(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Did you mean 'steps'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_cut_short_before_its_first_validation_ends_well(tmp_path: Path) -> None:
+    done = run_demo(tmp_path, "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0", "--trainer.run_dir", "cut")
+    assert done.returncode == 0, done.stderr
+    assert "fit completed at step 1" in done.stdout + done.stderr

@@ -57,6 +57,14 @@ def test_so_is_one_in_which_nothing_can_be_created_even_by_root(option: str, pla
     assert not hook.started and trainer.global_step == 0
 
 
+@pytest.mark.parametrize("option", ["run_dir", "default_root_dir"])
+def test_so_is_one_that_is_too_long_as_a_whole(option: str) -> None:
+    trainer = quiet(**{option: "a/" * 3000, "hooks": [(hook := Starts())]})
+    with pytest.raises(OptionError, match=rf"{option}='a/a/[a/]*\.\.\.' cannot be written to: .*File name too long"):
+        trainer.fit(Net(), batches(1))
+    assert not hook.started and not list(Path().iterdir())
+
+
 @needs_proc
 def test_an_evaluation_that_writes_nothing_needs_no_directory_and_one_that_does_says_what_is_wrong() -> None:
     assert "val/loss" in quiet(run_dir="/proc/x").validate(Net(), batches(1))

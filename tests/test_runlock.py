@@ -420,6 +420,14 @@ def test_a_directory_that_cannot_be_locked_is_said_and_the_run_continues(caplog:
     assert "run cannot be locked: Is a directory. Make sure that no other job trains in it." in caplog.text
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_of_its_name_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    LOCK.parent.mkdir()
+    os.mkfifo(LOCK)
+    assert fit().global_step == 4
+    assert "run cannot be locked: run.lock in it is not a plain file." in caplog.text
+
+
 # ---- what it says ------------------------------------------------------------------------------------------------
 
 

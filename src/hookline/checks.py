@@ -302,9 +302,15 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
                               f"a name may have {LONGEST_NAME}.", option=_bare(name), value=path, allowed=wanted)  # fmt: skip
 
 
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists."""
+    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
+
+
 def longest_name(path: Path) -> int:
     """Bytes that a name may have in this directory, or in the nearest one above it that exists."""
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    there = _nearest(path.absolute())
     try:
         return os.pathconf(there, "PC_NAME_MAX")
     except (AttributeError, OSError, ValueError):  # a system that does not tell
@@ -317,14 +323,15 @@ def check_place(name: str, path: Path) -> None:
     A directory of that name is made beside it and removed again, because permissions alone do not tell.
     """
     whole = path.absolute()
-    there = next(each for each in (whole, *whole.parents) if each.exists())
+    there = _nearest(whole)
     if not there.is_dir():
         raise OptionError(f"{name}={str(path)!r} cannot be a directory: {there} is a file.", option=_bare(name), value=path)
     try:
         with tempfile.TemporaryDirectory(prefix=".hookline-", dir=there) as probe:
             Path(probe, *whole.relative_to(there).parts).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"{name}={str(path)!r} cannot be written to: nothing can be created in {there} "
+        shown = str(path) if len(str(path)) < 200 else f"{str(path)[:60]}..."
+        raise OptionError(f"{name}={shown!r} cannot be written to: nothing can be created in {there} "
                           f"({error.strerror or error}).", option=_bare(name), value=path) from None  # fmt: skip
 
 

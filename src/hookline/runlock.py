@@ -242,7 +242,11 @@ def is_running(folder: Path) -> bool | None:
 def _open(path: Path) -> Any:
     """Unbuffered, not inherited by programs that are started, and never by way of a link."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    number = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"{path.name} in it is not a plain file")  # reading a pipe would wait for ever
+    return os.fdopen(number, "r+b", buffering=0)
 
 
 def _lock(file: Any) -> bool:

@@ -45,6 +45,18 @@ def test_a_nearly_right_name_is_refused_ahead_but_an_unlike_one_may_still_come()
     Monitored("x", "val_loss", strict=False).look_ahead(metrics)
 
 
+@pytest.mark.parametrize(("monitor", "meant"), [("val/lss", "val/loss"), ("train/losss", "train/loss"), ("vla/loss", "val/loss")])
+def test_a_misspelt_loss_is_refused_when_the_hook_is_made(monitor: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"Who: monitor='{monitor}'. Did you mean '{meant}'.*strict=False"):
+        Monitored("Who", monitor)
+    assert Monitored("Who", monitor, strict=False).monitor == monitor
+
+
+@pytest.mark.parametrize("monitor", ["val/Loss", "val/los_a", "stp", "val/mloss", "val_loss"])
+def test_a_metric_of_ones_own_may_have_a_similar_name(monitor: str) -> None:
+    assert Monitored("Who", monitor).monitor == monitor
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"monitor": ""}, "monitor=''"), ({"monitor": 3}, "monitor=3"),
     ({"monitor": "a", "mode": "mni"}, "mode='mni'.*Did you mean 'min'"), ({"monitor": "a", "min_delta": -1}, "min_delta=-1"),

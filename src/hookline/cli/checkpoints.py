@@ -75,7 +75,9 @@ def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
     whole, broken = find(folder)
     listed = [*(Listed(each.path, each.manifest) for each in whole), *(Listed(each, None, why) for each, why in broken.items())]
     if not listed:
-        raise CheckpointError(f"There is no checkpoint in {folder} or below it. Hooks ask for them: hooks=[ModelCheckpoint()].")
+        raise CheckpointError(f"There is no checkpoint in {folder} or below it. A fit writes checkpoints/last, unless it has "
+                              "made no update, checkpoint=False or fast_dev_run; hooks write others: "
+                              "hooks=[ModelCheckpoint()].")  # fmt: skip
     return listed, [each.place for each in listed] == [folder]
 
 

@@ -78,6 +78,7 @@ def read(path: str | Path) -> Source:
 
 def _toml(text: str, name: str) -> dict[str, Any]:
     try:
+        limits.check_toml(text)
         values = tomllib.loads(text)
         limits.check_depth(values)
         return values
@@ -85,6 +86,8 @@ def _toml(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(str(error) if isinstance(error, limits.TooMuch) else limits.TOO_DEEP, where=name) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name) from None
+    except ValueError:  # Python converts no text of thousands of digits
+        raise ConfigError(limits.TOO_LONG, where=name) from None
 
 
 def _toml_hint(text: str, error: str) -> str:

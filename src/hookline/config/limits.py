@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 BYTES = 2**20
@@ -10,6 +11,13 @@ ALIASES = 1000
 NODES = 100_000
 """Keys and values, with every alias counted as what it stands for."""
 TOO_DEEP = f"it is nested more than {LEVELS} levels deep."
+DIGITS = 1000
+"""Of a number: reading longer ones takes time that grows with the square of their length, and Python does not show them."""
+TOO_LONG = f"it has a number of more than {DIGITS} digits."
+_NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-FxXoO_:.+-]*")
+"""Also hexadecimal ones, and YAML's `59:59:59`, which is a number in base 60."""
+_ENDS = re.compile(r"([=,{}\[\]\n])")
+_DOT = re.compile(r"""[\w"'-][ \t]*\.[ \t]*(?=[\w"'-])""")
 
 
 class TooMuch(ValueError):
@@ -23,14 +31,23 @@ def check_size(text: str | bytes) -> None:
 
 
 def check_depth(values: Any) -> None:
-    """Refuse values that are nested deeper than anybody reads."""
+    """Refuse values that are nested deeper than anybody reads, and numbers that nobody writes."""
     level = [values]
     for _ in range(LEVELS + 1):
+        if any(isinstance(each, int) and abs(each) >= 10**DIGITS for each in level):
+            raise TooMuch(TOO_LONG)
         level = [inner for each in level if isinstance(each, dict | list)
                  for inner in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
         if not level:
             return
     raise TooMuch(TOO_DEEP)
+
+
+def check_toml(text: str) -> None:
+    """Refuse keys of very many parts, which would be read for minutes: `a.a.a = 1`, `[a.a.a]`."""
+    parts = _ENDS.split(text)
+    if any(end in "=]" and len(_DOT.findall(key)) > LEVELS for key, end in zip(parts[::2], parts[1::2], strict=False)):
+        raise TooMuch(TOO_DEEP)
 
 
 def check_yaml(text: str) -> None:
@@ -48,6 +65,9 @@ def check_yaml(text: str) -> None:
                 raise TooMuch(f"the alias *{event.anchor} stands for something that it is part of.")
             added = sizes.get(event.anchor, 1)  # one that is not defined is an error of its own
         elif isinstance(event, yaml.ScalarEvent):
+            is_text = event.style in ("'", '"', "|", ">") and event.tag is None  # a plain one has None or ''
+            if len(event.value) > DIGITS and not is_text and _NUMBER.fullmatch(event.value):
+                raise TooMuch(TOO_LONG)
             added = sizes[event.anchor or ""] = 1
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             stack.append((event.anchor or "", 1))

@@ -17,7 +17,7 @@ from hookline.checks import LONGEST_NAME, check_bool, check_path, check_whole, l
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.hooks.monitored import NEARLY_THE_SAME, Monitored, no_validation_in
+from hookline.hooks.monitored import COUNTERS, LOSSES, NEARLY_THE_SAME, Monitored, misspelt, no_validation_in
 from hookline.urls import below, check_url, is_url, shown, split_query
 
 log = logging.getLogger("hookline")
@@ -397,9 +397,6 @@ class ModelCheckpoint(Hook):
 
 
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
-COUNTERS = ("epoch", "step")
-WELL_KNOWN = (*COUNTERS, "train/loss", "val/loss")
-"""Names that every run has."""
 SET_ASIDE = 26
 """Bytes that are added to a checkpoint's name while it is written: `.NAME-v99.0123abcd-4194304.new`."""
 
@@ -430,7 +427,7 @@ class FileName(str):
         self.metrics = [field for _, field, _ in self.parts if field and field not in COUNTERS]
         """The metrics that are in it."""
         for field in self.metrics:
-            if meant := misspelt(field):
+            if meant := misspelt(field, (*COUNTERS, *LOSSES)):
                 raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are "
                                   "epoch, step and metrics, such as val/loss.", option="filename", value=template)  # fmt: skip
         if any(field == "" for _, field, _ in self.parts):
@@ -475,18 +472,6 @@ class FileName(str):
             value = known.get(field, math.nan)
             made += (f"{field}=" if self.insert_names else "") + format(value, spec)
         return "".join("_" if each in FORBIDDEN else each for each in made)
-
-
-def misspelt(name: str) -> str | None:
-    """The well-known name that this one was meant to be: in small letters, with one letter missing, doubled or swapped."""
-    given = name.lower()
-    for right in WELL_KNOWN if name not in WELL_KNOWN else ():
-        places = range(len(right))
-        forms = {right, *(right[:i] + right[i + 1 :] for i in places), *(right[:i] + right[i] + right[i:] for i in places),
-                 *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places)}  # fmt: skip
-        if given in forms:
-            return right
-    return None
 
 
 def _raw(metrics: Any) -> Any:

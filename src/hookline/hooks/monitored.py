@@ -16,6 +16,9 @@ log = logging.getLogger("hookline")
 MODES = ("min", "max")
 NEARLY_THE_SAME = 0.85
 """From this similarity on, a name that is missing is taken for a misspelt one already in the sanity check."""
+COUNTERS = ("epoch", "step")
+LOSSES = ("train/loss", "val/loss")
+"""Metrics that every run has."""
 
 
 class Monitored:
@@ -27,6 +30,10 @@ class Monitored:
         check_choice(f"{who}: mode", mode, MODES)
         check_number(f"{who}: min_delta", min_delta, least=0.0)
         check_bool(f"{who}: strict", strict)
+        # other capitals are no slip: a metric of the user's may be 'val/Loss'
+        if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
+            raise OptionError(f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your own, pass "
+                              "strict=False.")  # fmt: skip
         self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict
         self._said = False
 
@@ -69,6 +76,18 @@ class Monitored:
     def _missing(self, metrics: Mapping[str, Any]) -> str:
         known = ", ".join(metrics) or "none yet"
         return f"{self.who} monitors {self.monitor!r}, which was not logged.{closest(self.monitor, metrics)} Metrics: {known}."
+
+
+def misspelt(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the known name that this one was meant to be: in small letters, with one letter missing, doubled or swapped."""
+    given = name.lower()
+    for right in known if name not in known else ():
+        places = range(len(right))
+        forms = {right, *(right[:i] + right[i + 1 :] for i in places), *(right[:i] + right[i] + right[i:] for i in places),
+                 *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places)}  # fmt: skip
+        if given in forms:
+            return right
+    return None
 
 
 def no_validation_in(state: Any, validated: bool) -> bool:
