@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from hookline.errors import HookError, OptionError, closest
 from hookline.filters import SECONDS, parse_interval
@@ -59,7 +59,7 @@ class OptionArguments(TypedDict, total=False):
     control: bool
     seed: int | None
     deterministic: bool
-    compile: bool | dict[str, Any]
+    compile: bool | Literal["step"] | dict[str, Any]
     default_root_dir: str | Path
     run_dir: str | Path | None
     checkpoint: bool | str | dict[str, Any]
@@ -189,8 +189,8 @@ class Options:
     """Seeds Python, numpy and torch when a run begins."""
     deterministic: bool = False
     """Only deterministic kernels, during runs."""
-    compile: bool | dict[str, Any] = False
-    """torch.compile the model, with these arguments."""
+    compile: bool | Literal["step"] | dict[str, Any] = False
+    """torch.compile the model, with these arguments; 'step', or a table with step=True: the whole training step."""
     default_root_dir: str | Path = "."
     run_dir: str | Path | None = None
     """Where everything of a run is written; by default default_root_dir/runs/NAME."""
@@ -235,8 +235,10 @@ class Options:
             check_bool(name, getattr(self, name))
         if self.count_tokens is not None and not callable(self.count_tokens):
             raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")
-        if not isinstance(self.compile, bool | dict) or (isinstance(self.compile, dict) and not _is_named(self.compile)):
-            raise OptionError(f"compile={self.compile!r} must be True, False or a dictionary of arguments for torch.compile.")
+        is_table = isinstance(self.compile, dict) and _is_named(self.compile)
+        if not is_table and self.compile != "step" and not isinstance(self.compile, bool):
+            raise OptionError(f"compile={self.compile!r} must be True, False, 'step' (the whole training step) or a dictionary of "
+                              "arguments for torch.compile, with step=True for the whole training step.")  # fmt: skip
         if not isinstance(self.trace, bool):
             check_path("trace", self.trace, "True, False or the path of a file")
         check_path("default_root_dir", self.default_root_dir)

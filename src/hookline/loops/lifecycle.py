@@ -20,7 +20,7 @@ from hookline.foreign import Adapter
 from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops.actions import install_actions, settle_closures
-from hookline.loops.compiling import compile_model
+from hookline.loops.compiling import compile_model, compile_step
 from hookline.loops.feeding import make_feeding
 from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.loops.fit import settle_failed_epoch
@@ -136,6 +136,8 @@ def let_go(run: Run) -> None:
     for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # workers that are left to the garbage collector take seconds to go
     run.saves.background = run.state.exception = run.state.returned = None
+    if run.traits.compiled is not None:
+        run.traits.compiled.close()
 
 
 def end_fit(run: Run) -> None:
@@ -192,8 +194,7 @@ def place_on_strategy(run: Run) -> None:
         part_ways(run)
     if run.resume.path is not None and run.strategy.restore_after_setup:
         restore_module(run)
-    if run.options.compile:
-        compile_model(run)
+    compile_model(run)
     if run.stage != "fit":
         return
     s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
@@ -207,6 +208,7 @@ def place_on_strategy(run: Run) -> None:
         run.together = Together(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
+    compile_step(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
     run.identity.settings = settings_of(run)
