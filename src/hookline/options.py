@@ -237,8 +237,8 @@ class Options:
             raise OptionError(f"count_tokens={self.count_tokens!r} must be a function from a batch to its number of tokens.")
         is_table = isinstance(self.compile, dict) and _is_named(self.compile)
         if not is_table and self.compile != "step" and not isinstance(self.compile, bool):
-            raise OptionError(f"compile={self.compile!r} must be True, False, 'step' (the whole training step) or a dictionary of "
-                              "arguments for torch.compile, with step=True for the whole training step.")  # fmt: skip
+            raise OptionError(f"compile={self.compile!r} must be True, False, 'step' (the whole training step) or a dictionary "
+                              "of arguments for torch.compile, with step=True for the whole training step.")  # fmt: skip
         if not isinstance(self.trace, bool):
             check_path("trace", self.trace, "True, False or the path of a file")
         check_path("default_root_dir", self.default_root_dir)

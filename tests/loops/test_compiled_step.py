@@ -318,10 +318,10 @@ def test_a_full_backward_hook_that_is_added_later_fires(caplog: Any) -> None:
     class Adds(Hook):
         def on_train_batch_start(self, module: Any, batch_idx: int) -> None:
             if batch_idx == 2:
-                module.layer.register_full_backward_hook(lambda *given: fired.append(1))
+                module.head.register_full_backward_hook(lambda *given: fired.append(1))
 
     with caplog.at_level(logging.WARNING, "hookline"):
-        quiet(compile=STEP, hooks=[Adds()]).fit(Net(), batches(4))
+        quiet(compile=STEP, hooks=[Adds()]).fit(Deep(), batches(4))
     assert fired == [1, 1]
     assert "cannot compile them as one graph: Module-level backwards hooks" in caplog.text
 
@@ -401,17 +401,27 @@ class Stops(Hook):
             trainer.should_stop = True
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 2}], ids=str)
+class Drops(Net):
+    """Dropout and momentum."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(F.dropout(self.layer(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("options", [{"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 2}], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     data = [*batches(3, size=3), *batches(1, size=2)]
     torch.manual_seed(0)
-    whole = Deep()
+    whole = Drops()
     halves = copy.deepcopy(whole)
     options = {"compile": STEP, "max_epochs": 3, "seed": 3, **options}
     quiet(**options).fit(whole, data)
     quiet(**options, run_dir=tmp_path, hooks=[Stops()]).fit(halves, data)
     torch._dynamo.reset()
-    resumed = Deep()
+    resumed = Drops()
     quiet(**options).fit(resumed, data, resume=tmp_path)
     assert all(torch.equal(one, two) for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizer_module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from hookline.binding import publishing
 from hookline.errors import OptionError
@@ -120,8 +120,9 @@ class CompiledStep:
             step = publishing("d[s.optimizer_idx](s)", f"optimizer_step of {name}", d=updates)
             plan.act("optimizer_step", [], lambda trace: step)
         if self._clips_by_default:
-            expression = "None if d[s.optimizer_idx].clips else s.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
-            clip = publishing(expression, f"configure_gradient_clipping of {name}", run.steps.clip_gradients, updates)
+            clip_now = "s.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
+            clip = publishing(f"None if d[s.optimizer_idx].clips else {clip_now}", f"configure_gradient_clipping of {name}",
+                              run.steps.clip_gradients, updates)  # fmt: skip
             plan.act("configure_gradient_clipping", [], lambda trace: clip)
 
     # ---- one batch ----------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class CompiledStep:
                 return returned, None
             parameters = [*trained, *others]
             found = torch.autograd.grad(loss, [each for each in parameters if each.requires_grad], allow_unused=True)
-            gradients = list(found)
+            gradients: list[Tensor | None] = list(found)
             for index, each in enumerate(parameters):
                 if not each.requires_grad:
                     gradients.insert(index, None)
@@ -245,6 +246,7 @@ class CompiledUpdate:
     def _update(self, optimizer: Any) -> None:
         s, groups = self._state, optimizer.param_groups
         limit = s.gradient_clip_val if self.clips else None
+        norm: Tensor | None = None
         rates = [group["lr"] for group in groups]
         if len(self._rates) != len(rates):
             self._rates = [(float("nan"), torch.zeros((), dtype=torch.float64)) for _ in rates]
@@ -265,7 +267,8 @@ class CompiledUpdate:
             _restore_none()
         if self.refusal:  # torch has run nothing yet
             self.clips = False
-            norm = None if limit is None else self._clip(optimizer, limit, s.gradient_clip_algorithm)
+            if limit is not None:
+                norm = self._clip(optimizer, limit, s.gradient_clip_algorithm)
             type(optimizer).step.__wrapped__(optimizer)
         if limit is not None:
             s.add_norm(norm)
@@ -406,9 +409,9 @@ def _check_compiler() -> None:
     try:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        raise OptionError("compile='step': torch.compile needs a C++ compiler on the CPU, and found none. Install g++ or clang++, name "
-                          "one in the environment variable CXX, or pass compile={'step': True, 'backend': 'aot_eager'}, which "
-                          "compiles no code and is not faster.") from None  # fmt: skip
+        raise OptionError("compile='step': torch.compile needs a C++ compiler on the CPU, and found none. Install g++, "
+                          "name one in the environment variable CXX, or pass compile={'step': True, 'backend': 'aot_eager'}, "
+                          "which compiles no code and is not faster.") from None  # fmt: skip
 
 
 def torch_arguments(given: Any) -> dict[str, Any]:
@@ -417,7 +420,8 @@ def torch_arguments(given: Any) -> dict[str, Any]:
     One graph per shape: a graph for several shapes depends on which of them came first, and then a resumed run would not
     be the same bit for bit. Random numbers are drawn as without a graph.
     """
-    arguments = {"dynamic": False} | ({key: value for key, value in given.items() if key != "step"} if isinstance(given, dict) else {})
+    arguments: dict[str, Any] = {"dynamic": False, **(given if isinstance(given, dict) else {})}
+    arguments.pop("step", None)
     if arguments.get("backend", "inductor") == "inductor":
         import torch._inductor
 
@@ -463,7 +467,7 @@ def _step_eagerly(s: State) -> None:
 def _has_step_hooks(optimizer: Any) -> bool:
     return bool(
         optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        or optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
+        or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
     )  # fmt: skip
 
 
@@ -475,14 +479,15 @@ def _trained(s: State) -> list[Tensor]:
 
 
 def _dynamo() -> Any:
-    import torch._dynamo  # noqa: PLC0415 - takes a second
+    import torch._dynamo  # takes a second
 
     return torch._dynamo
 
 
 def _set_torch_options() -> Callable[[], None]:
     """Let graphs hold a backward pass, see hooks put on layers later, and take numbers as inputs. Return what undoes it."""
-    dynamo, compiler = _dynamo().config, torch.compiler.config
+    dynamo: Any = _dynamo().config
+    compiler: Any = torch.compiler.config
     before = dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards, compiler.dynamic_sources
     dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards = True, False
     compiler.dynamic_sources = ",".join(each for each in (before[2], NUMBERS) if each)

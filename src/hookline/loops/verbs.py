@@ -24,8 +24,8 @@ from hookline.loops.watchdog import Watchdog
 
 __all__ = [
     "COUNTERS", "TEST", "VALIDATION", "Determinism", "Guests", "Recorded", "Run", "RunData", "Signals", "Watchdog", "asked_for",
-    "begin", "carry_out", "choose_start", "controlled", "evaluate", "explain_graphs", "fit", "is_off", "keep_findings", "limit_of", "load",
-    "load_best", "locked", "look_up", "save", "watching_peers",
+    "begin", "carry_out", "choose_start", "controlled", "evaluate", "explain_graphs", "fit", "is_off", "keep_findings",
+    "limit_of", "load", "load_best", "locked", "look_up", "save", "watching_peers",
 ]  # fmt: skip
 
 
