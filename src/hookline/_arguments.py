@@ -93,8 +93,8 @@ class AroundArguments(TypedDict, total=False):
     """Seeds Python, numpy and torch when a run begins."""
     deterministic: bool
     """Only deterministic kernels, during runs."""
-    compile: bool | dict[str, Any]
-    """torch.compile the model, with these arguments."""
+    compile: bool | Literal["step"] | dict[str, Any]
+    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training step."""
     default_root_dir: str | Path
     """Where the directories of runs are made."""
     run_dir: str | Path | None

@@ -49,7 +49,7 @@ def rule_of(kind: Any) -> Rule | None:
     """Return the check that an annotation declares, or None if it declares none.
 
     `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of its plain classes
-    are accepted, and all others are for the member that has a rule: `Annotated[int, AtLeast(1)] | None`.
+    and literals are accepted, and all others are for the member that has a rule: `Annotated[int, AtLeast(1)] | None`.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if kind is bool:
@@ -61,8 +61,9 @@ def rule_of(kind: Any) -> Rule | None:
     if origin in (typing.Union, types.UnionType):
         rules = [rule for each in members if each is not bool and (rule := rule_of(each)) is not None]
         classes = tuple(each for each in members if isinstance(each, type))
+        literals = [value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)]
         if rules:
-            return lambda name, value: value if isinstance(value, classes) else rules[0](name, value)
+            return lambda name, value: value if isinstance(value, classes) or value in literals else rules[-1](name, value)
     return None
 
 

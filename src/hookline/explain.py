@@ -39,11 +39,13 @@ class Moment:
 class Explanation:
     """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
 
-    def __init__(self, verb: str, root: Node, mixture: str = "") -> None:
+    def __init__(self, verb: str, root: Node, mixture: str = "", graphs: str = "") -> None:
         self.verb = verb
         self.root = root
         self.mixture = mixture
         """How several training loaders are mixed, in words; empty if they are not, or not known yet."""
+        self.graphs = graphs
+        """What a compiled training step consists of, and what splits it; empty if it is not compiled."""
 
     def data(self) -> list[dict[str, Any]]:
         """One dictionary per event, in order."""
@@ -55,8 +57,13 @@ class Explanation:
 
     def text(self, everything: bool = False) -> str:
         """The tree as plain text."""
-        mixture = ["", "mixture of the training loaders", self.mixture] if self.mixture else []
-        return "\n".join([self.root.title, *_draw(self.root, "", everything), *mixture])
+        more = [line for title, text in self._sections() for line in ("", title, text)]
+        return "\n".join([self.root.title, *_draw(self.root, "", everything), *more])
+
+    def _sections(self) -> list[tuple[str, str]]:
+        """What is said below the tree."""
+        sections = (("mixture of the training loaders", self.mixture), ("compiled training step", self.graphs))
+        return [(title, text) for title, text in sections if text]
 
     def __str__(self) -> str:
         return self.text(everything=not _heard(self.root))
@@ -69,8 +76,8 @@ class Explanation:
 
         tree = Tree(Text(self.root.title, "bold"))
         _grow(tree, self.root, Text, everything=not _heard(self.root))
-        if self.mixture:
-            tree.add(Text("mixture of the training loaders", "italic")).add(Text(self.mixture))
+        for title, text in self._sections():
+            tree.add(Text(title, "italic")).add(Text(text))
         return tree
 
 
@@ -82,7 +89,7 @@ def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **opt
     return explanation
 
 
-def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanation:
+def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "", graphs: str = "") -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
@@ -92,7 +99,7 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
         places = _places(heard)
         listeners = [_describe(each, places.get(each, "")) for each in heard]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
-    return Explanation(verb, root, mixture)
+    return Explanation(verb, root, mixture, graphs)
 
 
 def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:

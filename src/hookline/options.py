@@ -36,6 +36,8 @@ PRECISIONS = {
 OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
 """Options that are keys of `checkpoint` now. They are still accepted."""
 
+COMPILE = ("True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with step=True for the "
+           "whole training step")  # fmt: skip
 Time = Annotated[str | float | datetime.timedelta, Duration()]
 Batches = Annotated[int | float, Portion()]
 
@@ -203,8 +205,8 @@ class Around:
     """Seeds Python, numpy and torch when a run begins."""
     deterministic: bool = False
     """Only deterministic kernels, during runs."""
-    compile: bool | Annotated[dict[str, Any], Table("True, False or a dictionary of arguments for torch.compile")] = False
-    """torch.compile the model, with these arguments."""
+    compile: bool | Literal["step"] | Annotated[dict[str, Any], Table(COMPILE)] = False
+    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training step."""
     default_root_dir: Annotated[str | Path, OnDisk()] = "."
     """Where the directories of runs are made."""
     run_dir: Annotated[str | Path, OnDisk()] | None = None

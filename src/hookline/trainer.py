@@ -337,7 +337,8 @@ class Trainer(RunView):
 
         if module is None or self._run is not None:
             running = self._run is not None and self._run.data.is_mixture
-            return explain_plan(self.plan, verb, str(self.loaders) if running else "")
+            graphs = "" if self._run is None else verbs.explain_graphs(self._run)
+            return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs)
         with self.strategy.silent():  # one rank may ask for it alone
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
@@ -346,7 +347,8 @@ class Trainer(RunView):
                 guests.arrive()
                 if train is not None and verb == "fit":
                     verbs.load(run, "train")
-                return explain_plan(self.plan, verb, str(run.data.train) if run.data.is_mixture else "")
+                mixed = str(run.data.train) if run.data.is_mixture else ""
+                return explain_plan(self.plan, verb, mixed, verbs.explain_graphs(run))
             finally:
                 guests.leave()
 

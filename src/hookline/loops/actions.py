@@ -65,6 +65,11 @@ def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
     return "M", event.name, False
 
 
+def install_action(run: Run, name: str) -> None:
+    """Give one action its doer again, after something else has done it."""
+    _install(run, run.plan.table[name])
+
+
 def _install(run: Run, event: Event) -> None:
     receiver, method, overridden = _owner(run, event)
     owner = run.datamodule if receiver == "D" else run.steps

@@ -17,6 +17,8 @@ def choose_step(run: Run) -> TrainStep:
     kind = _choose_class(run)
     if kind is TrainStep:
         run.window.correction = 1.0
+    if run.traits.compiled is not None:
+        run.traits.compiled.compose()
     return kind(run, _make_backward(run, divides=issubclass(kind, AccumulatedStep)), _make_update(run))
 
 

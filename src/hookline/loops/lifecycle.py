@@ -21,7 +21,7 @@ from hookline.hooklist import Entry, Handle
 from hookline.listener import Listener, find_listeners
 from hookline.loops import run_events
 from hookline.loops.actions import install_actions, settle_closures
-from hookline.loops.compiling import compile_model
+from hookline.loops.compiling import compile_model, compile_step
 from hookline.loops.feeding import make_feeding
 from hookline.loops.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.loops.fit import settle_failed_epoch
@@ -138,6 +138,8 @@ def let_go(run: Run) -> None:
         loader.close()  # workers that are left to the garbage collector take seconds to go
     run.saves.background = None
     run_events.release(run)
+    if run.traits.compiled is not None:
+        run.traits.compiled.close()
 
 
 def end_fit(run: Run) -> None:
@@ -193,8 +195,7 @@ def place_on_strategy(run: Run) -> None:
         part_ways(run)
     if run.resume.path is not None and run.strategy.restore_after_setup:
         restore_module(run)
-    if run.options.compile:
-        compile_model(run)
+    compile_model(run)
     if run.stage != "fit":
         return
     s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
@@ -208,6 +209,7 @@ def place_on_strategy(run: Run) -> None:
         run.together = Together(run)
     s.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
+    compile_step(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
     run.identity.settings = settings_of(run)

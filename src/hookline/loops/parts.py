@@ -102,6 +102,8 @@ class Traits:
     gradients are sharded, and measuring takes all ranks."""
     recomputes: bool = False
     """Whether an optimizer calls the closure to compute the loss anew."""
+    compiled: Any = None
+    """The graphs of the training step (`CompiledStep`), with compile="step"."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from hookline.checkpoint.saves import COUNTERS, asked_for
+from hookline.loops.compiling import explain_graphs
 from hookline.loops.evaluate import evaluate
 from hookline.loops.fit import fit
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
@@ -24,8 +25,8 @@ from hookline.loops.watchdog import Watchdog
 
 __all__ = [
     "COUNTERS", "TEST", "VALIDATION", "Determinism", "Guests", "Recorded", "Run", "RunData", "Signals", "Watchdog", "asked_for",
-    "begin", "carry_out", "choose_start", "controlled", "evaluate", "fit", "is_off", "keep_findings", "limit_of", "load",
-    "load_best", "locked", "look_up", "save", "watching_peers",
+    "begin", "carry_out", "choose_start", "controlled", "evaluate", "explain_graphs", "fit", "is_off", "keep_findings",
+    "limit_of", "load", "load_best", "locked", "look_up", "save", "watching_peers",
 ]  # fmt: skip
 
 
