@@ -174,12 +174,13 @@ def compare(arguments: argparse.Namespace) -> None:
         results["rows"] += measure(section, rounds, wanted, now + 0.7 * share)
         print(f"[{time.monotonic() - began:4.0f} s] {section.title}: measured", file=sys.stderr, flush=True)
     report = Report(results)
-    OUT.mkdir(exist_ok=True)
-    (OUT / "overhead.json").write_text(json.dumps(results, indent=1) + "\n")
-    (OUT / "overhead.md").write_text(f"# Time per training step, relative to a bare loop\n\n{report.markdown()}")
-    report.picture(OUT / "overhead.png")
+    out: Path = arguments.out
+    out.mkdir(exist_ok=True)
+    (out / "overhead.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "overhead.md").write_text(f"# Time per training step, relative to a bare loop\n\n{report.markdown()}")
+    report.picture(out / "overhead.png")
     report.show()
-    print(f"Written to {OUT.name}: overhead.md, overhead.json, overhead.png")
+    print(f"Written to {out.name}: overhead.md, overhead.json, overhead.png")
     if arguments.page:
         report.write_page(ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images" / "benchmarks.png")
 
@@ -203,6 +204,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="a slow machine measures less after this time (5.5; with --quick 1)")
     parser.add_argument("--hookline-only", action="store_true", help="leave Lightning out")
     parser.add_argument("--peers", action="store_true", help="add Fabric, Accelerate, Ignite and transformers where installed")
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder for the results (bench-out)")
     parser.add_argument("--page", action="store_true", help="also put the results into docs/benchmarks.md")
     parser.add_argument("--leak", action="store_true", help="instead: does memory grow over many steps?")
     parser.add_argument("--steps", type=int, default=100_000, help="how many steps --leak takes (100000)")
