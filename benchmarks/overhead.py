@@ -22,9 +22,10 @@ import drivers
 import peers
 import torch
 from drivers import Case, Training
+from first_fit import SCRIPTS, Process
 from lockstep import Runner
 from sections import SECTIONS, Section
-from startup import SCRIPTS, Process, startup
+from startup import startup
 
 import hookline
 
