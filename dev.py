@@ -230,9 +230,13 @@ def generate(arguments: list[str]) -> None:
 
 
 def bench(arguments: list[str]) -> None:
-    """Time a bare loop, Hookline and Lightning side by side."""
-    prepare("bench")
-    run(PYTHON, "benchmarks/overhead.py", *arguments)
+    """Time bare loops, Hookline and Lightning side by side; with --peers, other trainers too."""
+    if "--peers" in arguments:
+        prepare("bench-peers", venv=INTEROP)
+        run(python(INTEROP), "benchmarks/overhead.py", *arguments)
+    else:
+        prepare("bench")
+        run(PYTHON, "benchmarks/overhead.py", *arguments)
 
 
 def bench_hooks(arguments: list[str]) -> None:

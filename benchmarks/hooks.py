@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from drivers import Logging, Optimized
+from drivers import Logging, Paced
 from lockstep import Runner
 from overhead import OUT, about
 from rich.console import Console
@@ -128,24 +128,26 @@ GROUPS = (
 # ---- measuring ---------------------------------------------------------------------------------------------------
 
 
-def train(case: Case, group: Group, data: Any) -> None:
+def train(case: Case, group: Group, batches: list[Any], runner: Runner) -> None:
     """One epoch by Hookline with the case's hooks."""
-    parts = (Optimized, Logging, group.work.model, Module) if case.logs else (Optimized, group.work.model, Module)
+    parts = (Logging, Paced, group.work.model, Module) if case.logs else (Paced, group.work.model, Module)
+    module: Any = type(group.work.model.__name__, parts, {})()
+    module.pace = runner.step
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             hooks=case.hooks(), logger=JSONLines(), log_every_n_steps=group.row_every, max_epochs=1, device="cpu",
             enable_progress_bar=False, run_dir=folder,
         )  # fmt: skip
-        trainer.fit(type(group.work.model.__name__, parts, {})(), data)
+        trainer.fit(module, batches)
 
 
 def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
     """Microseconds of a step without any case, and what each adds: they take turns, with a slice without between any two."""
-    batches, turns, cases = group.work.batches(), (rounds + 1) * group.turns, group.cases
+    work, turns, cases = group.work, (rounds + 1) * group.turns, group.cases
 
     def runner(case: Case, turns: int) -> Runner:
-        # one more than is used: a training that knows its length does not ask on after the last, so that has no number
-        return Runner(functools.partial(train, case, group), batches, group.work.untimed, turns + 1)
+        batches = work.batches(Runner.steps(work.untimed, work.timed, turns))
+        return Runner(functools.partial(train, case, group, batches), work.untimed, work.timed, turns)
 
     basis, runners = runner(Case("without"), turns * len(cases) + 1), [runner(case, turns) for case in cases]
     beside: list[list[float]] = [[] for _ in cases]
@@ -159,10 +161,9 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
             beside[index].append((before + after) / 2)
             before = after
         tell(turn // group.turns)
-    numbers = [each.nanoseconds[:turns] for each in runners]
+    numbers = [each.nanoseconds for each in runners]
     step = statistics.median(basis.nanoseconds) / 1000
     for each in (basis, *runners):
-        each.turn()
         each.finish()
     gc.unfreeze()
     found = []

@@ -1,45 +1,51 @@
-"""Trainings that take turns: a few steps of one, a few of the next, so that what the machine does hits all alike.
+"""Trainings that alternate: a slice of steps of one, then a slice of the next. Other load on the machine affects all alike.
 
-Each training runs in a thread of its own, but only one at a time: its data hands out a slice of batches, then waits for
-the next turn. A slice begins with some steps that are not timed, so that caches are warm again.
+Each training runs in its own thread, and one thread runs at a time. A training calls `Runner.step` once in each of its steps,
+from the model's own step. At the end of a slice that call waits for the next turn. So a training reads its own list or
+DataLoader, and nothing is put between the trainer and its data. The first steps of a slice are not timed, so that caches are
+warm again.
 
-The clock is the CPU time of the thread. Everything measured here computes in one thread and waits for nothing, so on a
-quiet machine that is the time on the wall, and on a busy one other programs do not count.
+The usual clock is the CPU time of the thread: what is measured computes in one thread and waits for nothing, and other programs
+do not count. Where a training waits for worker processes, the clock is the wall's.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
+Clock = Callable[[], int]
+
 
 class Runner:
-    """One training. It is also the data that the training iterates over."""
+    """One training, which advances by a slice of steps at a time."""
 
-    def __init__(self, train: Callable[[Runner], None], batches: list[Any], untimed: int, turns: int) -> None:
+    def __init__(
+        self, train: Callable[[Runner], object], untimed: int, timed: int, turns: int, clock: Clock = time.thread_time_ns
+    ) -> None:
+        """`train` runs a training that calls `step` in each of at least `Runner.steps(...)` steps."""
         self.nanoseconds: list[float] = []
         """Per step, one number for each turn."""
-        self.turns = turns
-        self._untimed, self._timed = batches[:untimed], batches[untimed:]
+        self._untimed, self._timed, self._turns, self._clock = untimed, timed, turns, clock
+        self._left: float = 1
+        self._slices = self._alternate()
         self._go, self._waiting = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(train,), daemon=True)
         self._thread.start()
         self._wait()
 
-    def __len__(self) -> int:
-        return self.turns * (len(self._untimed) + len(self._timed))
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(self._slices())
+    @staticmethod
+    def steps(untimed: int, timed: int, turns: int) -> int:
+        """Return how many steps these turns take: the last turn ends in the step after it."""
+        return (untimed + timed) * turns + 1
 
     def turn(self) -> float:
-        """Let it train one slice; nanoseconds per step."""
+        """Let it train one slice; return the nanoseconds per step."""
         self._go.release()
         self._wait()
         return self.nanoseconds[-1]
@@ -53,23 +59,36 @@ class Runner:
 
     # ---- in the thread of the training --------------------------------------------------------------------------
 
-    def _slices(self) -> Iterator[list[Any]]:
-        for _ in range(self.turns):
+    def step(self) -> None:
+        """Count a step, and wait for the next turn if it is the last one of a slice."""
+        self._left -= 1
+        if not self._left:
+            next(self._slices)
+
+    def _alternate(self) -> Iterator[None]:
+        for _ in range(self._turns):
             self._pause()
-            yield self._untimed
-            start = time.thread_time_ns()
-            yield self._timed
-            self.nanoseconds.append((time.thread_time_ns() - start) / len(self._timed))
+            if self._untimed:
+                self._left = self._untimed
+                yield
+            began = self._clock()
+            self._left = self._timed
+            yield
+            self.nanoseconds.append((self._clock() - began) / self._timed)
         self._pause()
+        self._left = math.inf
+        yield
 
     def _pause(self) -> None:
         self._waiting.release()
         self._go.acquire()
 
-    def _run(self, train: Callable[[Runner], None]) -> None:
+    def _run(self, train: Callable[[Runner], object]) -> None:
         torch.set_num_threads(1)
         try:
             train(self)
+            if len(self.nanoseconds) < self._turns:
+                raise RuntimeError(f"Too few batches: the training ended after {len(self.nanoseconds)} of {self._turns} turns.")
         except BaseException as error:
             self._error = error
         finally:

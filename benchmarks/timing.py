@@ -6,9 +6,8 @@ machine disturbs the slices too; what fetching and sampling take by themselves, 
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ import hookline.loops.fit
 from hookline import Module, Trainer
 from hookline.events import EVENTS
 from hookline.hooklist import HookList
-from hookline.loops.fetching import fetched
+from hookline.loops.fetching import Fetcher
 from hookline.loops.timer import EVERY, RunTimer
 from hookline.plan import Plan
 from hookline.state import State
@@ -31,7 +30,8 @@ AIM = 1.0
 """Microseconds per batch."""
 EVENTS_OF_A_STEP = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
                     "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end")  # fmt: skip
-TIMES: dict[str, list[float]] = {"with": [], "without": []}
+KINDS = ("with", "without")
+TIMES: dict[str, list[float]] = {kind: [] for kind in KINDS}
 
 
 class Small(Module):
@@ -50,25 +50,29 @@ class Small(Module):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def untimed(run: Any, batches: list[Any], first: int) -> Iterator[int]:
-    """Fetch without clocks, events and samples."""
-    s = run.state
-    for index, s.batch in enumerate(batches, first):
-        yield index
+class Alternating(Fetcher):
+    """Fetches slice by slice, one with and one without clocks, events and samples; what lies around them is the same."""
 
+    __slots__ = ("_began", "_fetched")
 
-def alternating(run: Any, batches: Iterator[Any], first: int, timer: Any) -> Iterator[int]:
-    """Fetch slice by slice, one with and one without; what lies around them is the same."""
-    for number in itertools.count():
-        kind = ("with", "without")[number % 2]
-        part = list(itertools.islice(batches, SLICE))
-        if not part:
-            return
-        numbers = fetched(run, iter(part), first, timer) if kind == "with" else untimed(run, part, first)
-        began = time.thread_time_ns()
-        yield from numbers
-        TIMES[kind].append((time.thread_time_ns() - began) / len(part) / 1e3)
-        first += len(part)
+    def fetch(self) -> bool:  # type: ignore[override]
+        """Fetch the next batch."""
+        fetched = self._fetched = getattr(self, "_fetched", -1) + 1
+        slices, first = divmod(fetched, SLICE)
+        if not first:
+            now = time.thread_time_ns()
+            if slices:
+                TIMES[KINDS[(slices - 1) % 2]].append((now - self._began) / SLICE / 1e3)
+            self._began = now
+        return super().fetch() if slices % 2 == 0 else self._untimed()
+
+    def _untimed(self) -> bool:
+        s = self._run.state
+        self._index += 1
+        for s.batch in self._batches:
+            s.batch_idx = self._index
+            return True
+        return False
 
 
 def best(measured: Callable[[], object]) -> float:
@@ -100,7 +104,12 @@ def by_itself() -> tuple[float, float]:
         for event in EVENTS_OF_A_STEP:
             getattr(plan, event)(s)
 
-    fetching = best(lambda: [None for s.batch_idx in fetched(run, iter(data), 0, timer)])
+    def fetch() -> None:
+        fetcher = Fetcher(run, iter(data), 0, timer)
+        while fetcher.fetch():
+            pass
+
+    fetching = best(fetch)
     without = best(lambda: [None for s.batch_idx, s.batch in enumerate(data)])
     return (fetching - without) / BATCHES, (best(sample) - best(plain)) / EVERY
 
@@ -111,7 +120,7 @@ def main() -> None:
     fetching, sampling = by_itself()
     print(f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {EVERY} {sampling:.2f} µs a step; aim: at most "
           f"{AIM:.0f} µs together.\nIn a run, in slices of {SLICE} batches:")  # fmt: skip
-    hookline.loops.fit.fetched = alternating  # type: ignore[assignment]
+    hookline.loops.fit.Fetcher = Alternating  # type: ignore[misc]
     batches = [(torch.randn(8, 32), torch.randn(8, 2))] * STEPS
     Trainer(max_epochs=1, enable_progress_bar=False, logger=False).fit(Small(), batches)
     print("quantile   with, µs   without, µs   difference, µs")

@@ -28,13 +28,20 @@ class Tiny(nn.Module):
 class MLP(nn.Module):
     """A classifier with three layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 128) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.layers = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         return cross_entropy(self.layers(batch[0]), batch[1])
+
+
+class Digits(MLP):
+    """The same for images of 28 x 28."""
+
+    def __init__(self) -> None:
+        super().__init__(784)
 
 
 class Block(nn.Module):
@@ -71,25 +78,25 @@ class GPT(nn.Module):
         return cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
 
-def numbers() -> Batch:
-    """A batch of the tiny model."""
-    return torch.randn(16, 32), torch.randn(16, 2)
+def numbers(size: int = 16) -> Batch:
+    """Return a batch of the tiny model."""
+    return torch.randn(size, 32), torch.randn(size, 2)
 
 
-def classes() -> Batch:
-    """A batch of the classifier."""
-    return torch.randn(64, 128), torch.randint(10, (64,))
+def classes(size: int = 64, inputs: int = 128) -> Batch:
+    """Return a batch of the classifier."""
+    return torch.randn(size, inputs), torch.randint(10, (size,))
 
 
 def text() -> Batch:
-    """A batch of the GPT."""
+    """Return a batch of the GPT."""
     tokens = torch.randint(65, (8, 33))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 @dataclass(frozen=True)
 class Work:
-    """A model and its data, and how many steps of it one measurement takes."""
+    """A model and its data, and how many steps a slice has."""
 
     name: str
     title: str
@@ -98,9 +105,10 @@ class Work:
     untimed: int
     timed: int
 
-    def batches(self) -> list[Batch]:
-        """Prebuilt, so that loading costs nothing."""
-        return [self.batch() for _ in range(self.untimed + self.timed)]
+    def batches(self, count: int) -> list[Batch]:
+        """Return a list of so many batches, few of them different."""
+        few = [self.batch() for _ in range(20)]
+        return [few[index % len(few)] for index in range(count)]
 
 
 WORKS = (

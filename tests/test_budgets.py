@@ -17,9 +17,11 @@ from torch import Tensor
 
 import hookline
 from hookline import Hook
+from hookline.hooks import ProgressBar
 from hookline.loops.fit import fit
 from hookline.loops.step import TrainStep
 from hookline.plan import nobody
+from hookline.state import detached
 
 SOURCE = str(Path(hookline.__file__).parent)
 CALLS_PER_STEP, FRAMES, FILES = 40, 6, 4
@@ -143,7 +145,36 @@ def test_logging_costs_the_same_however_long_the_run() -> None:
             return loss
 
     cost = per_step(lambda data: quiet().fit(Logs(), data)) - per_step(with_hooks())
-    assert cost <= 5  # the override itself, log, what it goes through
+    assert cost <= 3  # the override itself, the module's log, the run's
+
+
+def test_logging_a_mean_over_the_epoch_costs_one_more_call() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("x", loss, on_step=True, on_epoch=True)
+            return loss
+
+    assert per_step(lambda data: quiet().fit(Logs(), data)) - per_step(with_hooks()) <= 4
+
+
+def test_between_two_refreshes_a_progress_bar_costs_a_look_at_the_clock() -> None:
+    cost = per_step(lambda data: with_hooks(ProgressBar(plain_every=1e9))(data)) - per_step(with_hooks())
+    assert cost <= 4  # the slot, its error policy, its account and the method, with the caller made for it; one empty slot less
+
+
+def test_outputs_are_detached_once_and_only_for_listeners_that_request_them() -> None:
+    class Requests(Hook):
+        def on_train_batch_end(self, outputs: Any) -> None:
+            pass
+
+    def detaches(frame: FrameType) -> bool:
+        return frame.f_code is detached.__code__
+
+    ten, others = [[kind(f"hook_{index}") for index in range(10)] for kind in (Requests, Counts)]
+    assert per_step(with_hooks(*others), detaches) == 0
+    assert per_step(with_hooks(*ten), detaches) == 1
+    assert per_step(with_hooks(*ten)) - per_step(with_hooks(*others)) <= 10 + 1  # one call each reads them, one detaches
 
 
 def test_the_way_from_fit_to_the_training_step_is_short() -> None:

@@ -97,3 +97,15 @@ def test_every_variation_is_described_where_a_contributor_looks(dev: ModuleType)
         assert f"`{name}`" in told
         assert all(f"{each}={value}" in told for each, value in variables.items())
     assert all((ROOT / each).exists() for each in dev.NUMERIC)
+
+
+def test_other_trainers_are_timed_in_the_environment_that_has_them(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(dev, "prepare", lambda *extras, venv=dev.VENV: done.append((*extras, venv)))
+    monkeypatch.setattr(dev, "run", lambda *command: done.append(command))
+    dev.bench(["--quick"])
+    dev.bench(["--peers"])
+    assert done == [
+        ("bench", dev.VENV), (dev.PYTHON, "benchmarks/overhead.py", "--quick"),
+        ("bench-peers", dev.INTEROP), (dev.python(dev.INTEROP), "benchmarks/overhead.py", "--peers"),
+    ]

@@ -173,7 +173,8 @@ class MetricLog:
         """
         if on_cpu and type(value) is Tensor and value.is_cpu:
             try:
-                value = float(value.item())
+                number = value.item()
+                value = number if type(number) is float else float(number)
             except (RuntimeError, TypeError):  # not one number: that raises what the user can act on
                 value = self._scalar(name, value)
         elif type(value) is Tensor and not value.ndim:
