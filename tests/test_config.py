@@ -772,7 +772,10 @@ def test_the_schema_knows_every_section_option_and_built_in_hook(project: Path) 
     described = json.loads(json.dumps(schema()))
     assert set(described["properties"]) == set(SECTIONS)
     assert set(described["properties"]["trainer"]["properties"]) == set(option_names())
-    assert described["properties"]["trainer"]["properties"]["max_steps"] == {"type": "integer", "default": -1}
+    trainer = described["properties"]["trainer"]["properties"]
+    assert trainer["max_steps"] == {"type": "integer", "minimum": -1, "default": -1, "description": "Optimizer updates to make. -1: no limit."}
+    assert trainer["nonfinite"]["enum"] == ["stop", "skip"] and trainer["accounting"]["type"] == "boolean"
+    assert all(each["description"] for each in trainer.values())
     assert described["additionalProperties"] is False
     hooks = described["properties"]["hooks"]["anyOf"][1]["properties"]
     assert {"progress_bar", "hook_classes", "enable_lr_monitor"} <= set(hooks)

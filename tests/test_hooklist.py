@@ -588,6 +588,31 @@ def test_one_definition_that_is_carried_out_several_times_makes_several_hooks():
     assert session.run(closure) == session.run(closure) == ["looped", "looped_2", "looped_3", "made", "made_2"]
 
 
+PROBE = "class Probe(Hook):\n    def on_step_end(self, step): seen.append(('first', step))\n\ntrainer.add_hook(Probe())\n"
+
+
+def test_a_cell_that_defines_a_hooks_class_and_adds_it_can_be_run_again():
+    seen = []
+    session = Session(seen=seen, Hook=Hook)
+    assert session.run(PROBE, PROBE, PROBE.replace("first", "edited")) == ["probe"]
+    session.names["trainer"].fit(Net(), batches(2))
+    assert seen == [("edited", 1), ("edited", 2)]
+    assert session.run("trainer.add_hook(Probe())\n") == ["probe", "probe_2"]  # one class, two hooks
+
+
+def test_an_edited_class_that_is_refused_leaves_the_hook_that_was_there():
+    session = Session(seen=[], Hook=Hook)
+    session.run(PROBE)
+    with pytest.raises(AssertionError, match="stpe.*Did you mean 'step'"):
+        session.run(PROBE.replace("self, step", "self, stpe"))
+    assert session.run() == ["probe"]
+
+
+def test_classes_that_a_function_makes_are_hooks_of_their_own():
+    made = "def make():\n    class Made(Hook):\n        def on_step_end(self): ...\n    trainer.add_hook(Made())\nmake(); make()\n"
+    assert Session(Hook=Hook).run(made, made) == ["made", "made_2"]
+
+
 def test_lambdas_have_no_name_to_be_known_by():
     session = Session()
     cell = "trainer.on('step_end')(lambda: None)\n"

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
 class InFile:
     """An argument that the `trainer` section of a configuration can hold, and the type that it has there."""
 
-    kind: Any
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
 
 
 def _hook_list(name: str, hooks: Any) -> list[Any]:
@@ -34,7 +34,7 @@ def _hook_list(name: str, hooks: Any) -> list[Any]:
     return list(hooks)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True, repr=False, eq=False)
 class Parts:
     """Hooks, loggers and devices."""
 

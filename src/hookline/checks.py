@@ -16,7 +16,7 @@ import threading
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -42,7 +42,7 @@ def _bare(name: str) -> str:
     return name.rpartition(": ")[2]
 
 
-# ---- rules from annotations ---------------------------------------------------------------------------------------
+# ---- rules, and how annotations declare them ----------------------------------------------------------------------
 
 
 def rule_of(kind: Any) -> Rule | None:
@@ -84,51 +84,40 @@ def checked(name: str, rule: Rule, value: Any) -> Any:
         raise
 
 
-@dataclass(frozen=True, slots=True)
 class AtLeast:
-    """A whole number from `least` on."""
+    """A whole number from `least` on. wanted: what to ask for, in other words."""
 
-    least: int
-    wanted: str = ""
-    """What to ask for in other words."""
+    def __init__(self, least: int, wanted: str = "") -> None:
+        self.least = least
+        self.wanted = wanted or f"a whole number from {least}{' (-1: no limit)' * (least == -1)}"
+        self.schema = {"minimum": least}
 
     def __call__(self, name: str, value: Any) -> int:
         """Return the value, or raise."""
         if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
-            raise refused(name, value, self.wanted or f"a whole number from {self.least}{' (-1: no limit)' * (self.least == -1)}")
+            raise refused(name, value, self.wanted)
         return value
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The same for a JSON schema."""
-        return {"minimum": self.least}
 
-
-@dataclass(frozen=True, slots=True)
 class Above:
-    """A number above a limit."""
+    """A number above a limit. otherwise: what else is allowed."""
 
-    limit: float
-    otherwise: str = ""
+    def __init__(self, limit: float, otherwise: str = "") -> None:
+        self.limit, self.wanted = limit, f"a number above {limit:g}{otherwise}"
+        self.schema = {"exclusiveMinimum": limit}
 
     def __call__(self, name: str, value: Any) -> float:
         """Return the value, or raise."""
         if not (is_number(value) and value > self.limit):
-            raise refused(name, value, f"a number above {self.limit:g}{self.otherwise}")
+            raise refused(name, value, self.wanted)
         return value  # type: ignore[no-any-return]
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The same for a JSON schema."""
-        return {"exclusiveMinimum": self.limit}
 
-
-@dataclass(frozen=True, slots=True)
 class Portion:
-    """A number of batches, or a fraction of them."""
+    """A number of batches, or a fraction of them. zero: whether none is allowed, too."""
 
-    zero: bool = True
-    """Whether none is one of them."""
+    def __init__(self, zero: bool = True) -> None:
+        self.zero, self.schema = zero, {"minimum" if zero else "exclusiveMinimum": 0}
 
     def __call__(self, name: str, value: Any) -> int | float:
         """Return the value, or raise."""
@@ -138,17 +127,12 @@ class Portion:
             raise refused(name, value, "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)")
         return value  # type: ignore[no-any-return]
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The same for a JSON schema."""
-        return {"minimum": 0} if self.zero else {"exclusiveMinimum": 0}
 
-
-@dataclass(frozen=True, slots=True)
 class Duration:
-    """A length of time, kept as seconds."""
+    """A length of time, kept as seconds. hint: a sentence to add to the error."""
 
-    hint: str = ""
+    def __init__(self, hint: str = "") -> None:
+        self.hint = hint
 
     def __call__(self, name: str, value: Any) -> float:
         """Return the value, or raise."""
@@ -158,11 +142,11 @@ class Duration:
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
 class Function:
     """Something that can be called."""
 
-    wanted: str
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
 
     def __call__(self, name: str, value: Any) -> Callable[..., Any]:
         """Return the value, or raise."""
@@ -171,11 +155,11 @@ class Function:
         return value  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
 class Table:
     """A dictionary of named values."""
 
-    wanted: str
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
 
     def __call__(self, name: str, value: Any) -> dict[str, Any]:
         """Return the value, or raise."""
@@ -184,11 +168,11 @@ class Table:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class OnDisk:
     """The path of a file or directory."""
 
-    wanted: str = "a path"
+    def __init__(self, wanted: str = "a path") -> None:
+        self.wanted = wanted
 
     def __call__(self, name: str, value: Any) -> Any:
         """Return the value, or raise."""

@@ -81,18 +81,25 @@ class FunctionHook:
         self.when = when
         self.name = name or getattr(function, "__name__", type(function).__name__).replace("<lambda>", "function")
 
-    def redefines(self, other: Any) -> bool:
-        """Return whether this is the function of `other`, defined once more in an interactive session: its cell was run again.
-
-        Functions that one definition makes, in a loop or as closures, share their code, and are functions of their own.
-        """
-        mine, its = typed(self.function), typed(getattr(other, "function", None))
-        if mine is None or its is None:
-            return False
-        return mine.__qualname__ == its.__qualname__ and mine.__code__ is not its.__code__
-
     def __repr__(self) -> str:
         return f"<hook of function {self.name}: {', '.join(self.events)}>"
+
+
+def redefines(hook: Any, other: Any) -> bool:
+    """Return whether a hook's function or class is that of `other`, defined once more in an interactive session: in a cell that
+    was run again.
+
+    Functions and classes that one definition makes, in a loop or in a function, share their code, and are hooks of their own.
+    """
+    mine, its = definition(hook), definition(other)
+    return mine is not None and its is not None and mine[0] == its[0] and mine[1] is not its[1]
+
+
+def definition(hook: Any) -> tuple[str, types.CodeType] | None:
+    """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a prompt."""
+    made: Any = hook.function if isinstance(hook, FunctionHook) else type(hook)
+    found = next(filter(None, map(typed, vars(made).values() if isinstance(made, type) else [made])), None)
+    return (getattr(made, "__qualname__", found.__qualname__), found.__code__) if found is not None else None
 
 
 def typed(function: Any) -> types.FunctionType | None:

@@ -18,7 +18,7 @@ from hookline.errors import HookError, closest
 from hookline.events import SIGNAL, Event, EventTable
 from hookline.filters import When
 from hookline.foreign import Adapter, adopt
-from hookline.hook import TIERS, FunctionHook, Hook, check_names, snake_case, typed
+from hookline.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
 from hookline.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.plan import Plan
 
@@ -226,7 +226,7 @@ class HookList:
         if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
             hook = FunctionHook(hook, hook.__hookline_on__)
         hook = adopt(hook)
-        if isinstance(hook, FunctionHook) and (earlier := self._earlier(hook)):
+        if earlier := self._earlier(hook):
             return self._replace(earlier, hook, name)
         if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
@@ -248,15 +248,15 @@ class HookList:
                                 "progress bar of its own unless it is made with enable_progress_bar=False, or with one among its "
                                 "hooks.")  # fmt: skip
 
-    def _earlier(self, hook: FunctionHook) -> list[Entry]:
-        """Return what a function that is defined once more, in a cell that was run again, takes the place of."""
-        if typed(hook.function) is None:
+    def _earlier(self, hook: Any) -> list[Entry]:
+        """Return what a function or class that is defined once more, in a cell that was run again, takes the place of."""
+        if definition(hook) is None:
             return []
-        return [entry for entry in self._entries.values() if hook.redefines(entry.hook)]
+        return [entry for entry in self._entries.values() if redefines(hook, entry.hook)]
 
-    def _replace(self, earlier: list[Entry], hook: FunctionHook, name: str | None) -> Handle:
+    def _replace(self, earlier: list[Entry], hook: Any, name: str | None) -> Handle:
         names = ", ".join(each.name for each in earlier)
-        log.debug("function %s was defined once more, and is registered in place of: %s", hook.name, names)
+        log.debug("%s was defined once more, and is registered in place of: %s", hook, names)
         put_back = self.set_aside(earlier)
         try:
             return self.add(hook, name)

@@ -109,9 +109,10 @@ def _aggregates(name: str, value: Any) -> Any:
 
 # ---- the options, by what they are about --------------------------------------------------------------------------
 # The groups are bases of `Options`, which has their fields in its slots: their own are empty, or the layouts would conflict.
+# Only fields: methods are made for `Options` alone, because making them takes most of the time of a start.
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class HowLong:
     """How long to train."""
 
@@ -127,7 +128,7 @@ class HowLong:
     """Time to train for: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class Update:
     """The update."""
 
@@ -148,7 +149,7 @@ class Update:
     """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per update)."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class Validation:
     """Validation."""
 
@@ -165,7 +166,7 @@ class Validation:
     'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class Limits:
     """Limits and trial runs."""
 
@@ -187,7 +188,7 @@ class Limits:
     """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class Around:
     """Output, seeds and files."""
 
@@ -213,7 +214,7 @@ class Around:
     """Where everything of a run is written. None: default_root_dir/runs/NAME."""
 
 
-@dataclass
+@dataclass(init=False, repr=False, eq=False)
 class Failures:
     """Checkpoints and failures."""
 
