@@ -134,7 +134,7 @@ def test_every_further_listener_costs_its_own_call_and_no_search() -> None:
 def test_accounting_costs_no_call() -> None:
     plain = per_step(with_hooks(Counts(), accounting=False)) - per_step(with_hooks(accounting=False))
     counted = per_step(with_hooks(Counts())) - per_step(with_hooks())
-    assert plain == counted == 1  # instead of the empty slot, the slot and the method
+    assert counted == plain <= 2  # the slot and the method
 
 
 def test_logging_costs_the_same_however_long_the_run() -> None:
@@ -160,7 +160,7 @@ def test_logging_a_mean_over_the_epoch_costs_one_more_call() -> None:
 
 def test_between_two_refreshes_a_progress_bar_costs_a_look_at_the_clock() -> None:
     cost = per_step(lambda data: with_hooks(ProgressBar(plain_every=1e9))(data)) - per_step(with_hooks())
-    assert cost <= 4  # the slot, its error policy, its account and the method, with the caller made for it; one empty slot less
+    assert cost <= 2  # the slot and the method
 
 
 def test_outputs_are_detached_once_and_only_for_listeners_that_request_them() -> None:

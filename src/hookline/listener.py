@@ -96,12 +96,11 @@ class Listener:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but accounting is around its call."""
-        return self.allowance is None and not self.filters and self.on_error == "raise"
+        """Whether nothing but accounting and its error policy is around its call."""
+        return self.allowance is None and not self.filters
 
-    def counted(self, accounting: bool, call: Caller | None = None) -> Caller:
-        """Return its call, or the one that is given, with its account around it if that is kept."""
-        call = self.binding.call if call is None else call
+    def counted(self, accounting: bool, call: Caller) -> Caller:
+        """Return a call with its account around it if that is kept."""
         return _counted(call, self.account) if (accounting and self.receiver == "H") or self.allowance is not None else call
 
     def caller(
@@ -118,18 +117,22 @@ class Listener:
         return call
 
 
+def forgive(error: Exception, listener: Listener, disable: Callable[[Listener], None]) -> None:
+    """Handle the failure of a listener by its error policy: warn, and switch it off if the policy says so."""
+    if isinstance(error, StopTraining | HookError | OptionError):  # a request, and wrong settings that would pass unnoticed
+        raise error
+    log.warning("%s failed in %s and is %s", listener.label, listener.event.name,
+                "switched off" if listener.on_error == "disable" else "passed over", exc_info=True)  # fmt: skip
+    if listener.on_error == "disable":
+        disable(listener)
+
+
 def _forgiving(call: Caller, listener: Listener, disable: Callable[[Listener], None]) -> Caller:
     def forgiving(s: Any) -> Any:
         try:
             return call(s)
-        except (StopTraining, HookError, OptionError):  # a request, and wrong settings that nobody would notice otherwise
-            raise
-        except Exception:
-            log.warning("%s failed in %s and is %s", listener.label, listener.event.name,
-                        "switched off" if listener.on_error == "disable" else "passed over", exc_info=True)  # fmt: skip
-            if listener.on_error == "disable":
-                disable(listener)
-            return None
+        except Exception as error:
+            return forgive(error, listener, disable)
 
     return forgiving
 

@@ -216,9 +216,7 @@ class Plan:
         if event.isolated:
             pairs = [(self.caller(each), each) for each in listeners]
             return isolated_slot(pairs, self.up if event.name == "teardown" else None)
-        is_traced = bool(self.tracers)
-        return make_slot(event, [(None if each.is_plain and not is_traced else self.caller(each), each) for each in listeners],
-                         self.accounting)  # fmt: skip
+        return make_slot(event, listeners, self.caller, self.disable, self.accounting, bool(self.tracers))
 
     def _setup_slot(self, listeners: Sequence[Listener]) -> Caller:
         """Marks everyone in their turn, so that teardown reaches just those whose set-up began."""

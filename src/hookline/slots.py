@@ -1,31 +1,32 @@
 """The slots of a plan: what an event's name stands for, compiled for the listeners that are there.
 
 A slot is generated code that calls one listener after the other, with no frame between it and the listener: the facts are read,
-the time is taken and what runs is published right there. Listeners with a filter, a budget, an error policy or a tracer around
-them are called through the caller that was composed for them.
+the time is taken, what runs is published and a failure is handled right there. Listeners with a filter, a budget or a tracer
+around them are called through the caller that was composed for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hookline.binding import Caller, factory
 from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, described
 from hookline.events import EVENTS, REPLACE, SIGNAL, Event
-from hookline.listener import Listener, plain_function
+from hookline.listener import Listener, forgive, plain_function
 
 MOST_UNROLLED = 64
 """Listeners of one event that are called by code of their own; more of them are called in a loop, which compiles at once."""
 
-Pair = tuple[Caller | None, Listener]
-"""A listener with its composed caller; None: it is called as it was bound."""
+Compose = Callable[[Listener], Caller]
+"""Returns the caller of a listener with everything around it."""
 
 _SLOT = """
-def make(clock, take, failed, {names}):
+def make(clock, take, failed, forgive, disable, {names}):
     def slot(s):
         taken = None
         outer = s.running
@@ -53,6 +54,13 @@ _PLAIN = """
                 value = {expression}
 """
 
+_FORGIVING = """
+                try:
+{call}
+                except Exception as error:
+                    value = forgive(error, l{n}, disable)
+"""
+
 _BEGIN = """
             began = clock()
 """
@@ -71,18 +79,21 @@ _COUNTED = """
 """
 
 
-def make_slot(event: Event, pairs: list[Pair], accounting: bool) -> Caller:
-    """Compile the slot of an event for these listeners, in this order."""
+def make_slot(
+    event: Event, listeners: Sequence[Listener], compose: Compose, disable: Callable[[Listener], None], accounting: bool,
+    is_traced: bool,
+) -> Caller:  # fmt: skip
+    """Compile the slot of an event for these listeners, in this order. compose: makes the call of those with more around it."""
     take = _taking(event)
-    if len(pairs) > MOST_UNROLLED:
-        return _looped_slot([(composed(each, accounting), each[1]) for each in pairs], take)
+    if len(listeners) > MOST_UNROLLED:
+        return _looped_slot([(compose(each), each) for each in listeners], take)
     calls: list[str] = []
     names: dict[str, Any] = {}
-    for n, (caller, listener) in enumerate(pairs):
+    for n, listener in enumerate(listeners):
         names[f"l{n}"] = listener
         source = listener.binding.source
-        if caller is not None or source is None:
-            names[f"c{n}"] = composed((caller, listener), accounting)
+        if source is None or is_traced or not listener.is_plain:
+            names[f"c{n}"] = compose(listener)
             call = _PLAIN.format(expression=f"c{n}(s)")
         else:
             names[f"f{n}"], names[f"d{n}"] = source.function, source.defaults
@@ -91,16 +102,12 @@ def make_slot(event: Event, pairs: list[Pair], accounting: bool) -> Caller:
                 if f"a{n - 1}" not in names:
                     calls.append(_BEGIN.strip("\n"))
             call = (_COUNTED if f"a{n}" in names else _PLAIN).format(expression=source.text(str(n)), n=n)
+            if listener.on_error != "raise":
+                call = _FORGIVING.format(n=n, call=textwrap.indent(call.strip("\n"), "    "))
         calls.append(_CALL.format(n=n, call=call.strip("\n")).strip("\n"))
     made = factory(_SLOT.format(names=", ".join(names), calls="\n".join(calls)))
-    slot: Caller = made(time.perf_counter_ns, take, _failed, *names.values())
+    slot: Caller = made(time.perf_counter_ns, take, _failed, forgive, disable, *names.values())
     return slot
-
-
-def composed(pair: Pair, accounting: bool) -> Caller:
-    """Return the caller of a listener with everything around it."""
-    caller, listener = pair
-    return caller if caller is not None else listener.counted(accounting)
 
 
 def _looped_slot(pairs: list[tuple[Caller, Listener]], take: Take) -> Caller:
