@@ -78,7 +78,7 @@ def test_a_profiler_of_the_users_own_does_not_end_the_run(caplog: pytest.LogCapt
         ({"active": 0}, "active=0"),
         ({"wait": -1}, "wait=-1"),
         ({"sort_by": "cpu_time"}, "Did you mean"),
-        ({"activities": ["gpu"]}, "allowed: cpu, cuda, xpu"),
+        ({"activities": ["gpu"]}, "allowed: 'cpu', 'cuda', 'xpu'"),
         ({"with_stack": 1}, "True or False"),
     ],
 )
