@@ -98,6 +98,8 @@ def redefines(hook: Any, other: Any) -> bool:
 def definition(hook: Any) -> tuple[str, types.CodeType] | None:
     """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a prompt."""
     made: Any = hook.function if isinstance(hook, FunctionHook) else type(hook)
+    if made.__module__ != "__main__":
+        return None
     found = next(filter(None, map(typed, vars(made).values() if isinstance(made, type) else [made])), None)
     return (getattr(made, "__qualname__", found.__qualname__), found.__code__) if found is not None else None
 
