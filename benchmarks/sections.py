@@ -66,7 +66,7 @@ WALL = time.perf_counter_ns
 TEN = Case("10 listening hooks", 10, listening=True)
 
 SECTIONS = (
-    Section("list", "Linear, list", Tiny, LISTED, 10, 40, peers=True, cases=(
+    Section("list", "Linear, list", Tiny, LISTED, 10, 40, peers=True, weight=2, cases=(
         Case(aim=1.00),
         Case("10 silent hooks", 10),
         replace(TEN, aim=1.08),
@@ -88,9 +88,9 @@ SECTIONS = (
     Section("gpt", "GPT, list", GPT, listed(text), 1, 4, (Case(), TEN), rounds=0.6, peers=True),
     Section("validation", "Linear, validation pass, list", Tiny, LISTED, 20, 80, stage="validation"),
     Section("startup", "start-up, fit of one batch", Tiny, LISTED, 0, 1, stage="startup", untimed_rounds=0,
-            rounds=0.1, setups=6, weight=15),
+            rounds=0.1, setups=6, weight=10),
     Section("compiled-linear", "Linear, compiled step, list", Tiny, listed(numbers), 10, 40, (Case(aim=1.05),), stage="compiled",
-            rounds=0.6, setups=1, weight=10),
+            rounds=0.6, setups=1, weight=6),
     Section("compiled-mlp", "MLP, compiled step, list", MLP, listed(classes), 4, 16, (Case(aim=1.05),), stage="compiled",
-            rounds=0.6, setups=1, weight=10),
+            rounds=0.6, setups=1, weight=6),
 )  # fmt: skip
