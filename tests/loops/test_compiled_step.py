@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -426,6 +427,27 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, A
     assert all(torch.equal(one, two) for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
 
 
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_code_trains_as_without_it_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    data = [*batches(3, size=3), *batches(1, size=2)]
+    torch.manual_seed(0)
+    whole = Drops()
+    eager, halves = copy.deepcopy(whole), copy.deepcopy(whole)
+    options: dict[str, Any] = {"max_epochs": 3, "seed": 3, "gradient_clip_val": 0.5}
+    graphs: list[str] = []
+    trainer = quiet(compile="step", **options)
+    trainer.on("train_end")(lambda trainer: graphs.append(trainer.explain().graphs))
+    trainer.fit(whole, data)
+    quiet(**options).fit(eager, data)
+    assert graphs == ["  graph 1: training_step, loss and backward\n  graph 2: clipping and SGD.step"]
+    assert torch.allclose(whole.layer.weight, eager.layer.weight, rtol=1e-4, atol=1e-5)  # dropout drew the same numbers
+    quiet(compile="step", **options, run_dir=tmp_path, hooks=[Stops()]).fit(halves, data)
+    torch._dynamo.reset()
+    resumed = Drops()
+    quiet(compile="step", **options).fit(resumed, data, resume=tmp_path)
+    assert torch.equal(whole.layer.weight, resumed.layer.weight) and torch.equal(whole.layer.bias, resumed.layer.bias)
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -483,6 +505,17 @@ def test_a_loss_that_cannot_be_trained_on_is_the_same_error() -> None:
         quiet(compile=STEP).fit(Detached(), batches())
     with pytest.raises(LossError, match="must be one number"):
         quiet(compile=STEP).fit(Many(), batches())
+
+
+def test_shapes_that_change_too_often_split_the_step_instead_of_ending_the_run(caplog: Any) -> None:
+    data = [batches(1, size=size)[0] for size in range(1, 13)]
+    module = Net()
+    twin = copy.deepcopy(module)
+    with caplog.at_level(logging.WARNING, "hookline"):
+        quiet(compile=STEP).fit(module, data)
+    quiet().fit(twin, data)
+    assert torch.allclose(module.layer.weight, twin.layer.weight)
+    assert "it was compiled too often, because shapes or numbers change" in caplog.text
 
 
 def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> None:

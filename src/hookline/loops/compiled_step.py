@@ -152,6 +152,8 @@ class CompiledStep:
     def _set_gradients(self, gradients: list[Tensor | None]) -> None:
         for parameter, gradient in zip(self._trained, gradients, strict=False):
             parameter.grad = gradient
+        if not self._others:
+            return
         for parameter, gradient in zip(self._others, gradients[len(self._trained) :], strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
