@@ -206,7 +206,7 @@ def test_a_loop_that_has_nothing_left_to_train_says_so(caplog: pytest.LogCapture
         with line, caplog.at_level(logging.WARNING, "hookline"):
             for _ in line.epochs(1):
                 pass
-            line.state.epochs_seen = 1
+            line.state.counts.epochs_seen = 1
     assert "Nothing is left to train: 1 epochs are done" in caplog.text
 
 

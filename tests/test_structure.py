@@ -31,7 +31,7 @@ LAYERS = {
     "registry": 1, "foreign": 1, "asking": 1, "accounting": 1, "budget": 1, "timings": 1, "tracing": 1,
     "checks": 1,
     # 2: what a run works with
-    "context": 2, "accumulator": 2, "metrics": 2, "state": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
+    "context": 2, "accumulator": 2, "metrics": 2, "state": 2, "state_parts": 2, "state_mapping": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
     "loggers": 2, "seeding": 2, "rundir": 2, "runlock": 2, "urls": 2, "ranks": 2, "replay": 2, "uncopied": 2,
     "init_arguments": 2, "arguments": 2, "_arguments": 2,
     # 3: what a run does

@@ -1,10 +1,9 @@
-"""The live facts of a run in one slotted object. The loops write it, bound listeners read just what they asked for."""
+"""The live facts of a run: the loops write them to the parts that own them, bound listeners read just what they ask for."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from hookline.context import OnceFloat, StepContext
 from hookline.errors import HooklineError, LossError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
+from hookline.state_mapping import StateMapping
+from hookline.state_parts import Counts, CurrentBatch, Ending, Optimization, Setup, Subject
 from hookline.timings import Timings
 
 # The phases of the loops that take time outside every listener, as `State.running` has them.
@@ -24,101 +25,119 @@ OPENING = f"opening loader {LOADER}"
 SAVING = "saving a checkpoint"
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class State(MutableMapping[str, Any]):
+OWN = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
+"""What a state holds itself."""
+PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
+WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__)))
+"""The facts that are written; all others are worked out from them."""
+
+
+def fact(path: str) -> Any:
+    """Make a read-only attribute that reads a fact from its owner. It costs no Python call."""
+    return property(attrgetter(path))
+
+
+class State(StateMapping):
     """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
 
     As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss, avg_loss,
-    model_params, status and every fact; keys of your own may be added.
+    model_params, status and every fact; keys of your own may be added. The loops write facts to the parts that own them.
     """
 
-    # who takes part
-    trainer: Any = None
-    module: Any = None
-    wrapped_model: Any = None
-    hooks: Any = None
-    logger: Any = None
-    config: Any = None
-    optimizers: list[Any] = field(default_factory=list)
-    schedulers: list[Any] = field(default_factory=list)
-    device: Any = None
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    stage: str = ""
-    # how far the run is; counts are of finished things
-    epoch: int = 0
-    epochs_seen: int = 0
-    step: int = 0
-    batches_seen: int = 0
-    samples_seen: int = 0
-    tokens_seen: int = 0
-    resumed: bool = False
-    sanity_checking: bool = False
-    should_stop: bool = False
-    stop_reason: str = ""
-    status: str = "created"
-    clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
-    """Seconds since some moment; with several ranks it is one clock for all."""
-    timer: Any = None
-    """Measures where the time goes (`RunTimer`), in a fit."""
-    # the batch, the loss, the optimizer of this moment
-    batch: Any = None
-    fetch_ns: int | None = None
-    """Nanoseconds that the loop waited for this batch; None if another loop fetches the batches."""
-    batch_idx: int = 0
-    dataloader_idx: int = 0
-    dataloader_name: str = ""
-    returned: Any = None
-    """What the step returned, as it is."""
-    live_loss: Any = None
-    """The user's loss, until backward."""
-    scaled_loss: Any = None
-    """What is differentiated: the loss divided by the window's length and scaled."""
-    backward_options: dict[str, Any] = field(default_factory=dict)
-    """What `manual_backward` was given besides the loss."""
-    last_loss: Tensor | float | None = None
-    """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
-    window_losses: list[Any] | None = None
-    """All losses of the window, if it has more than one batch."""
-    window_weights: list[float] | None = None
-    """What each of them counts in the window's mean; None: all the same."""
-    shared_loss: Any = None
-    """The window's loss over all ranks, on its way, if somebody asks for it and there are several; `float` reads it."""
-    norm_tensor: Tensor | None = None
-    norm_takes_all: bool = False
-    """Whether all ranks must measure the norm together, because each holds only a part of the gradients."""
-    used_lr: float | None = None
-    """The learning rate that the newest update used."""
-    optimizer: Any = None
-    optimizer_idx: int = 0
-    optimizer_closure: Any = None
-    gradient_clip_val: float | None = None
-    gradient_clip_algorithm: str = "norm"
-    predictions: list[Any] = field(default_factory=list)
-    batches_in_pass: int = 0
-    """Batches evaluated so far, over all evaluations."""
-    modes: list[Any] = field(default_factory=list)
-    """Every submodule's train or eval flag before an evaluation."""
-    # what one event is about
-    checkpoint: Any = None
-    path: Any = None
-    saved_step: int = 0
-    exception: BaseException | None = None
-    reason: str = ""
-    scheduler: Any = None
-    metric: Any = None
-    row: Any = None
-    own: dict[str, Any] = field(default_factory=dict)
-    nested_validate: bool = False
-    running: tuple[Any, Any] | None = None
-    """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside of. A call writes it when
-    it begins and puts it back when it ends; each call writes a new tuple, so that two looks can tell two calls apart."""
-    log: MetricLog = field(default_factory=MetricLog)
-    cache: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What was worked out for this batch; the loops empty it when the next one comes."""
-    extras: dict[str, Any] = field(default_factory=dict)
-    """Keys of the user's own."""
+    __slots__ = (*OWN, "counts", "current", "ending", "optimization", "setup", "subject")
+
+    def __init__(self, **facts: Any) -> None:
+        """facts: by their names, whichever part owns them."""
+        self.setup, self.counts, self.ending = Setup(), Counts(), Ending()
+        self.current, self.optimization, self.subject = CurrentBatch(), Optimization(), Subject()
+        self.log = MetricLog()
+        self.sanity_checking = self.nested_validate = False
+        self.running: tuple[Any, Any] | None = None
+        """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside of. A call writes it
+        when it begins and puts it back when it ends; each call writes a new tuple, so that two looks can tell two calls apart."""
+        self.cache: dict[str, tuple[Any, Any]] = {}
+        """What was worked out for this batch; the loops empty it when the next one comes."""
+        self.extras = {}
+        self.fill(**facts)
+
+    def fill(self, **facts: Any) -> None:
+        """Write facts by their names: for a state that no loop drives."""
+        for name, value in facts.items():
+            setattr(self.owner(name), name, value)
+
+    def owner(self, name: str) -> Any:
+        """Return the part that a fact is written to."""
+        for part in (self.setup, self.counts, self.ending, self.current, self.optimization, self.subject):
+            if name in part.__slots__:
+                return part
+        if name in OWN:
+            return self
+        raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
+
+    # setup
+    trainer: Any = fact("setup.trainer")
+    module: Any = fact("setup.module")
+    wrapped_model: Any = fact("setup.wrapped_model")
+    hooks: Any = fact("setup.hooks")
+    logger: Any = fact("setup.logger")
+    config: Any = fact("setup.config")
+    optimizers: list[Any] = fact("setup.optimizers")
+    schedulers: list[Any] = fact("setup.schedulers")
+    device: Any = fact("setup.device")
+    rank: int = fact("setup.rank")
+    local_rank: int = fact("setup.local_rank")
+    world_size: int = fact("setup.world_size")
+    stage: str = fact("setup.stage")
+    clock: Callable[[], float] = fact("setup.clock")
+    timer: Any = fact("setup.timer")
+    norm_takes_all: bool = fact("setup.norm_takes_all")
+    # counts
+    epoch: int = fact("counts.epoch")
+    epochs_seen: int = fact("counts.epochs_seen")
+    step: int = fact("counts.step")
+    batches_seen: int = fact("counts.batches_seen")
+    samples_seen: int = fact("counts.samples_seen")
+    tokens_seen: int = fact("counts.tokens_seen")
+    batches_in_pass: int = fact("counts.batches_in_pass")
+    resumed: bool = fact("counts.resumed")
+    # ending
+    should_stop: bool = fact("ending.should_stop")
+    stop_reason: str = fact("ending.stop_reason")
+    status: str = fact("ending.status")
+    exception: BaseException | None = fact("ending.exception")
+    # current
+    batch: Any = fact("current.batch")
+    fetch_ns: int | None = fact("current.fetch_ns")
+    batch_idx: int = fact("current.batch_idx")
+    dataloader_idx: int = fact("current.dataloader_idx")
+    dataloader_name: str = fact("current.dataloader_name")
+    returned: Any = fact("current.returned")
+    live_loss: Any = fact("current.live_loss")
+    scaled_loss: Any = fact("current.scaled_loss")
+    backward_options: dict[str, Any] = fact("current.backward_options")
+    last_loss: Tensor | float | None = fact("current.last_loss")
+    window_losses: list[Any] | None = fact("current.window_losses")
+    window_weights: list[float] | None = fact("current.window_weights")
+    shared_loss: Any = fact("current.shared_loss")
+    predictions: list[Any] = fact("current.predictions")
+    modes: list[Any] = fact("current.modes")
+    # optimization
+    norm_tensor: Tensor | None = fact("optimization.norm_tensor")
+    used_lr: float | None = fact("optimization.used_lr")
+    optimizer: Any = fact("optimization.optimizer")
+    optimizer_idx: int = fact("optimization.optimizer_idx")
+    optimizer_closure: Any = fact("optimization.optimizer_closure")
+    gradient_clip_val: float | None = fact("optimization.gradient_clip_val")
+    gradient_clip_algorithm: str = fact("optimization.gradient_clip_algorithm")
+    scheduler: Any = fact("optimization.scheduler")
+    metric: Any = fact("optimization.metric")
+    # subject
+    checkpoint: Any = fact("subject.checkpoint")
+    path: Any = fact("subject.path")
+    saved_step: int = fact("subject.saved_step")
+    reason: str = fact("subject.reason")
+    row: Any = fact("subject.row")
+    own: dict[str, Any] = fact("subject.own")
 
     # ---- facts that are worked out when somebody asks, once per moment ------------------------------------------
 
@@ -168,7 +187,7 @@ class State(MutableMapping[str, Any]):
             if self.norm_takes_all:
                 self._check_norm_is_asked_for()
                 return torch.tensor(torch.nan)
-            self.norm_tensor = total_norm(self.optimizers)
+            self.optimization.set_norm(total_norm(self.optimizers))
         return self.norm_tensor
 
     def _check_norm_is_asked_for(self) -> None:
@@ -176,12 +195,6 @@ class State(MutableMapping[str, Any]):
         if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
             raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and "
                                 "only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. None does.")  # fmt: skip
-
-    def add_norm(self, norm: Tensor | None) -> None:
-        """One optimizer's share of the total norm."""
-        if norm is not None:
-            known = self.norm_tensor
-            self.norm_tensor = norm if known is None else torch.linalg.vector_norm(torch.stack([known, norm]))
 
     @property
     def outputs(self) -> Any:
@@ -257,8 +270,7 @@ class State(MutableMapping[str, Any]):
 
     def request_stop(self, reason: str) -> None:
         """End the run at the next batch boundary."""
-        self.should_stop = True
-        self.stop_reason = self.stop_reason or reason
+        self.ending.request_stop(reason)
 
     def replace(self, name: str, value: Any) -> None:
         """A listener returned a replacement for this attribute."""
@@ -268,32 +280,7 @@ class State(MutableMapping[str, Any]):
             raise LossError(f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be differentiated. "
                             "Return a tensor made from the loss that was given, without .item(), .detach() or float(), or None "
                             "to leave that as it is.")  # fmt: skip
-        setattr(self, name, value)
-
-    # ---- as a dictionary ----------------------------------------------------------------------------------------
-
-    def __getitem__(self, key: str) -> Any:
-        if key in self.extras:
-            return self.extras[key]
-        if key in _KEYS:
-            return _KEYS[key](self)
-        if key in _PLAIN_FACTS:
-            return getattr(self, key)
-        raise KeyError(f"the state has no {key!r}.{closest(key, self)} Keys: {', '.join(self)}")
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key in _KEYS or key in _PLAIN_FACTS:
-            raise TypeError(f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own.")
-        self.extras[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.extras[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*_KEYS, *_PLAIN_FACTS, *self.extras])
-
-    def __len__(self) -> int:
-        return len(_KEYS) + len(_PLAIN_FACTS) + len(self.extras)
+        setattr(self.owner(name), name, value)
 
     def __repr__(self) -> str:
         return f"<State: {self.stage or 'idle'}, {self.position}, {self.status}>"
@@ -316,29 +303,6 @@ def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = 
 def counted(number: int, one: str, many: str) -> str:
     """A number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _average_loss(s: State) -> float | None:
-    mean = s.log.train_loss.compute()
-    return None if mean is None else float(mean)
-
-
-_KEYS: dict[str, Callable[[State], Any]] = {
-    "model": lambda s: s.module,
-    "experiment": lambda s: s.logger,
-    "optimizer": lambda s: s.optimizers[0] if s.optimizers else None,
-    "current_epoch": lambda s: s.epoch,
-    "current_batch_idx": lambda s: s.batch_idx,
-    "latest_loss": lambda s: s.loss,
-    "avg_loss": _average_loss,
-    "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
-}  # fmt: skip
-_PLAIN_FACTS = (
-    "module", "wrapped_model", "batch_idx", "device", "status", "trainer",
-    "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
-    "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
-    "fetch_seconds", "timings", "logger", "metrics", "stop_reason",
-)  # fmt: skip
 
 
 def _mean(losses: list[Any], count: float | None = None) -> Any:

@@ -213,8 +213,8 @@ class Trainer(RunView):
             rank=self.strategy.rank, local_rank=self.strategy.local_rank, world_size=self.strategy.world_size,
         )  # fmt: skip
         if stage != "fit" and self._fitted is not None and self._fitted.module is module:
-            for name in verbs.COUNTERS:  # results of a trained module belong to the step it was trained to
-                setattr(state, name, getattr(self._fitted.state, name))
+            # results of a trained module belong to the step it was trained to
+            state.counts.load_state_dict(self._fitted.state.counts.state_dict(), resumed=False)
         return verbs.Run(
             self.options, self.plan, state, self.strategy,
             module, steps, datamodule, self._directory, verbs.RunData(loaders),
@@ -317,12 +317,12 @@ class Trainer(RunView):
             if (name in facts) != (name in row.facts):
                 known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
                 raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
-        before, self.state.own = self.state.own, dict(facts)
+        before, self.state.subject.own = self.state.own, dict(facts)
         try:
             getattr(self.plan, row.name)(self.state)
             return self.state.own.get(row.replaces)
         finally:
-            self.state.own = before
+            self.state.subject.own = before
 
     def explain(
         self, module: nn.Module | None = None, train: Any = None, *, datamodule: DataLike | None = None, verb: str = "fit",

@@ -35,7 +35,7 @@ class View:
         if stop:
             self.stop("trainer.should_stop was set")
         else:
-            self.state.should_stop, self.state.stop_reason = False, ""
+            self.state.ending.withdraw_stop()
 
     def stop(self, reason: str = "trainer.stop() was called") -> None:
         """End the run at the next batch boundary."""

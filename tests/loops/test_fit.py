@@ -256,7 +256,7 @@ def test_max_time_ends_the_run() -> None:
         passed = 0.0
 
         def setup(self, state: Any) -> None:
-            state.clock = lambda: time.monotonic() + self.passed
+            state.setup.clock = lambda: time.monotonic() + self.passed
 
         def on_step_end(self, step: int) -> None:
             self.passed += 3600.0 * (step == 3)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline.errors import CheckpointError, OptionError, closest
+from hookline.state_parts import Counts
 from hookline.urls import check_url, is_url
 
 REASONS = ("interval", "best", "last", "signal", "exception", "manual")
-COUNTERS = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tokens_seen")
+COUNTERS = Counts.SAVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class HostedAgreement:
         if reasons and not self.stop:
             first = next(iter(reasons.values()))
             who = "" if len(reasons) == len(everybody) else f" (asked for by rank {', '.join(map(str, reasons))})"
-            s.should_stop, s.stop_reason, self.stop = True, f"{first}{who}", True
+            self.stop = True
+            s.ending.settle_stop(f"{first}{who}")
 
     # ---- what hooks return ------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class HostedBatch(BatchEvents):
     @property
     def has_updated(self) -> bool:
         """Whether an update was made in this batch, or outside of batches."""
-        return self.state.step != self.progress.step_before_batch
+        return self.state.counts.step != self.progress.step_before_batch
 
     def before_backward(self, loss: Tensor) -> Tensor:
         """Emit on_before_backward and note the loss, which a hook may have replaced; return it."""
@@ -46,15 +46,21 @@ class HostedBatch(BatchEvents):
         if self.updates.windows != self._window:
             self._losses, self._window = [], self.updates.windows
         self._losses.append(noted)
-        s.window_losses = self._losses if len(self._losses) > 1 else None
-        s.last_loss = noted
+        s.current.window_losses = self._losses if len(self._losses) > 1 else None
+        s.current.last_loss = noted
         s.log.train_loss.add(noted, s.log.weight)
         return loss
+
+    def reset(self) -> None:
+        """Forget the updates of an earlier run."""
+        s = self.state
+        s.current.window_losses = None
+        self.updates.reset()
 
     def forget_loss(self) -> None:
         """Drop the losses so far: the host differentiates another number."""
         s = self.state
-        s.last_loss = s.window_losses = None
+        s.current.last_loss = s.current.window_losses = None
         s.log.train_loss, self._losses = Accumulator(), []
 
     def values_of_step(self) -> dict[str, Any]:

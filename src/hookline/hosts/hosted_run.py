@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from hookline.checkpoint.saves import COUNTERS
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.errors import HooklineError, OptionError, Signal
 from hookline.events import EVENTS
@@ -60,7 +59,7 @@ class HostedRun(Recording):
         self.loggers = make_loggers(logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.state = State(trainer=self, logger=self.loggers, config=config)
-        self.state.hooks = self.hooks = HostedHooks(self.plan, host, place.rank, self._offered())
+        self.state.setup.hooks = self.hooks = HostedHooks(self.plan, host, place.rank, self._offered())
         self.take_place(place.rank, place.local_rank, place.world_size)
         self.progress = Progress()
         self.rows: MetricRows = HostedRows(self.plan, self.state, holds_rows)
@@ -88,22 +87,26 @@ class HostedRun(Recording):
         s = self.state
         if not isinstance(module, nn.Module):
             raise OptionError(f"hooks need the model that is trained, a torch.nn.Module, not {type(module).__name__}.")
-        s.module, s.wrapped_model = own_module(module), module
-        s.optimizers = own_optimizers(optimizers)
-        s.schedulers = listed(schedulers)
+        s.setup.module = own_module(module)
+        s.setup.optimizers = own_optimizers(optimizers)
+        s.setup.schedulers = listed(schedulers)
         if self.updates.is_watching:  # in the middle of a run: others take their place
             self.updates.leave()
-            self.updates.watch(s.optimizers)
+            self.updates.watch(s.setup.optimizers)
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
-        s.device = first.device if first is not None else torch.device("cpu")
+        self.place(first.device if first is not None else torch.device("cpu"), module)
+
+    def place(self, device: Any, wrapped_model: Any) -> None:
+        """Say where the module is, and what the host runs in its place."""
+        self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
         """Say which of the ranks this is. There is one record of a run, however many ranks it has."""
         s = self.state
-        s.rank, s.local_rank, s.world_size = rank, local_rank, world_size
+        s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
         if rank != 0:
-            self.loggers = s.logger = Loggers()
+            self.loggers = s.setup.logger = Loggers()
 
     # ---- from set-up to teardown ------------------------------------------------------------------------------------
 
@@ -112,15 +115,15 @@ class HostedRun(Recording):
         s = self.state
         if self.is_running:
             raise HooklineError("These hooks are in a run already.")
-        if s.module is None:
+        if s.setup.module is None:
             raise OptionError("Line needs the model that is trained: Line(model, optimizer, hooks=[...]).")
         self.is_running = True
-        s.stage, s.status = stage, "training" if stage == "fit" else "running"
-        s.window_losses = s.norm_tensor = s.used_lr = None
-        s.should_stop, s.stop_reason, s.exception = False, "", None
+        s.setup.stage = stage
+        run_events.begin(self, "training" if stage == "fit" else "running")
+        self.batch.reset()
         self.plan.up.clear()
-        if s.world_size > 1 and distributed.is_initialized():
-            self.ranks = Ranks(s.rank, s.local_rank, s.world_size, control_group())
+        if s.setup.world_size > 1 and distributed.is_initialized():
+            self.ranks = Ranks(s.setup.rank, s.setup.local_rank, s.setup.world_size, control_group())
             assert isinstance(self.rows, HostedRows)
             self.rows.over_ranks, self.agreement = Rows(self.ranks, s.log), HostedAgreement(self, self.ranks)
             self.updates.signal_filters = (self.agreement.on_update,)
@@ -139,15 +142,13 @@ class HostedRun(Recording):
 
     def start_afresh(self) -> None:
         """The run that comes is a new one: its counters begin at zero."""
-        for name in COUNTERS:
-            setattr(self.state, name, 0)
-        self.state.resumed = False
+        self.state.counts.reset()
         self.resume.take({})
         self.state.log = MetricLog()
 
     def start_fit(self) -> None:
         """Everything is in place: the optimizers are listened to."""
-        self.updates.watch(self.state.optimizers)
+        self.updates.watch(self.state.setup.optimizers)
         run_events.start_fit(self)
 
     def start_training(self) -> None:
@@ -158,7 +159,7 @@ class HostedRun(Recording):
     def end_training(self) -> None:
         """The training has ended as meant."""
         self.end_epoch()
-        run_events.end_as(self, "stopped" if self.state.should_stop else "completed")
+        run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
         run_events.end_training(self)
         self.write_pending()
         self.settle()
@@ -224,16 +225,9 @@ class HostedRun(Recording):
             self.end_batch()
         if self.current_pass is not None:  # left by a `break`
             self.end_validation()
-        s, current = self.state, self.batch
-        if s.cache:
-            s.cache.clear()
-        if s.log.batch_values:
-            s.log.batch_values.clear()
-        s.batch, s.batch_idx = batch, self.progress.position
-        self.progress.position += 1
-        s.log.mode = "train"
-        s.last_loss = s.returned = None
-        self.progress.step_before_batch, self.updates.recomputing = s.step, False
+        current = self.batch
+        current.take(batch)
+        self.updates.recomputing = False
         signal = current.start()
         if self.agreement is not None:
             signal = self.agreement.on_batch(signal)
@@ -261,16 +255,16 @@ class HostedRun(Recording):
         current.is_open = False
         if self.updates.announced:
             self.updates.account_for_missing()
-        s.returned = s.last_loss if outputs is None else outputs
+        s.current.returned = s.current.last_loss if outputs is None else outputs
         current.end()
-        is_update = s.step != self.progress.step_before_batch
+        is_update = s.counts.step != self.progress.step_before_batch
         if is_update:
             current.end_step()
-        if self.agreement is not None and not joins(s.wrapped_model):
+        if self.agreement is not None and not joins(s.setup.wrapped_model):
             self.agreement.meet()
         if is_update and (self.save_requests or self.agreement is not None):
             self.save_due()
-        s.returned = None
+        s.current.returned = None
         self.progress.step_before_batch = OUTSIDE
         if self.participants.leaving:
             see_off(self)
@@ -289,7 +283,7 @@ class HostedRun(Recording):
         results = self.rows.finish("train", {}, s.log.pending)
         self.take_new(metrics or {})
         # else it was cut short
-        is_complete = self.epoch_is_whole or not s.should_stop or self.progress.position == self.num_training_batches
+        is_complete = self.epoch_is_whole or not s.ending.should_stop or self.progress.position == self.num_training_batches
         pending = run_events.end_epoch(self, results, is_complete)
         if self.batch.holds_rows:
             results.pop("train/loss", None)

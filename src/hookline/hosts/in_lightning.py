@@ -70,8 +70,7 @@ class Listening:
         line, options, stage = self.line, self.line.options, str(getattr(stage, "value", stage))
         line.outer = trainer
         line.attach(pl_module)
-        s = line.state
-        s.device, s.wrapped_model = pl_module.device, pl_module
+        line.place(pl_module.device, pl_module)
         line.take_place(trainer.global_rank, trainer.local_rank, trainer.world_size)
         options.max_epochs, options.max_steps = trainer.max_epochs if trainer.max_epochs is not None else -1, trainer.max_steps
         options.check_val_every_n_epoch = trainer.check_val_every_n_epoch or 1
@@ -88,12 +87,11 @@ class Listening:
         self._has_begun = True
         line, s = self.line, self.line.state
         line.attach(pl_module, trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs])
-        s.device, s.wrapped_model = pl_module.device, trainer.strategy.model
+        line.place(pl_module.device, trainer.strategy.model)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
-            s.step, s.epochs_seen = trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch
-            s.resumed = True
+            s.counts.continue_at(trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch)
         line.start_fit()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -145,7 +143,8 @@ class Listening:
         self._start_epoch(trainer)
 
     def _start_epoch(self, trainer: Any, first: int = 0) -> None:
-        self.line.state.epochs_seen = trainer.current_epoch
+        counts = self.line.state.counts
+        counts.continue_at(counts.step, trainer.current_epoch, counts.resumed)
         batches = trainer.num_training_batches
         self.line.start_epoch(int(batches) if batches != float("inf") else None, first)
 

@@ -130,7 +130,7 @@ class Listening:
     def _resume(self, state: Any) -> None:
         s = self.line.state
         self.line.start_afresh()
-        s.resumed, s.step, s.epochs_seen = state.global_step > 0, state.global_step, int((state.epoch or 0) + 1e-6)
+        s.counts.continue_at(state.global_step, int((state.epoch or 0) + 1e-6), resumed=state.global_step > 0)
         found = state.stateful_callbacks.get(NAME) if s.resumed else None
         if found is not None:
             self.kept = found["attributes"]["kept"]
@@ -180,7 +180,8 @@ class Listening:
         if self._is_first_epoch:
             self._is_first_epoch = False
             whole, part = divmod((state.epoch or 0) + 1e-6, 1)
-            self.line.state.epochs_seen = int(whole)
+            counts = self.line.state.counts
+            counts.continue_at(counts.step, int(whole), counts.resumed)
             self._batch_of_epoch = 0 if batches is None or args.ignore_data_skip else int(part * batches)
         self.line.start_epoch(batches, self._batch_of_epoch)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hookline.checkpoint import files
 from hookline.checkpoint.contents import check_parts
-from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
+from hookline.checkpoint.saves import Saved, SaveRequest
 from hookline.errors import CheckpointError, NonFiniteLoss
 from hookline.hosts.host import Host, HostedHooks
 from hookline.loops.finite import describe_nonfinite, find_nonfinite
@@ -42,7 +42,7 @@ def keep(view: KeptRun) -> dict[str, Any]:
     """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
     s, entries = view.state, view.hooks.in_order()
     return {
-        "counters": {name: getattr(s, name) for name in COUNTERS},
+        "counters": s.counts.state_dict(),
         "hooks": states_of(entries, s),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
@@ -53,9 +53,7 @@ def keep(view: KeptRun) -> dict[str, Any]:
 def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
     """The counters, the metrics, and everything of the hooks, by their names."""
     s = view.state
-    for name in COUNTERS:
-        setattr(s, name, kept["counters"][name])
-    s.resumed = True
+    s.counts.load_state_dict(kept["counters"])
     view.resume.take({key: kept[key] for key in ("hooks", "filters")})
     s.log.newest.raw().update(kept["metrics"])
     if "log" in kept:

@@ -27,9 +27,9 @@ class AcceleratedLine(Line):
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
         """Say whose training it is; as they are, or as the accelerator has prepared them."""
-        s, accelerator = self.state, self.outer
+        accelerator = self.outer
         super().attach(accelerator.unwrap_model(module), optimizers, schedulers)
-        s.wrapped_model, s.device = module, accelerator.device
+        self.place(accelerator.device, module)
         self.take_place(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
 
     def prepare(self, *given: Any) -> Any:

@@ -69,7 +69,7 @@ class Updates(UpdateEvents):
         if not self.recomputing:
             self.windows += 1
             s = self.state
-            s.optimizer_idx, s.optimizer = index, optimizer
+            s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
             if self.plan.on_before_zero_grad is not nobody:
                 self.before_zero_grad()
 
@@ -92,14 +92,14 @@ class Updates(UpdateEvents):
             return
         s = self.state
         if not self.announced and not self.norm_is_known:
-            s.norm_tensor = None
+            s.optimization.norm_tensor = None
         self.announced.add(index)
-        s.optimizer_idx, s.optimizer = index, s.optimizers[index]
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
         if "grad_norm" in self.plan.wanted and not self.norm_is_known:
-            s.add_norm(total_norm([s.optimizer]))
-        signal = self.before_step()
+            s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+        signal = self.before_step() if self.signal_filters or self.plan.on_before_optimizer_step is not nobody else None
         if signal is not None:
-            self._hide(index, s.optimizer, signal)
+            self._hide(index, s.optimization.optimizer, signal)
 
     def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
         """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop makes anyway."""
@@ -117,16 +117,16 @@ class Updates(UpdateEvents):
     def clip(self, indices: list[int], norm: Tensor, max_norm: float) -> None:
         """Emit on_gradient_clip: the loop has clipped these optimizers' gradients, whose norm was this."""
         s = self.state
-        s.norm_tensor, s.gradient_clip_val = norm, max_norm
+        s.optimization.norm_tensor, s.optimization.gradient_clip_val = norm, max_norm
         report_clip(self.plan, s)
         if indices:
             self.clipped[indices[0]] = norm
         norms = list(self.clipped.values())
-        s.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+        s.optimization.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
 
     def know_norm(self, norm: Tensor | None) -> None:
         """Take the norm of this window's gradients from the host, which clips them before it tells hooks."""
-        self.state.norm_tensor = norm
+        self.state.optimization.norm_tensor = norm
         self.norm_is_known = True
 
     def _stepping(self, index: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +149,7 @@ class Updates(UpdateEvents):
         self.norm_is_known = self.recomputing = False
         self.clipped.clear()
         self.windows += 1
-        s.optimizer_idx, s.optimizer = index, optimizer
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
         if index not in self.announced:  # a step was made for form's sake: there was no loss
             self.skip(index, "no_loss")
             return
@@ -164,7 +164,7 @@ class Updates(UpdateEvents):
             assert signal in (None, STEP_DONE)
         self.announced.discard(index)
         before = self.progress.step_before_batch
-        self.after_step(before if before >= 0 else s.step)
+        self.after_step(before if before >= 0 else s.counts.step)
 
     def account_for_missing(self) -> None:
         """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
@@ -181,7 +181,7 @@ class Updates(UpdateEvents):
 
     def skip(self, index: int, reason: str) -> None:
         """Emit on_step_skipped for this optimizer."""
-        self.focus(index, self.state.optimizers[index])
+        self.focus(index, self.state.setup.optimizers[index])
         skip_step(self.run, reason)
 
     def missed(self) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookline.errors import END_EPOCH, LossError, Signal
 from hookline.loops.backward import Backward, cannot_train_on, loss_of
-from hookline.loops.batch_events import skip_step
+from hookline.loops.batch_events import note_loss, skip_step
 from hookline.loops.finite import all_finite
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
@@ -53,11 +53,11 @@ class AccumulatedStep(TrainStep):
         """Add this batch's gradients to the window; update the weights if it is the last one."""
         s, window = self.state, self.window
         window.batches += 1  # only now: a step that failed is done again after a resume
-        loss = s.returned if type(s.returned) is Tensor else loss_of(self.run, s.returned)
+        loss = s.current.returned if type(s.current.returned) is Tensor else loss_of(self.run, s.current.returned)
         for agree in self.loss_filters:
             loss = agree(loss)
         if loss is None:
-            s.last_loss = None
+            note_loss(s, None)
             window.had_none = True
         else:
             if not loss.requires_grad:
@@ -85,7 +85,7 @@ class AccumulatedStep(TrainStep):
     def update_window(self) -> None:
         """Update the weights with the window's gradients, unless no batch had a loss or one is not finite."""
         window, s = self.window, self.state
-        s.window_losses = window.losses if self.run.traits.accumulate > 1 else None
+        s.current.window_losses = window.losses if self.run.traits.accumulate > 1 else None
         count = self.count_losses()
         if not count:
             self.skip_update("no_loss")
@@ -112,16 +112,16 @@ class AccumulatedStep(TrainStep):
         window = self.window
         window.correction = window.size * window.unit / count
         if window.correction != 1.0:
-            rescale(self.state.optimizers, window.correction)
+            rescale(self.state.setup.optimizers, window.correction)
 
     def close_window(self) -> None:
         """Update on what a window has that ends early, or on a batch that was skipped."""
         run, s, window = self.run, self.state, self.window
-        before = s.step
+        before = s.counts.step
         if self.has_part():
             self.update_window()
         window.clear()
-        if s.step > before:
+        if s.counts.step > before:
             if run.schedules:
                 advance_due(run, True, None)
             self.end_step()
@@ -153,7 +153,7 @@ class CheckedStep(AccumulatedStep):
     def is_finite(self) -> bool:
         """Look at the losses and gradients of the window; a scaler looks at gradients itself."""
         window, run, s = self.window, self.run, self.state
-        routed = [each for index, each in enumerate(s.optimizers) if run.data.router is None or index in window.fed]
+        routed = [each for index, each in enumerate(s.setup.optimizers) if run.data.router is None or index in window.fed]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
         if not self.everywhere(all_finite([loss for loss, _, _ in window.held], grads)):
             return False

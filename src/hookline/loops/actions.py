@@ -12,6 +12,7 @@ from hookline.binding import Caller, publishing
 from hookline.errors import OptionError
 from hookline.events import Event
 from hookline.listener import Listener, make_listener, overrides
+from hookline.loops.batch_events import note_loss
 from hookline.loops.closures import Closure
 from hookline.loops.pass_events import restore_modes
 from hookline.loops.run import Run
@@ -33,9 +34,9 @@ def install_actions(run: Run) -> None:
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
     tells_norm = run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
     run.traits.measures_norm = not tells_norm and (run.traits.clips or run.strategy.shards)
-    run.state.norm_takes_all = run.strategy.shards
-    run.state.gradient_clip_val = run.options.gradient_clip_val
-    run.state.gradient_clip_algorithm = run.options.gradient_clip_algorithm
+    run.state.setup.norm_takes_all = run.strategy.shards
+    run.state.optimization.gradient_clip_val = run.options.gradient_clip_val
+    run.state.optimization.gradient_clip_algorithm = run.options.gradient_clip_algorithm
 
 
 def settle_closures(run: Run) -> None:
@@ -45,7 +46,7 @@ def settle_closures(run: Run) -> None:
         raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches > 1.")
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
-    run.state.optimizer_closure = Closure(run)
+    run.state.optimization.optimizer_closure = Closure(run)
     if recompute and not run.traits.is_manual:
         run.traits.recomputes = True
         # the last evaluation's gradients are not those it began with
@@ -110,21 +111,22 @@ def _published(listener: Listener | None) -> Caller:
 
 
 def _clip(run: Run, what: str) -> Caller:
-    clip = "f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm)"
-    return publishing(f"s.add_norm({clip})", what, run.steps.clip_gradients)
+    clip = "f(o.optimizer, o.gradient_clip_val, o.gradient_clip_algorithm)".replace("o.", "s.optimization.")
+    return publishing(f"s.optimization.add_norm({clip})", what, run.steps.clip_gradients)
 
 
 def _backward(run: Run, what: str) -> Caller:
     if run.strategy.differentiate is not None:
-        return publishing("f(s.scaled_loss, **s.backward_options)", what, run.strategy.differentiate)
-    options = "**s.backward_options" if run.traits.is_manual else ""
-    return publishing(f"s.scaled_loss.backward({options})", what)
+        return publishing("f(s.current.scaled_loss, **s.current.backward_options)", what, run.strategy.differentiate)
+    options = "**s.current.backward_options" if run.traits.is_manual else ""
+    return publishing(f"s.current.scaled_loss.backward({options})", what)
 
 
 def _optimizer_step(run: Run, what: str) -> Caller:
     if run.traits.recomputes:
         return publishing("f(s)", what, _step_with_closure)
-    return publishing("s.optimizer.step(s.optimizer_closure)" if run.traits.is_manual else "s.optimizer.step()", what)
+    return publishing("s.optimization.optimizer.step(s.optimization.optimizer_closure)" if run.traits.is_manual
+                      else "s.optimization.optimizer.step()", what)
 
 
 def _to_eval(run: Run, what: str) -> Caller:
@@ -163,4 +165,4 @@ def _clear_gradients(s: Any) -> None:
 def _step_with_closure(s: Any) -> None:
     closure, loss = s.optimizer_closure, s.last_loss
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
-    s.last_loss = loss  # the batch's loss is the one before the update, however often it was computed anew
+    note_loss(s, loss)  # the batch's loss is the one before the update, however often it was computed anew

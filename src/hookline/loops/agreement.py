@@ -165,9 +165,9 @@ class Agreement(Boundary):
             reason = reasons[asking[0]]
             if len(asking) < len(reasons):
                 reason = f"{reason} (asked for by rank {', '.join(map(str, asking))})"
-            s.should_stop, s.stop_reason = True, str(reason)
+            s.ending.settle_stop(str(reason))
         elif asking:
-            s.should_stop = True
+            s.request_stop("")
         self.stop = s.should_stop  # an errand may have asked for it too, on every rank
 
     # ---- what hooks return --------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Backward(BackwardEvents):
         scaled = loss
         for factor in self._factors:
             scaled = factor(scaled)
-        s.scaled_loss = scaled
+        s.current.scaled_loss = scaled
         try:
             plan.backward(s)
         except RuntimeError as error:
@@ -46,10 +46,10 @@ class Backward(BackwardEvents):
                 raise LossError(f"The loss must be one number, but has the shape {tuple(loss.shape)}; "
                                 "return its mean.") from error  # fmt: skip
             raise
-        s.scaled_loss = None  # lets go of the graph
+        s.current.scaled_loss = None  # lets go of the graph
         for restore in self._restore:
             restore()
-        s.last_loss = noted = self._detach(loss)
+        s.current.last_loss = noted = self._detach(loss)
         if plan.on_after_backward is not nobody:
             self.after()
         return noted
@@ -80,5 +80,5 @@ def log_numbers(run: Run, returned: dict[str, Any]) -> None:
 def cannot_train_on(s: State) -> str:
     """Say why a loss without a graph is refused."""
     why = "gradients are switched off" if not torch.is_grad_enabled() else "it was detached, or no parameter took part in it"
-    return (f"The loss of batch {s.batch_idx} cannot be differentiated: {why}. Training would silently change nothing. "
+    return (f"The loss of batch {s.current.batch_idx} cannot be differentiated: {why}. Training would silently change nothing. "
             "Return the tensor that the model's parameters produced, without .item(), .detach() or float().")  # fmt: skip

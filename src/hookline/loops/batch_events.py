@@ -27,9 +27,24 @@ def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
     if plan.on_before_batch_transfer is not nobody:
         plan.on_before_batch_transfer(s)
     for move in moves:
-        s.batch = move(s)
+        s.current.batch = move(s)
     if plan.on_after_batch_transfer is not nobody:
         plan.on_after_batch_transfer(s)
+
+
+def take_batch(s: State, batch: Any, batch_idx: int) -> None:
+    """Let this be the current batch."""
+    s.current.batch, s.current.batch_idx = batch, batch_idx
+
+
+def note_loss(s: State, loss: Any) -> None:
+    """Let this be the newest loss; None: the batch has none."""
+    s.current.last_loss = loss
+
+
+def note_outputs(s: State, outputs: Any) -> None:
+    """Let this be what the newest step returned; None: let go of it, because it may hold a graph."""
+    s.current.returned = outputs
 
 
 class BatchEvents:
@@ -50,10 +65,23 @@ class BatchEvents:
         self.row_parts: tuple[Callable[[], dict[str, Any]], ...] = ()
         """Called for what else a row of metrics holds."""
 
+    def take(self, batch: Any) -> None:
+        """Take a batch that another loop has fetched, and forget what was known of the last one."""
+        s, current = self.state, self.state.current
+        if s.cache:
+            s.cache.clear()
+        if s.log.batch_values:
+            s.log.batch_values.clear()
+        current.batch, current.batch_idx = batch, self.progress.position
+        current.last_loss = current.returned = None
+        self.progress.position += 1
+        self.progress.step_before_batch = s.counts.step
+        s.log.mode = "train"
+
     def start(self, batches_left: int | None = None) -> Signal | None:
         """Emit on_train_batch_start; return the signal of a hook that skips this batch or ends the epoch."""
         s = self.state
-        s.log.weight = self.weight = batch_size(s.batch)
+        s.log.weight = self.weight = batch_size(s.current.batch)
         if self.plan.on_train_batch_start is nobody:
             return None
         signal: Signal | None = self.plan.on_train_batch_start(s)
@@ -63,9 +91,9 @@ class BatchEvents:
         """Advance schedulers, count the batch and emit on_train_batch_end."""
         plan, s, progress = self.plan, self.state, self.progress
         for advance in self.schedulers:
-            advance(s.step > progress.step_before_batch, batches_left)
-        progress.position = s.batch_idx + 1
-        s.batches_seen += 1
+            advance(s.counts.step > progress.step_before_batch, batches_left)
+        progress.position = s.current.batch_idx + 1
+        s.counts.batches_seen += 1
         self.count()
         if plan.on_train_batch_end is not nobody:
             s.nested_validate = True
@@ -75,22 +103,22 @@ class BatchEvents:
     def count(self) -> None:
         """Count the samples of this batch and, if a listener requests them, its tokens."""
         s = self.state
-        s.samples_seen += self.weight
+        s.counts.samples_seen += self.weight
         if "tokens_seen" in self.plan.wanted:
-            s.tokens_seen += self.count_tokens(s.batch)
+            s.counts.tokens_seen += self.count_tokens(s.current.batch)
 
     def count_failed(self) -> None:
         """Count a batch that failed after its update: a resume must not train on it again."""
         s = self.state
-        self.progress.position = s.batch_idx + 1
-        s.batches_seen += 1
-        s.samples_seen += int(s.log.weight)
+        self.progress.position = s.current.batch_idx + 1
+        s.counts.batches_seen += 1
+        s.counts.samples_seen += int(s.log.weight)
 
     def end_step(self) -> None:
         """After an update: write its metrics, then emit on_step_end, under the same step number."""
         plan, s = self.plan, self.state
         log = s.log
-        if s.step % self.log_every == 0 and (self.logs or "on_train_metrics" in plan.wanted_at):
+        if s.counts.step % self.log_every == 0 and (self.logs or "on_train_metrics" in plan.wanted_at):
             row, log.pending = log.pending, {}
             for name, value in self.values_of_step().items():
                 row.setdefault(name, value)
@@ -109,7 +137,7 @@ class BatchEvents:
 
     def values_of_step(self) -> dict[str, Any]:
         """Return what the row of an update holds besides what was logged."""
-        values = {"train/loss": self.mean_loss(), "lr": self.state.used_lr}
+        values = {"train/loss": self.mean_loss(), "lr": self.state.optimization.used_lr}
         for more in self.row_parts:
             values.update(more())
         return values
@@ -134,9 +162,9 @@ class BackwardEvents:
     def before(self, loss: Tensor) -> Tensor:
         """Emit on_before_backward; return the loss to differentiate, which a hook may have replaced."""
         s = self.state
-        s.live_loss = loss
+        s.current.live_loss = loss
         self.plan.on_before_backward(s)
-        loss, s.live_loss = s.live_loss, None
+        loss, s.current.live_loss = s.current.live_loss, None
         return loss
 
     def after(self) -> None:
@@ -157,7 +185,11 @@ class UpdateEvents:
     def focus(self, index: int, optimizer: Any) -> None:
         """Let the following events be about this optimizer."""
         s = self.state
-        s.optimizer_idx, s.optimizer = index, optimizer
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+
+    def reset(self) -> None:
+        """Forget the rate and the gradient norm of an earlier run."""
+        self.state.optimization.norm_tensor = self.state.optimization.used_lr = None
 
     def before_zero_grad(self) -> None:
         """Emit on_before_zero_grad: the gradients of the finished step are still there."""
@@ -183,11 +215,11 @@ class UpdateEvents:
         keeps_rate: whether the update's learning rate is that of its first optimizer, not of its last.
         """
         s = self.state
-        if s.step == before:
-            s.used_lr = used_rate(s.optimizer)
-            s.step = before + 1
+        if s.counts.step == before:
+            s.optimization.used_lr = used_rate(s.optimization.optimizer)
+            s.counts.step = before + 1
         elif not keeps_rate:
-            s.used_lr = used_rate(s.optimizer)
+            s.optimization.used_lr = used_rate(s.optimization.optimizer)
         if self.plan.on_after_optimizer_step is not nobody:
             self.plan.on_after_optimizer_step(s)
 
@@ -201,10 +233,10 @@ def report_clip(plan: Plan, s: State) -> None:
 def skip_step(run: EmittingRun, reason: str) -> None:
     """Emit on_step_skipped: no update is made. Count it, and write it to the log."""
     s, progress = run.state, run.progress
-    s.reason = reason
+    s.subject.reason = reason
     run.plan.on_step_skipped(s)
     progress.skips += 1
-    progress.last_skip = (reason, s.batches_seen)
+    progress.last_skip = (reason, s.counts.batches_seen)
     if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
         s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
                                     "number": progress.skips})  # fmt: skip

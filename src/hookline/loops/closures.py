@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hookline.errors import LossError
 from hookline.loops.backward import loss_of
+from hookline.loops.batch_events import note_outputs
 from hookline.loops.run import Run
 from hookline.loops.update import rescale
 from hookline.optimizers import needs_closure
@@ -21,7 +22,7 @@ class Closure:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.fresh = True
-        self._recompute = {id(each) for each in run.state.optimizers if needs_closure(each)}
+        self._recompute = {id(each) for each in run.state.setup.optimizers if needs_closure(each)}
 
     def recomputes(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step needs the closure."""
@@ -30,24 +31,24 @@ class Closure:
     def __call__(self) -> Any:
         """The loss."""
         run, s = self.run, self.run.state
-        if self.fresh or not self.recomputes(s.optimizer):
+        if self.fresh or not self.recomputes(s.optimization.optimizer):
             self.fresh = False
-            return s.last_loss if s.last_loss is None else self._over_ranks()
+            return s.current.last_loss if s.current.last_loss is None else self._over_ranks()
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
-            s.returned = run.plan.training_step(s)
-            loss = loss_of(run, s.returned)
+            note_outputs(s, run.plan.training_step(s))
+            loss = loss_of(run, s.current.returned)
             if loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
             run.step.backward(loss)
             if run.window.correction != 1.0:
-                rescale([s.optimizer], run.window.correction)
+                rescale([s.optimization.optimizer], run.window.correction)
         return self._over_ranks()
 
     def _over_ranks(self) -> Tensor:
         """Such optimizers decide by the loss how to go on, and must do so alike on every rank."""
         run = self.run
-        loss = torch.as_tensor(run.state.last_loss)
+        loss = torch.as_tensor(run.state.current.last_loss)
         if run.together is None:
             return loss
         weight: float = run.data.totals.turn.factor * run.window.correction

@@ -26,7 +26,7 @@ def set_accumulation(run: Run, batches: int) -> None:
     """Change how many batches make one update, from the next window on."""
     run.traits.accumulate = batches
     if batches == 1:  # a window of one batch needs no size and keeps no losses
-        run.window.size, run.state.window_losses = 1, None
+        run.window.size, run.state.current.window_losses = 1, None
     if run.step is not None and not run.window.batches:
         run.step = choose_step(run)
 

@@ -53,7 +53,7 @@ class Tally:
 
     def tokens_of(self, s: State) -> int:
         """Return the number of tokens in this rank's batch."""
-        return self.run.data.count_tokens(s.batch)
+        return self.run.data.count_tokens(s.current.batch)
 
     def learnt(self, window: Window, weight: float) -> float:
         """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
@@ -69,8 +69,8 @@ class Tally:
         else:
             samples, tokens = self._answer.read()
             self._answer = None
-        s.samples_seen += samples
-        s.tokens_seen += tokens
+        s.counts.samples_seen += samples
+        s.counts.tokens_seen += tokens
         if self.run.data.is_mixture:
             self.run.data.train.count(samples, tokens)
 
@@ -87,7 +87,7 @@ class Tally:
 
     def ask_for_loss(self, s: State) -> None:
         """Begin to find the mean loss of this window over all ranks, if anybody anywhere wants to know it at on_step_end."""
-        run, s.shared_loss = self.run, None
+        run, s.current.shared_loss = self.run, None
         wanted = run.plan.wanted_at
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
             self._shares_row() and (s.step + 1) % run.traits.log_every == 0 and (run.traits.logs or "on_train_metrics" in wanted)
@@ -95,12 +95,12 @@ class Tally:
             if run.traits.accumulate > 1:  # each batch counts as much as it has for the update
                 losses, weights = run.window.losses, run.window.factors
             else:
-                losses, weights = [s.last_loss], [self.loss_weight(s)]
-            s.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
+                losses, weights = [s.current.last_loss], [self.loss_weight(s)]
+            s.current.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
 
     def loss_of_row(self, s: State) -> Any:
         """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer window that of all."""
-        return s.mean_of_window() if not self._shares_row() or s.shared_loss is None else float(s.shared_loss)
+        return s.mean_of_window() if not self._shares_row() or s.current.shared_loss is None else float(s.current.shared_loss)
 
     def loss_weight(self, s: State) -> float:
         """Return what the loss of a window of one batch counts among those of other ranks."""

@@ -36,28 +36,28 @@ class Fetcher:
         """Fetch the next batch into `state.batch`, and its number; return False if there is none."""
         s = self._run.state
         plan = self._run.plan
-        if s.step >= self._due:
+        if s.counts.step >= self._due:
             self._due = sample(self._run, self._timer)  # type: ignore[arg-type]  # without a timer it is never due
         self._index = index = self._index + 1
         if plan.on_before_batch_fetch is not nobody:
-            s.batch_idx = index
+            s.current.batch_idx = index
             plan.on_before_batch_fetch(s)
         s.running = self._fetching
         began = clock()
         try:
-            s.batch = next(self._batches)
+            s.current.batch = next(self._batches)
         except StopIteration:
             s.running = self._outer
             self._spent["data"] += clock() - began
-            s.batch_idx = max(self._first, index - 1)
+            s.current.batch_idx = max(self._first, index - 1)
             return False
-        s.fetch_ns = waited = clock() - began
+        s.current.fetch_ns = waited = clock() - began
         s.running = self._outer
         self._spent["data"] += waited
         if index == self._first and self._timer is not None:
             self._timer.epochs += 1
             self._timer.first_waits += waited
-        s.batch_idx = index
+        s.current.batch_idx = index
         if plan.on_after_batch_fetch is not nobody:
             plan.on_after_batch_fetch(s)
         return True
@@ -72,13 +72,13 @@ def sample(run: Run, timer: RunTimer) -> float:
     """Between two batches: begin or end a sample, at the edge of an accumulation window. Return the step to come back at."""
     s, sampler = run.state, timer.sampler
     if run.window.batches:
-        return s.step
+        return s.counts.step
     if sampler.is_open:
-        timer.due = s.step + EVERY - 1 if sampler.end() else s.step
+        timer.due = s.counts.step + EVERY - 1 if sampler.end() else s.counts.step
         return timer.due
     check_waiting(run, timer)
     sampler.begin(run.traits.is_manual, run.traits.recomputes)
-    timer.due = s.step if sampler.is_open else s.step + EVERY
+    timer.due = s.counts.step if sampler.is_open else s.counts.step + EVERY
     return timer.due
 
 

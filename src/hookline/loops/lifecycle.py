@@ -107,7 +107,7 @@ def join(run: Run) -> None:
     from hookline.loops.agreement import Agreement
 
     run.boundary = agreement = Agreement(run)
-    run.state.clock = agreement.now
+    run.state.setup.clock = agreement.now
     run.traits.started = agreement.now()
 
 
@@ -190,7 +190,7 @@ def place_on_strategy(run: Run) -> None:
     plan, s = run.plan, run.state
     plan.strategy_setup(s)
     before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
-    s.wrapped_model = run.strategy.place(run.module)
+    s.setup.wrapped_model = run.strategy.place(run.module)
     if not run.strategy.ranks.alone:
         part_ways(run)
     if run.resume.path is not None and run.strategy.restore_after_setup:
@@ -198,16 +198,16 @@ def place_on_strategy(run: Run) -> None:
     compile_model(run)
     if run.stage != "fit":
         return
-    s.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    s.setup.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
     follow_parameters(s.optimizers, before, run.module)
-    s.optimizers = run.strategy.prepare_optimizers(s.optimizers)
+    s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
     settle_feeding(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
         from hookline.loops.together import Together
 
         run.together = Together(run)
-    s.schedulers = [schedule.scheduler for schedule in run.schedules]
+    s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     compile_step(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]

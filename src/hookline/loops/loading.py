@@ -98,7 +98,7 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
     s, metrics = run.state, run.state.log
 
     def picked(index: int, name: str) -> None:
-        s.dataloader_idx, s.dataloader_name, metrics.loader = index, name, name
+        s.current.dataloader_idx, s.current.dataloader_name, metrics.loader = index, name, name
 
     run.data.train.picked = picked
     if run.resume.contents.get("loader"):

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hookline.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
 from hookline.loops.backward import cannot_train_on, log_numbers
-from hookline.loops.batch_events import UpdateEvents, skip_step
+from hookline.loops.batch_events import UpdateEvents, note_loss, skip_step
 from hookline.loops.finite import all_finite
 from hookline.loops.run import Run
 from hookline.loops.step import TrainStep
@@ -22,7 +22,7 @@ class ManualStep(TrainStep):
 
     def start(self, batches_left: int | None = None) -> Signal | None:
         """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns one."""
-        self.state.last_loss = None
+        note_loss(self.state, None)
         return super().start(batches_left)
 
     def learn(self) -> None:
@@ -32,21 +32,21 @@ class ManualStep(TrainStep):
             run.traits.scaler.update()
             run.manual.unscaled.clear()
             run.manual.stepped.clear()
-        loss = s.returned
+        loss = s.current.returned
         if isinstance(loss, dict):
             log_numbers(run, loss)
             loss = loss.get("loss")
         if isinstance(loss, Tensor):
-            s.last_loss = loss.item() if run.traits.on_cpu else loss.detach()
-        if s.last_loss is not None:
-            self.note_loss(s.last_loss)
+            note_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
+        if s.current.last_loss is not None:
+            self.note_loss(s.current.last_loss)
 
     def note_loss(self, loss: Any) -> None:
         """Leave out the loss of an update that was skipped because it is not finite."""
         run, s = self.run, self.state
         if not run.traits.skips_nonfinite:
             run.watch.look(loss)
-        elif run.progress.last_skip == ("nonfinite", s.batches_seen):
+        elif run.progress.last_skip == ("nonfinite", s.counts.batches_seen):
             return
         s.log.train_loss.add(loss, self.weight)
         for add in self.loss_sinks:
@@ -83,13 +83,14 @@ class ManualOptimizer:
         if not self._is_usable(closure):
             skip_step(run, "nonfinite")
             return
-        s.norm_tensor = total_norm(s.optimizers) if s.norm_takes_all and "grad_norm" in run.plan.wanted else None
+        measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
+        s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
         signal = events.before_step()
         if signal is SKIP_STEP:
             skip_step(run, "hook")
             return
         if signal is not STEP_DONE:
-            s.optimizer_closure = closure
+            s.optimization.optimizer_closure = closure
             events.step()
         events.after_step(run.progress.step_before_batch)
 
@@ -129,9 +130,9 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
         refuse(run, "self.manual_backward()")
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
-    s.backward_options = options
+    s.current.backward_options = options
     noted = run.step.backward(loss)
-    s.backward_options = {}
+    s.current.backward_options = {}
     if not run.traits.skips_nonfinite:
         run.watch.look(noted)
 

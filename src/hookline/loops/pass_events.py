@@ -15,6 +15,7 @@ from torch import Tensor
 from hookline.accumulator import Accumulator
 from hookline.binding import Caller
 from hookline.data.batch import batch_size
+from hookline.loops.batch_events import note_loss, note_outputs, take_batch
 from hookline.loops.guests import see_off
 from hookline.loops.parts import EmittingRun
 from hookline.loops.rows import rescued_row
@@ -91,7 +92,7 @@ class PassEvents:
     def to_eval(self) -> None:
         """Put the module into eval mode, and remember the modes of its parts."""
         s = self.state
-        s.modes = [(module, module.training) for module in s.module.modules()]
+        s.current.modes = [(module, module.training) for module in s.setup.module.modules()]
         self.names.model_eval(self.plan)(s)
 
     def start(self) -> None:
@@ -102,7 +103,7 @@ class PassEvents:
     def enter_loader(self, index: int, name: str) -> None:
         """Let the following batches come from this loader."""
         s = self.state
-        s.dataloader_idx, s.dataloader_name = index, name
+        s.current.dataloader_idx, s.current.dataloader_name = index, name
 
     def open_batch(self) -> None:
         """Forget what was worked out for the last batch."""
@@ -113,8 +114,8 @@ class PassEvents:
     def take(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Open a batch that another loop has fetched."""
         self.open_batch()
-        s = self.state
-        s.batch, s.batch_idx, s.dataloader_idx = batch, batch_idx, dataloader_idx
+        take_batch(self.state, batch, batch_idx)
+        self.state.current.dataloader_idx = dataloader_idx
 
     def start_batch(self) -> None:
         """Emit the start of `state.batch`."""
@@ -122,7 +123,7 @@ class PassEvents:
 
     def end_batch(self, outputs: Any) -> None:
         """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed meanwhile."""
-        self.state.returned = outputs
+        note_outputs(self.state, outputs)
         self.names.batch_end(self.plan)(self.state)
         if self.run.participants.leaving:
             see_off(self.run)
@@ -138,7 +139,7 @@ class PassEvents:
 
     def collect(self, predictions: list[Any]) -> None:
         """Let listeners see these predictions at the end of the data."""
-        self.state.predictions = predictions
+        self.state.current.predictions = predictions
 
 
 class EvaluationEvents(PassEvents):
@@ -164,15 +165,15 @@ class EvaluationEvents(PassEvents):
     def start_batch(self) -> None:
         """Emit the start of the batch; what is logged from now on counts by its samples."""
         s = self.state
-        s.batches_in_pass += 1
+        s.counts.batches_in_pass += 1
         s.log.mode = "eval"
-        s.log.weight = batch_size(s.batch)
+        s.log.weight = batch_size(s.current.batch)
         super().start_batch()
 
     def end_batch(self, outputs: Any) -> None:
         """Emit the end of the batch; a loss in `outputs` becomes part of `val/loss`."""
         s = self.state
-        s.last_loss = self.own.take(outputs, s.log.weight, s.dataloader_name)
+        note_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
         super().end_batch(outputs)
 
     def finish(self) -> dict[str, Any]:
@@ -248,7 +249,7 @@ class OwnMetrics:
 
 def restore_modes(s: State) -> None:
     """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval mode)."""
-    for module, training in s.modes:
+    for module, training in s.current.modes:
         if module.training is not training:
             module.training = training
 
@@ -256,14 +257,15 @@ def restore_modes(s: State) -> None:
 class Interlude:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
-    FACTS = ("batch", "batch_idx", "cache", "dataloader_idx", "dataloader_name", "fetch_ns", "last_loss", "modes", "returned")
+    FACTS = ("batch", "batch_idx", "dataloader_idx", "dataloader_name", "fetch_ns", "last_loss", "modes", "returned")
 
     def __init__(self, s: State) -> None:
         self.s = s
 
     def __enter__(self) -> None:
         s = self.s
-        self.facts = [getattr(s, name) for name in self.FACTS]
+        self.facts = [getattr(s.current, name) for name in self.FACTS]
+        self.cache = s.cache
         self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
 
@@ -272,5 +274,6 @@ class Interlude:
         if kind is not None:
             restore_modes(s)  # the evaluation failed before it could
         for name, value in zip(self.FACTS, self.facts, strict=True):
-            setattr(s, name, value)
+            setattr(s.current, name, value)
+        s.cache = self.cache
         s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader = self.log

@@ -8,6 +8,7 @@ from hookline.errors import END_EPOCH, Signal
 from hookline.loops.accumulation import CheckedStep
 from hookline.loops.agreement import Agreement
 from hookline.loops.backward import Backward
+from hookline.loops.batch_events import note_loss
 from hookline.loops.counted_step import CountedBatch, CountedStep
 from hookline.loops.manual import ManualStep
 from hookline.loops.run import Run
@@ -91,5 +92,5 @@ class RankManualStep(RankBatch, ManualStep):
 
     def start(self, batches_left: int | None = None) -> Signal | None:
         """Also forget the last batch's loss."""
-        self.state.last_loss = None
+        note_loss(self.state, None)
         return super().start(batches_left)

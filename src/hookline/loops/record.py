@@ -164,7 +164,7 @@ def restore_ending(run: Run) -> None:
     known = run.directory.existing()
     record = read_record(known) if known is not None else {}
     if record:
-        run.state.status, run.state.stop_reason = record["status"], record["reason"]
+        run.state.ending.restore(record["status"], record["reason"])
 
 
 def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:

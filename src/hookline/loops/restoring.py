@@ -16,7 +16,6 @@ from hookline.checkpoint.averages import choose_weights, scored_hook
 from hookline.checkpoint.contents import check_like, is_number
 from hookline.checkpoint.gradients import put_gradients
 from hookline.checkpoint.pieces import lay_out, lay_out_gradients, lay_out_optimizer, lay_out_tensor, spread_tensors
-from hookline.checkpoint.saves import COUNTERS
 from hookline.checkpoint.sharding import is_dtensor
 from hookline.errors import CheckpointError, HooklineError, described
 from hookline.foreign import HookAdapter
@@ -259,7 +258,5 @@ def restore_counters(run: Run) -> None:
         raise CheckpointError(f"{shown(run.resume.path)} was written by a hookline.Line, for a loop of its own: "
                               "line.load_checkpoint(path) goes on from it, "
                               "hookline.load_weights(module, path) takes its weights.")  # fmt: skip
-    for name in COUNTERS:
-        setattr(s, name, contents["counters"][name])
+    s.counts.load_state_dict(contents["counters"])
     run.progress.load_state_dict(contents["position"])
-    s.resumed = True

@@ -66,10 +66,10 @@ def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int
 
 def edit_row(plan: Plan, s: State, values: dict[str, Any]) -> Metrics:
     """Emit on_train_metrics; return the row as listeners have edited it."""
-    s.row = Metrics(values)
+    s.subject.row = Metrics(values)
     plan.on_train_metrics(s)
-    row: Metrics = s.row
-    s.row = None
+    row: Metrics = s.subject.row
+    s.subject.row = None
     return row
 
 

@@ -103,7 +103,7 @@ class Run:
         if options.count_tokens is not None:
             self.data.count_tokens = options.count_tokens
         if self.stage == "fit":
-            self.state.timer = RunTimer(self.plan, self.state, strategy.device)
+            self.state.setup.timer = RunTimer(self.plan, self.state, strategy.device)
         self.boundary = Boundary(self)
         if strategy.ranks.alone:
             self.rows = MetricRows(self.plan, self.state)

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.saves import Saved
+from hookline.loops.batch_events import note_outputs
 from hookline.loops.parts import EmittingRun
 from hookline.loops.rows import rescued_row
 
 log = logging.getLogger("hookline")
 
 # ---- from set-up to teardown -----------------------------------------------------------------------------------------
+
+
+def begin(run: EmittingRun, status: str) -> None:
+    """Say that a run begins, and forget how an earlier one ended."""
+    ending = run.state.ending
+    ending.withdraw_stop()
+    ending.status, ending.exception = status, None
 
 
 def set_up(run: EmittingRun) -> None:
@@ -46,14 +54,14 @@ def end_fit(run: EmittingRun) -> None:
 
 def end_as(run: EmittingRun, status: str) -> None:
     """Say how a run ended that did not fail."""
-    run.state.status = status
+    run.state.ending.status = status
 
 
 def mark_failed(run: EmittingRun, error: BaseException) -> None:
     """Say that a run has failed, before anything is done about it."""
     s = run.state
-    s.exception, s.running = error, None
-    s.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+    s.ending.exception, s.running = error, None
+    s.ending.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
 
 
 def report_failure(run: EmittingRun) -> list[BaseException]:
@@ -73,7 +81,8 @@ def tear_down_strategy(run: EmittingRun) -> list[BaseException]:
 
 def release(run: EmittingRun) -> None:
     """Let go of what a failed step has left: its traceback and its tensors."""
-    run.state.exception = run.state.returned = None
+    run.state.ending.exception = None
+    note_outputs(run.state, None)
 
 
 # ---- epochs ----------------------------------------------------------------------------------------------------------
@@ -82,8 +91,8 @@ def release(run: EmittingRun) -> None:
 def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
     """Emit on_train_epoch_start. first: the number of its first batch; a resumed epoch continues in the middle."""
     s = run.state
-    s.epoch = s.epochs_seen
-    s.batch_idx, s.dataloader_idx, s.dataloader_name = first, 0, loader
+    s.counts.epoch = s.counts.epochs_seen
+    s.current.batch_idx, s.current.dataloader_idx, s.current.dataloader_name = first, 0, loader
     if not first:
         s.log.begin("train")
     run.plan.on_train_epoch_start(s)
@@ -93,7 +102,7 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
     """Emit on_train_epoch_end. results: the epoch's metrics. Return what was logged meanwhile and belongs to the same row."""
     s = run.state
     if is_complete:
-        s.epochs_seen += 1
+        s.counts.epochs_seen += 1
     s.nested_validate = True
     with rescued_row(s, results, "epoch"):
         run.plan.on_train_epoch_end(s)
@@ -109,41 +118,41 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
 def edit_saved(run: EmittingRun, contents: dict[str, Any], path: Path | str, reason: str) -> dict[str, Any]:
     """Emit on_save_checkpoint; return the contents as listeners have edited them."""
     s = run.state
-    s.checkpoint, s.path, s.reason = contents, path, reason
+    s.subject.checkpoint, s.subject.path, s.subject.reason = contents, path, reason
     run.plan.on_save_checkpoint(s)
-    contents, s.checkpoint = s.checkpoint, None
+    contents, s.subject.checkpoint = s.subject.checkpoint, None
     return contents
 
 
 def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
     """Emit on_checkpoint_save or on_checkpoint_failed. A failed save ends the run instead if `on_error` is 'raise'."""
     s = run.state
-    s.path, s.reason, s.saved_step = saved.path, saved.reason, saved.step
+    s.subject.path, s.subject.reason, s.subject.saved_step = saved.path, saved.reason, saved.step
     if saved.error is None:
         run.plan.on_checkpoint_save(s)
     elif on_error == "raise" and not saved.is_automatic:
         raise saved.error
     else:
         log.warning("%s The run goes on without it.", saved.error)
-        s.exception = saved.error
+        s.ending.exception = saved.error
         run.plan.on_checkpoint_failed(s)
-        s.exception = None
+        s.ending.exception = None
 
 
 def begin_loading(run: EmittingRun, contents: dict[str, Any]) -> None:
     """Let `state.checkpoint` be what is about to be restored."""
-    run.state.checkpoint = contents
+    run.state.subject.checkpoint = contents
 
 
 def edit_loaded(run: EmittingRun) -> dict[str, Any]:
     """Emit on_load_checkpoint; return the contents as listeners have edited them."""
     run.plan.on_load_checkpoint(run.state)
-    contents: dict[str, Any] = run.state.checkpoint
+    contents: dict[str, Any] = run.state.subject.checkpoint
     return contents
 
 
 def report_loaded(run: EmittingRun, path: Path | str | None) -> None:
     """Emit on_checkpoint_load: everything that the checkpoint holds is in place."""
     s = run.state
-    s.checkpoint, s.path = None, path
+    s.subject.checkpoint, s.subject.path = None, path
     run.plan.on_checkpoint_load(s)

@@ -17,7 +17,7 @@ from hookline.checkpoint.files import write
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.gradients import window_gradients
 from hookline.checkpoint.parts import OwnParts, buffers_of
-from hookline.checkpoint.saves import COUNTERS, Saved, SaveRequest
+from hookline.checkpoint.saves import Saved, SaveRequest
 from hookline.errors import CheckpointError, HooklineError
 from hookline.events import Event
 from hookline.hooklist import Entry
@@ -193,7 +193,7 @@ def collect(run: Run) -> dict[str, Any]:
         "kinds": kinds(s),
         "settings": run.identity.settings,
         "precision": run.strategy.precision.state_dict(),
-        "counters": {name: getattr(s, name) for name in COUNTERS},
+        "counters": s.counts.state_dict(),
         "position": run.progress.state_dict(),
         "window": open_window(run),
         "log": s.log.state_dict(),

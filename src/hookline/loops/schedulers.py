@@ -48,15 +48,15 @@ def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
             continue
         if schedule.monitor is not None and not _find_metric(run, schedule):
             continue
-        s.scheduler = schedule.scheduler
+        s.optimization.scheduler = schedule.scheduler
         run.plan.lr_scheduler_step(s)
-        s.metric = None
+        s.optimization.metric = None
 
 
 def _find_metric(run: Run, schedule: Schedule) -> bool:
     s, name = run.state, schedule.monitor or ""
     if name in s.metrics:
-        s.metric = s.metrics[name]
+        s.optimization.metric = s.metrics[name]
         return True
     known = ", ".join(s.metrics) or "none yet"
     text = (f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.errors import END_EPOCH, LossError, Signal
 from hookline.loops.backward import Backward, cannot_train_on, loss_of
-from hookline.loops.batch_events import BatchEvents, skip_step, transfer
+from hookline.loops.batch_events import BatchEvents, note_loss, skip_step, transfer
 from hookline.loops.run import Run
 from hookline.loops.schedulers import advance_due
 from hookline.loops.update import Update
@@ -51,13 +51,13 @@ class TrainStep(BatchEvents):
         signal = self.start(batches_left)
         if signal is not None:
             return self.skip(signal)
-        self.progress.step_before_batch = s.step
-        s.returned = plan.training_step(s)
+        self.progress.step_before_batch = s.counts.step
+        s.current.returned = plan.training_step(s)
         self.learn()
         self.end(batches_left)
-        if s.step > self.progress.step_before_batch:
+        if s.counts.step > self.progress.step_before_batch:
             self.end_step()
-        s.returned = None  # what the step returned may hold a graph
+        s.current.returned = None  # what the step returned may hold a graph
         return None
 
     def skip(self, signal: Signal) -> Signal | None:
@@ -67,9 +67,9 @@ class TrainStep(BatchEvents):
     def learn(self) -> None:
         """Clear the gradients of the last step, differentiate the loss and update the weights."""
         s = self.state
-        loss = s.returned if type(s.returned) is Tensor else loss_of(self.run, s.returned)
+        loss = s.current.returned if type(s.current.returned) is Tensor else loss_of(self.run, s.current.returned)
         if loss is None:
-            s.last_loss = None
+            note_loss(s, None)
             skip_step(self.run, "no_loss")
             return
         if not loss.requires_grad:
@@ -88,14 +88,14 @@ class TrainStep(BatchEvents):
     def settle_failed_batch(self) -> None:
         """Before a save after a failure: count a batch whose update was made, else train it again after a resume."""
         run, s = self.run, self.state
-        if s.returned is None or run.progress.position != s.batch_idx:
+        if s.current.returned is None or run.progress.position != s.current.batch_idx:
             return
-        if s.step == run.progress.step_before_batch:
+        if s.counts.step == run.progress.step_before_batch:
             self.drop_gradients()
             return
         run.window.clear()
         self.count_failed()
-        if run.schedules and run.progress.schedulers_advanced_at != s.step:
+        if run.schedules and run.progress.schedulers_advanced_at != s.counts.step:
             advance_due(run, True, None)
 
     def drop_gradients(self) -> None:

@@ -42,9 +42,9 @@ class Update(UpdateEvents):
     def __call__(self) -> None:
         """Update the weights."""
         s = self.state
-        before = s.step
-        s.norm_tensor = None
-        for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        before = s.counts.step
+        s.optimization.norm_tensor = None
+        for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
             for check in self.checks:
                 if not check():
                     break
@@ -66,7 +66,7 @@ class Update(UpdateEvents):
     def clear_gradients(self) -> None:
         """Clear the gradients of the finished step, after every listener had a look."""
         s = self.state
-        for s.optimizer_idx, s.optimizer in enumerate(s.optimizers):
+        for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
             if self.plan.on_before_zero_grad is not nobody:
                 self.before_zero_grad()
             self.plan.optimizer_zero_grad(s)
@@ -79,7 +79,7 @@ def unscaling(run: Run) -> Check:
     """Make a check that unscales the gradients; an optimizer with an infinite one is skipped."""
 
     def is_finite() -> bool:
-        if overflowed(run.traits.scaler, run.state.optimizer):
+        if overflowed(run.traits.scaler, run.state.optimization.optimizer):
             skip_step(run, "nonfinite")
             return False
         return True
@@ -93,7 +93,7 @@ def norm_capture(run: Run) -> Check:
 
     def measure() -> bool:
         if "grad_norm" in plan.wanted:
-            s.add_norm(total_norm([s.optimizer]))
+            s.optimization.add_norm(total_norm([s.optimization.optimizer]))
         return True
 
     return measure
@@ -105,7 +105,7 @@ def clipping(run: Run) -> Action:
 
     def clip() -> None:
         plan.configure_gradient_clipping(s)
-        if s.gradient_clip_val is not None:
+        if s.optimization.gradient_clip_val is not None:
             report_clip(plan, s)
 
     return clip
@@ -113,7 +113,7 @@ def clipping(run: Run) -> Action:
 
 def fresh_closure(run: Run) -> Action:
     """Make the call that lets the closure return the loss that is already there, the first time."""
-    closure = run.state.optimizer_closure
+    closure = run.state.optimization.optimizer_closure
 
     def renew() -> None:
         closure.fresh = True
@@ -126,12 +126,12 @@ def routing(run: Run) -> Check:
     s, window = run.state, run.window
 
     def is_routed() -> bool:
-        trained = window.fed.get(s.optimizer_idx)
+        trained = window.fed.get(s.optimization.optimizer_idx)
         if trained is None:
             return False
         window.correction = window.size * window.unit / trained
         if window.correction != 1.0:
-            rescale([s.optimizer], window.correction)
+            rescale([s.optimization.optimizer], window.correction)
         return True
 
     return is_routed

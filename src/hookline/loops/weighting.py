@@ -83,7 +83,7 @@ class WeightedBatches:
     def begin(self, s: State, weight: int) -> int:
         """Weigh a batch. Return its samples."""
         self._samples = weight
-        self.weights.measure(s.batch, weight)
+        self.weights.measure(s.current.batch, weight)
         return weight
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
@@ -97,16 +97,16 @@ class WeightedBatches:
 
     def count(self, s: State) -> None:
         """Count a batch that is done."""
-        s.samples_seen += self._samples
+        s.counts.samples_seen += self._samples
         if "tokens_seen" in self.run.plan.wanted:
-            s.tokens_seen += self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
+            s.counts.tokens_seen += self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
 
     def end(self, s: State) -> None:
         """Do nothing: there is nothing to put back."""
 
     def ask_for_loss(self, s: State) -> None:
         """Say what each loss of this window counts in its mean."""
-        s.window_weights = self.run.window.factors
+        s.current.window_weights = self.run.window.factors
 
     def loss_of_row(self, s: State) -> Any:
         """Return the window's loss."""
@@ -125,7 +125,7 @@ class WeightedTally(Tally):
 
     def begin(self, s: State, weight: int) -> int:
         """Weigh this rank's batch, then do as without weights."""
-        self.weights.measure(s.batch, 0 if self.turn.is_ghost else weight)
+        self.weights.measure(s.current.batch, 0 if self.turn.is_ghost else weight)
         return super().begin(s, weight)
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
@@ -143,7 +143,7 @@ class WeightedTally(Tally):
 
     def ask_for_loss(self, s: State) -> None:
         """Say what each loss of this window counts in its mean, and begin to find that of all ranks."""
-        s.window_weights = self.run.window.factors
+        s.current.window_weights = self.run.window.factors
         super().ask_for_loss(s)
 
     def loss_weight(self, s: State) -> float:

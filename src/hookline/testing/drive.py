@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import weakref
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hookline.foreign import Adapter
 from hookline.hooklist import HookList
 from hookline.listener import Listener, filtered
 from hookline.plan import Plan
-from hookline.state import State
+from hookline.state import WRITTEN, State
 from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
 from hookline.trace import Call, Recorder
 from hookline.trainer import Trainer
@@ -92,14 +91,16 @@ def _state(given: dict[str, Any], row: Event) -> Any:
     if (state := values.pop("state", None)) is not None:
         values.pop("s", None)
         for name, value in values.items():
-            if name in given:
+            if name in given and isinstance(state, State):
+                state.fill(**{name: value})
+            elif name in given:
                 setattr(state, name, value)
         return state
-    fields = {each.name for each in dataclasses.fields(State)}
     # what a run works out is a property of the state: here it is what was given
-    worked_out = {name: staticmethod(value) if callable(value) else value for name, value in values.items() if name not in fields}
+    worked_out = {name: staticmethod(value) if callable(value) else value
+                  for name, value in values.items() if name not in WRITTEN}  # fmt: skip
     made = type("State", (State,), worked_out)
-    return made(**{name: value for name, value in values.items() if name in fields})
+    return made(**{name: value for name, value in values.items() if name in WRITTEN})
 
 
 def _refuse_missing(listener: Listener, state: Any, given: dict[str, Any], filters: bool) -> None:

@@ -64,7 +64,7 @@ class GenericTrainer(Trainer):
         if options.keys() & OLD_NAMES.keys():
             del settings["checkpoint"]
         super().__init__(config=config, **{**settings, **options})
-        self.state.module, self.state.optimizers = model, list(self._optimizers)
+        self.state.fill(module=model, optimizers=list(self._optimizers))
         self._net = model
         self._train_step: StepFunction | None = None
         self._validation_step: StepFunction | None = None

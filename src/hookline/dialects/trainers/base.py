@@ -157,10 +157,9 @@ class _Ledger(Hook):
         if state.stage == "fit":
             self.fitted = state
         elif self.fitted is not None:  # an evaluation is told of the training before it
-            state.epoch, state.batch_idx = self.fitted.epoch, self.fitted.batch_idx
-            state.last_loss, state.log.train_loss = self.fitted.last_loss, self.fitted.log.train_loss
-        state.module = owner.model
-        state.optimizers = state.optimizers or [owner.optimizer]
+            state.fill(epoch=self.fitted.epoch, batch_idx=self.fitted.batch_idx, last_loss=self.fitted.last_loss)
+            state.log.train_loss = self.fitted.log.train_loss
+        state.fill(module=owner.model, optimizers=state.optimizers or [owner.optimizer])
         state.update(
             dataloader=owner.dataloader, num_epochs=owner.trainer.options.max_epochs,
             output_dir=owner.trainer.options.run_dir, is_main_process=state.rank == 0,
