@@ -17,10 +17,10 @@ from hookline.data.dealing import END, Deal
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
 from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
+from hookline.data.rng_exchange import OwnStream
 from hookline.data.sources import has_state, is_indexed
 from hookline.data.state_check import StateCheck
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
-from hookline.seeding import OwnStream
 
 log = logging.getLogger("hookline")
 
