@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hookline.data.dealing import END, Deal
+from hookline.data.direct_fetch import direct_batches, reads_directly
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
 from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
@@ -345,6 +346,9 @@ class PrivateCopy:
             return self.batches
         self.close()  # workers of a pass that was left early end before new ones begin
         self.made = self._make(key)
+        if self.order is not None and reads_directly(self.made):
+            self.batches = direct_batches(self.made)
+            return self.batches
         with signals_held() if self.loader.num_workers else contextlib.nullcontext():
             self.batches = iter(self.made)
         return self.batches
