@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from hookline.foreign import Adapter
 from hookline.listener import Listener, plain_function
 from hookline.plan import Plan
 
+READING = "how loaders are read"
 _BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
 
 
@@ -39,11 +40,13 @@ class Moment:
 class Explanation:
     """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
 
-    def __init__(self, verb: str, root: Node, mixture: str = "") -> None:
+    def __init__(self, verb: str, root: Node, mixture: str = "", loaders: Mapping[str, str] | None = None) -> None:
         self.verb = verb
         self.root = root
         self.mixture = mixture
         """How several training loaders are mixed, in words; empty if they are not, or not known yet."""
+        self.loaders = dict(loaders or {})
+        """How each loader is read, in words, by its name; those that are known."""
 
     def data(self) -> list[dict[str, Any]]:
         """One dictionary per event, in order."""
@@ -56,7 +59,12 @@ class Explanation:
     def text(self, everything: bool = False) -> str:
         """The tree as plain text."""
         mixture = ["", "mixture of the training loaders", self.mixture] if self.mixture else []
-        return "\n".join([self.root.title, *_draw(self.root, "", everything), *mixture])
+        loaders = ["", READING, *(f"  {line}" for line in self._readings())] if self.loaders else []
+        return "\n".join([self.root.title, *_draw(self.root, "", everything), *mixture, *loaders])
+
+    def _readings(self) -> list[str]:
+        width = max(map(len, self.loaders), default=0)
+        return [f"{name.ljust(width)}  {how}" for name, how in self.loaders.items()]
 
     def __str__(self) -> str:
         return self.text(everything=not _heard(self.root))
@@ -71,6 +79,8 @@ class Explanation:
         _grow(tree, self.root, Text, everything=not _heard(self.root))
         if self.mixture:
             tree.add(Text("mixture of the training loaders", "italic")).add(Text(self.mixture))
+        if self.loaders:
+            tree.add(Text(READING, "italic")).add(Text("\n".join(self._readings())))
         return tree
 
 
@@ -82,7 +92,7 @@ def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **opt
     return explanation
 
 
-def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanation:
+def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "", loaders: Mapping[str, str] | None = None) -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
@@ -92,7 +102,7 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "") -> Explanatio
         places = _places(heard)
         listeners = [_describe(each, places.get(each, "")) for each in heard]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
-    return Explanation(verb, root, mixture)
+    return Explanation(verb, root, mixture, loaders)
 
 
 def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
