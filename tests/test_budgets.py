@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import hookline
 from hookline import Hook
@@ -25,6 +26,7 @@ from hookline.state import detached
 
 SOURCE = str(Path(hookline.__file__).parent)
 CALLS_PER_STEP, FRAMES, FILES = 40, 6, 4
+CALLS_OF_A_LIST = 28
 FEW, MANY = 20, 60
 Train = Callable[[list[tuple[Tensor, Tensor]]], object]
 
@@ -86,6 +88,42 @@ def with_hooks(*hooks: Any, **options: Any) -> Train:
     return lambda data: quiet(hooks=hooks, **options).fit(Net(), data)
 
 
+class Batches:
+    """An iterable that is not a list."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.data)
+
+
+class Samples(Dataset[Any]):
+    """Reads one sample at a time."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+def rows(data: list[tuple[Tensor, Tensor]]) -> TensorDataset:
+    return TensorDataset(torch.cat([inputs for inputs, _ in data]), torch.cat([targets for _, targets in data]))
+
+
+SOURCES: dict[str, tuple[Callable[[list[tuple[Tensor, Tensor]]], Any], int, int]] = {
+    "iterable": (Batches, 9, 16),
+    "DataLoader": (lambda data: DataLoader(Samples(data), 1), 6, -6),
+    "in memory": (lambda data: DataLoader(rows(data), 3, shuffle=True), 9, -30),
+    "subset in memory": (lambda data: DataLoader(Subset(rows(data), range(3 * len(data))), 3, shuffle=True), 11, -30),
+}
+"""Each with the calls that a batch may cost over one of a list, ours alone, and all over a bare loop with the same source."""
+
+
 class Silent(Hook):
     """Overrides nothing."""
 
@@ -101,6 +139,19 @@ def test_a_step_nobody_listens_to_costs_few_calls() -> None:
     assert per_step(with_hooks()) - per_step(bare) <= CALLS_PER_STEP
     # counted by itself too: what is saved inside torch must not hide what is spent here
     assert 0 < per_step(with_hooks(), is_ours) <= CALLS_PER_STEP
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_batch_of_a_loader_costs_few_calls(name: str) -> None:
+    make, ours, over_bare = SOURCES[name]
+    train: Train = lambda data: quiet().fit(Net(), make(data))  # noqa: E731
+    assert per_step(train, is_ours) - per_step(with_hooks(), is_ours) <= ours
+    assert per_step(train) - per_step(lambda data: bare(make(data))) <= over_bare
+
+
+def test_a_batch_of_a_list_costs_few_calls() -> None:
+    """All but a few of them are calls of the loop."""
+    assert per_step(with_hooks(), is_ours) <= CALLS_OF_A_LIST
 
 
 def test_keeping_the_last_checkpoint_costs_a_step_nothing() -> None:

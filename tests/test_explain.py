@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from spies import Scene, stepped_by_step
 from tiny import Net, batches, quiet
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import hookline
 from hookline import EVENTS, DataModule, Hook, HookError, HooklineError, Recorder, Trainer, every
@@ -270,3 +273,54 @@ def test_the_page_is_in_the_order_of_a_real_run():
     real = happened("fit")
     assert [name for name in on_page if name in real] == real
     assert on_page.index("on_sanity_check_end") < on_page.index("on_train_start") < on_page.index("on_train_epoch_start")
+
+
+class Counted:
+    """A loader with a state."""
+
+    def __iter__(self) -> Any:
+        return iter(batches(1))
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+ROWS = TensorDataset(torch.zeros(4, 4), torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(("loader", "how"), [
+    (batches(2), "as a list: its batches are used as they are"),
+    (DataLoader(ROWS, 2, shuffle=True), "in memory: one indexing operation for each tensor"),
+    (DataLoader(ROWS, 2, collate_fn=lambda samples: default_collate(samples)), "by index: torch's fetcher is called directly"),
+    (DataLoader(ROWS, 2, num_workers=2), "by index, with torch's iterator and 2 workers"),
+    (DataLoader(ROWS, None), "by index, with the loader's own iterator"),
+    (Counted(), "by its own state, which is saved with the run"),
+    (map(tuple, batches(2)), "as an iterable, with random streams of its own; a resume reads the epoch again"),
+], ids=["list", "in memory", "direct", "workers", "single samples", "state", "iterable"])  # fmt: skip
+def test_it_shows_how_each_loader_is_read(loader: Any, how: str) -> None:
+    explanation = quiet().explain(Net(), loader)
+    assert explanation.loaders == {"train": how}
+    assert explanation.text().endswith(f"\n\nhow loaders are read\n  train  {how}")
+    several = quiet().explain(Net(), {"web": loader, "code": batches(1)}, mixture={"epoch_length": 2})
+    assert list(several.loaders) == ["train web", "train code"] and several.loaders["train web"] == how
+
+
+def test_during_a_run_it_shows_the_loaders_that_are_read() -> None:
+    shown: list[dict[str, str]] = []
+
+    class Looks(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            shown.append(self.trainer.explain().loaders)
+            return super().validation_step(batch, batch_idx)
+
+    quiet().fit(Looks(), DataLoader(ROWS, 4), batches(1))
+    assert {name: how.partition(":")[0] for name, how in shown[0].items()} == {"train": "in memory", "val": "as a list"}
+
+
+def test_the_tree_of_a_notebook_shows_how_loaders_are_read() -> None:
+    console = Console(width=120, file=io.StringIO())
+    console.print(quiet().explain(Net(), batches(1)))
+    assert "as a list: its batches are used as they are" in console.file.getvalue()  # type: ignore[attr-defined]

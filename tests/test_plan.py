@@ -591,7 +591,7 @@ def test_accounts_of_listeners_in_one_slot_are_kept_apart(monkeypatch: pytest.Mo
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
     hooks = [Takes("a", 5), Takes("b", 7), Filtered("c", 1000), Takes("d", 11), Stops("e", 13), Takes("f", 17)]
     trainer = quiet(hooks=hooks)
-    trainer.state.step = 1
+    trainer.state.fill(step=1)
     for _ in range(2):
         trainer.plan.on_step_end(trainer.state)
     accounts = {each.name: each.account for each in trainer.plan.listeners("on_step_end")}

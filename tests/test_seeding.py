@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import seed_everything
-from hookline.seeding import OwnStream, key_of
+from hookline.data.rng_exchange import OwnStream
+from hookline.seeding import key_of
 
 
 def draw() -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from hookline.foreign import Adapter
 from hookline.listener import Listener, plain_function
 from hookline.plan import Plan
 
+READING = "how loaders are read"
 _BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
 
 
@@ -39,13 +40,17 @@ class Moment:
 class Explanation:
     """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
 
-    def __init__(self, verb: str, root: Node, mixture: str = "", graphs: str = "") -> None:
+    def __init__(
+        self, verb: str, root: Node, mixture: str = "", graphs: str = "", loaders: Mapping[str, str] | None = None
+    ) -> None:
         self.verb = verb
         self.root = root
         self.mixture = mixture
         """How several training loaders are mixed, in words; empty if they are not, or not known yet."""
         self.graphs = graphs
         """What a compiled training step consists of, and what splits it; empty if it is not compiled."""
+        self.loaders = dict(loaders or {})
+        """How each loader is read, in words, by its name; those that are known."""
 
     def data(self) -> list[dict[str, Any]]:
         """One dictionary per event, in order."""
@@ -62,7 +67,9 @@ class Explanation:
 
     def _sections(self) -> list[tuple[str, str]]:
         """What is said below the tree."""
-        sections = (("mixture of the training loaders", self.mixture), ("compiled training step", self.graphs))
+        width = max(map(len, self.loaders), default=0)
+        read = "\n".join(f"  {name.ljust(width)}  {how}" for name, how in self.loaders.items())
+        sections = (("mixture of the training loaders", self.mixture), (READING, read), ("compiled training step", self.graphs))
         return [(title, text) for title, text in sections if text]
 
     def __str__(self) -> str:
@@ -89,7 +96,9 @@ def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **opt
     return explanation
 
 
-def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "", graphs: str = "") -> Explanation:
+def explain_plan(
+    plan: Plan, verb: str = "fit", mixture: str = "", graphs: str = "", loaders: Mapping[str, str] | None = None
+) -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
         raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
@@ -99,7 +108,7 @@ def explain_plan(plan: Plan, verb: str = "fit", mixture: str = "", graphs: str =
         places = _places(heard)
         listeners = [_describe(each, places.get(each, "")) for each in heard]
         _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
-    return Explanation(verb, root, mixture, graphs)
+    return Explanation(verb, root, mixture, graphs, loaders)
 
 
 def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:

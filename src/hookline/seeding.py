@@ -1,9 +1,8 @@
-"""Every source of randomness at once: seed it, keep it, put it back, and streams beside the main ones."""
+"""Every source of randomness at once: seed it, keep it, put it back."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import itertools
 import logging
@@ -16,15 +15,12 @@ import torch
 
 from hookline.checks import check_seed
 
-numpy_random: Any = np.random  # its stubs know neither get_bit_generator nor set_bit_generator
 seed_torch = torch.default_generator.manual_seed
 """The CPU's stream only: 1.3 µs, where torch.manual_seed looks at every kind of device for 188."""
 
 log = logging.getLogger("hookline")
 UNSEEDED = 2**32
 """A stream of torch's that was never seeded has a random seed of 53 bits or more; people choose smaller ones."""
-MT_BYTES = 625 * 4
-"""A Mersenne twister: 624 words and the position in them."""
 
 
 def seed_everything(seed: int) -> None:
@@ -107,47 +103,3 @@ def isolated_rng() -> Iterator[None]:
         yield
     finally:
         set_rng_state(before)
-
-
-class OwnStream:
-    """Random streams of somebody's own: inside the block they stand in for the main ones, from where the last block left them.
-
-    About 30 µs for a block, nearly all of it for Python's stream. Numpy's would take 95 µs to read and write, so the generator
-    behind it is exchanged instead.
-    """
-
-    def __init__(self, key: int) -> None:
-        self._python = random.Random(key).getstate()
-        self._numpy: Any = np.random.MT19937(key)
-        self._torch = torch.Generator().manual_seed(key).get_state()
-        self._words = b""
-        self._half_drawn: Any = None
-
-    def __enter__(self) -> None:
-        self._half_drawn = self._find_half_drawn()
-        self._swap()
-
-    def __exit__(self, *error: object) -> None:
-        self._swap()
-        if self._half_drawn is not None:
-            np.random.set_state(self._half_drawn)
-
-    def _swap(self) -> None:
-        python, numpy, streams = random.getstate(), numpy_random.get_bit_generator(), torch.default_generator.get_state()
-        random.setstate(self._python)
-        numpy_random.set_bit_generator(self._numpy)
-        torch.default_generator.set_state(self._torch)
-        self._python, self._numpy, self._torch = python, numpy, streams
-
-    def _find_half_drawn(self) -> Any:
-        """The state of numpy's main stream if it holds the second of a pair of normal numbers, which an exchange forgets.
-
-        It holds none if it held none before and has not moved since; so most of the time it need not be asked, which is slow.
-        """
-        generator: Any = numpy_random.get_bit_generator()
-        words = ctypes.string_at(generator.ctypes.state_address, MT_BYTES) if type(generator) is np.random.MT19937 else b""
-        if words and words == self._words:
-            return None
-        state: Any = np.random.get_state(legacy=False)
-        self._words = b"" if state["has_gauss"] else words
-        return state if state["has_gauss"] else None

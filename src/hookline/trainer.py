@@ -330,7 +330,7 @@ class Trainer(RunView):
     ) -> Explanation:  # fmt: skip
         """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`.
 
-        train, mixture: as for `fit`; then it also shows which loader the batches will come from.
+        train, mixture: as for `fit`; then it also shows which loader the batches will come from, and how each is read.
         """
         from hookline.explain import explain_plan
         from hookline.loops import verbs
@@ -338,7 +338,8 @@ class Trainer(RunView):
         if module is None or self._run is not None:
             running = self._run is not None and self._run.data.is_mixture
             graphs = "" if self._run is None else verbs.explain_graphs(self._run)
-            return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs)
+            read = {} if self._run is None else self._run.data.readings()
+            return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs, read)
         with self.strategy.silent():  # one rank may ask for it alone
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
@@ -348,7 +349,7 @@ class Trainer(RunView):
                 if train is not None and verb == "fit":
                     verbs.load(run, "train")
                 mixed = str(run.data.train) if run.data.is_mixture else ""
-                return explain_plan(self.plan, verb, mixed, verbs.explain_graphs(run))
+                return explain_plan(self.plan, verb, mixed, verbs.explain_graphs(run), run.data.readings())
             finally:
                 guests.leave()
 

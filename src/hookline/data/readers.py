@@ -14,13 +14,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from hookline.data.dealing import END, Deal
+from hookline.data.direct_fetch import direct_batches, reads_directly
 from hookline.data.generators import Found, find_generators, put_back, states_of
+from hookline.data.in_memory import rows_of
 from hookline.data.order import Order
 from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
+from hookline.data.rng_exchange import OwnStream
 from hookline.data.sources import has_state, is_indexed
 from hookline.data.state_check import StateCheck
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
-from hookline.seeding import OwnStream
 
 log = logging.getLogger("hookline")
 
@@ -31,6 +33,8 @@ class Reader:
     """One way to read. `saved` is what `state` gave when the checkpoint was made, in the pass that is opened now if `in_pass`."""
 
     kind = ""
+    how = ""
+    """What `describe` returns."""
     caps = False
     """Whether it ends a pass at the limit itself."""
     deals = False
@@ -44,6 +48,10 @@ class Reader:
         self.generators: Found = {}
         """Those whose states decide what a pass yields."""
         self.begins: dict[str, Any] = {}
+
+    def describe(self) -> str:
+        """Return how it reads, in words."""
+        return self.how
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """A pass from the position on. `passed_over`: the samples or batches of all ranks that come before it."""
@@ -74,6 +82,7 @@ class ListReader(Reader):
     """Batches that are there already."""
 
     kind = "list"
+    how = "as a list: its batches are used as they are"
     may_run_ahead = True
 
     def __init__(self, source: Iterable[Any]) -> None:
@@ -109,6 +118,17 @@ class IndexReader(Reader):
         # workers that stay have one iterator for all passes, which the thread of the last pass may still be in
         lasting = in_main or loader.persistent_workers
         self.may_run_ahead = not lasting and self.caps and self.order.settled and self.order.stateful is None
+
+    def describe(self) -> str:
+        """Look at the loader as it is now: what is possible may change with its dataset."""
+        loader = self.loader
+        if loader.num_workers:
+            return f"by index, with torch's iterator and {loader.num_workers} workers"
+        if not reads_directly(loader):
+            return "by index, with the loader's own iterator"
+        if rows_of(loader) is None:
+            return "by index: torch's fetcher is called directly"
+        return "in memory: one indexing operation for each tensor"
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
         """The indices before the position are drawn and passed over."""
@@ -165,6 +185,7 @@ class StateReader(Reader):
     """A loader, or the dataset of one without workers, that can say itself where it is."""
 
     kind = "state"
+    how = "by its own state, which is saved with the run"
     caps = True
     moves_on = True
 
@@ -283,6 +304,7 @@ class StreamReader(Reader):
     """Anything else that yields batches: read again up to the position, with random streams of its own."""
 
     kind = "stream"
+    how = "as an iterable, with random streams of its own; a resume reads the epoch again"
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -345,6 +367,9 @@ class PrivateCopy:
             return self.batches
         self.close()  # workers of a pass that was left early end before new ones begin
         self.made = self._make(key)
+        if self.order is not None and reads_directly(self.made):
+            self.batches = direct_batches(self.made)
+            return self.batches
         with signals_held() if self.loader.num_workers else contextlib.nullcontext():
             self.batches = iter(self.made)
         return self.batches

@@ -61,8 +61,10 @@ def resume_limits(loader: Any) -> list[str]:
     source = loader.source
     limits = [*package_limits(source), *_limits_of_state(loader)]
     if isinstance(source, Iterator) and not has_state(source):
-        limits.append(f"is a {type(source).__name__}, which can be iterated over only once: a resumed run must be given a "
-                      "new one, from the epoch's start on. A list, a DataLoader or an object with __iter__ begins again.")
+        limits.append(
+            f"is a {type(source).__name__}, which can be iterated over only once: a resumed run must be given a "
+            "new one, from the epoch's start on. A list, a DataLoader or an object with __iter__ begins again."
+        )
     elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
         limits += _limits_of_workers(source)
     return [f"The {loader.name} loader {limit}" for limit in limits]

@@ -17,6 +17,7 @@ from hookline.binding import publishing
 from hookline.errors import OptionError
 from hookline.listener import make_listener, overrides
 from hookline.loops.actions import install_action
+from hookline.loops.batch_events import note_loss
 from hookline.loops.run import Run
 from hookline.optimizers import bare, needs_closure
 from hookline.plan import nobody
@@ -120,7 +121,7 @@ class CompiledStep:
             step = publishing("d[s.optimizer_idx](s)", f"optimizer_step of {name}", d=updates)
             plan.act("optimizer_step", [], lambda trace: step)
         if self._clips_by_default:
-            clip_now = "s.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
+            clip_now = "s.optimization.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
             clip = publishing(f"None if d[s.optimizer_idx].clips else {clip_now}", f"configure_gradient_clipping of {name}",
                               run.steps.clip_gradients, updates)  # fmt: skip
             plan.act("configure_gradient_clipping", [], lambda trace: clip)
@@ -273,7 +274,7 @@ class CompiledUpdate:
                 norm = self._clip(optimizer, limit, s.gradient_clip_algorithm)
             type(optimizer).step.__wrapped__(optimizer)
         if limit is not None:
-            s.add_norm(norm)
+            s.optimization.add_norm(norm)
         optimizer._opt_called = True  # schedulers warn if an optimizer was never called
 
     def _make_graph(self) -> Callable[[float | None, str | None], Tensor | None]:
@@ -463,7 +464,7 @@ def _step_eagerly(s: State) -> None:
         return
     loss = s.last_loss
     s.optimizer.step(closure)
-    s.last_loss = loss  # the batch's loss is the one before the update
+    note_loss(s, loss)  # the batch's loss is the one before the update
 
 
 def _has_step_hooks(optimizer: Any) -> bool:

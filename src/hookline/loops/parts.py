@@ -79,6 +79,12 @@ class RunData:
     """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None: neither."""
     count_tokens: Callable[[Any], int] = elements_of_ids
 
+    def readings(self) -> dict[str, str]:
+        """Return how each loader is read, in words, by its kind and name."""
+        several = {kind: {each.name for each in loaders} - {kind} for kind, loaders in self.loaders.items()}
+        return {f"{kind} {each.name}" if several[kind] else kind: each.reader.describe()
+                for kind, loaders in self.loaders.items() for each in loaders}  # fmt: skip
+
 
 @dataclass(slots=True, eq=False)
 class Traits:
