@@ -65,7 +65,7 @@ def make_state() -> State:
     """As in the middle of a training."""
     model = torch.nn.Linear(4, 2)
     state = State(module=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], stage="fit", status="training")
-    state.last_loss, state.step, state.batch_idx, state.dataloader_name = 0.5, 12345, 345, "train"
+    state.fill(last_loss=0.5, step=12345, batch_idx=345, dataloader_name="train")
     return state
 
 

@@ -67,10 +67,10 @@ class Alternating(Fetcher):
         return super().fetch() if slices % 2 == 0 else self._untimed()
 
     def _untimed(self) -> bool:
-        s = self._run.state
+        current = self._run.state.current
         self._index += 1
-        for s.batch in self._batches:
-            s.batch_idx = self._index
+        for current.batch in self._batches:
+            current.batch_idx = self._index
             return True
         return False
 
@@ -92,7 +92,7 @@ def by_itself() -> tuple[float, float]:
     timer = RunTimer(plan, s, torch.device("cpu"))
     timer.due = BATCHES
     run: Any = SimpleNamespace(plan=plan, state=s)
-    s.timer = timer
+    s.setup.timer = timer
 
     def sample() -> None:
         timer.sampler.begin(is_manual=False, recomputes=False)
@@ -110,7 +110,8 @@ def by_itself() -> tuple[float, float]:
             pass
 
     fetching = best(fetch)
-    without = best(lambda: [None for s.batch_idx, s.batch in enumerate(data)])
+    current = s.current
+    without = best(lambda: [None for current.batch_idx, current.batch in enumerate(data)])
     return (fetching - without) / BATCHES, (best(sample) - best(plain)) / EVERY
 
 
