@@ -35,7 +35,7 @@ class Outliving(Kind):
         who, ending = rng.choice(OUTLIVING), rng.choice(ENDINGS)
         if who == "torchdata" and importlib.util.find_spec("torchdata") is None:
             who = "worker"  # it is not among what everybody has
-        settings = dataclasses.replace(draw(rng), workers=rng.choice((1, 2)), persistent=True)
+        settings = dataclasses.replace(draw(rng), workers=rng.choice((1, 2)), persistent=True, loader="torch")
         expected = self.references.digest(settings)
         begun = dataclasses.replace(settings, loader=who) if who == "torchdata" else settings
         child = start(folder, begun, who == "fork", rng.randint(1, 12) if ending == "fails" else 0)

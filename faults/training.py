@@ -10,17 +10,20 @@ import hashlib
 import json
 import mmap
 import os
+import random
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from hookline import Hook, Module, Trainer
 from hookline.hooks import EarlyStopping, ModelCheckpoint
@@ -28,6 +31,9 @@ from hookline.hooks import EarlyStopping, ModelCheckpoint
 PHASES = ("starting", "set-up", "steps", "validation", "save", "ending", "over")
 RUN, RESULT, PHASE, NOTES, OUTPUT = "run", "result.json", "phase", "notes", "output.txt"
 """What lies in a trial's folder: the run's directory, what it ended with, where it is, what it announced, what it said."""
+
+WITHOUT_WORKERS = ("torch", "memory", "iterable")
+"""The ways to read batches without workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Settings:
     persistent: bool = False
     """Whether workers stay from one epoch to the next."""
     loader: str = "torch"
-    """Whose DataLoader; "torchdata" has one that says itself where it is, and so is left alone."""
+    """How batches are read: by torch's DataLoader, "memory" (rows of tensors), "iterable" (an object with `__iter__`), or by
+    the DataLoader of "torchdata", which says itself where it is, and so is left alone."""
 
     @property
     def numbers(self) -> Settings:
@@ -56,7 +63,8 @@ class Settings:
 
         Without workers a dataset draws its random numbers from the main stream, with any number of them from one of its own.
         """
-        return Settings(self.precision, self.accumulate, self.validate_every, workers=min(1, self.workers))
+        loader = self.loader if self.loader in WITHOUT_WORKERS else "torch"
+        return Settings(self.precision, self.accumulate, self.validate_every, workers=min(1, self.workers), loader=loader)
 
 
 class Noisy(Dataset[Any]):
@@ -73,6 +81,23 @@ class Noisy(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return index, self.inputs[index] + self.noise * torch.randn(8), self.targets[index]
+
+
+class Stream:
+    """Batches of these samples in an order that Python and numpy draw, each with a random augmentation."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self.samples, self.size = Noisy(length), size
+
+    def __len__(self) -> int:
+        return -(-len(self.samples) // self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.sample(range(len(self.samples)), len(self.samples))
+        for first in range(0, len(order), self.size):
+            shift = float(np.random.randn())  # every second one is kept from the first
+            yield [each + shift * (place == 1) for place, each in enumerate(
+                default_collate([self.samples[index] for index in order[first : first + self.size]]))]  # fmt: skip
 
 
 class Net(Module):
@@ -216,6 +241,12 @@ def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_di
 
 def make_loader(settings: Settings) -> Any:
     """The training data."""
+    if settings.loader == "iterable":
+        return Stream(35, 3)
+    if settings.loader == "memory":
+        samples = Noisy(40)
+        rows = TensorDataset(torch.arange(40), samples.inputs, samples.targets)
+        return DataLoader(Subset(rows, range(5, 40)), batch_size=3, shuffle=True)
     loader: Any = DataLoader
     if settings.loader == "torchdata":
         from torchdata import stateful_dataloader

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from processes import Child, lost_steps
-from training import Settings, prepare, train
+from training import WITHOUT_WORKERS, Settings, prepare, train
 
 PRECISIONS, ACCUMULATIONS, SAVES = ("32", "bf16-mixed"), (1, 2, 5), ("sync", "async")
 
@@ -60,8 +60,9 @@ def some(usual: int, share: float) -> list[int]:
 
 def draw(rng: random.Random) -> Settings:
     """Settings of a trial."""
-    return Settings(rng.choice(PRECISIONS), rng.choice(ACCUMULATIONS), rng.choice((0.5, 1.0)),
-                    workers=rng.choice((0, 0, 1, 2)), save=rng.choice(SAVES))  # fmt: skip
+    settings = Settings(rng.choice(PRECISIONS), rng.choice(ACCUMULATIONS), rng.choice((0.5, 1.0)),
+                        workers=rng.choice((0, 0, 1, 2)), save=rng.choice(SAVES))  # fmt: skip
+    return settings if settings.workers else dataclasses.replace(settings, loader=rng.choice(WITHOUT_WORKERS))
 
 
 class References:
@@ -80,7 +81,8 @@ class References:
 
     def _made(self, settings: Settings) -> tuple[dict[str, str], float]:
         numbers = settings.numbers
-        path = self.folder / f"{numbers.precision}-{numbers.accumulate}-{numbers.validate_every}-{numbers.workers}.json"
+        parts = (numbers.precision, numbers.accumulate, numbers.validate_every, numbers.workers, numbers.loader)
+        path = self.folder / f"{'-'.join(map(str, parts))}.json"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=self.folder) as aside:
                 started = time.monotonic()

@@ -300,7 +300,8 @@ def _checked_engine(main: Any) -> Memory | None:
     place = _engine_place() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
     if place is None:
         return None
-    memory = _memory(main._cdata + place, TORCH_BYTES)
+    address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
+    memory = _memory(address + place, TORCH_BYTES)
     return memory if _is_engine(memory, main) else None
 
 
