@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import hookline
+from hookline.events import EVENT_ROWS
+from hookline.state import WRITTEN, State
 
 SOURCE = Path(hookline.__file__).parent
 NAMES = {
@@ -251,34 +253,112 @@ def test_reading_local_variables_or_bytecode_would_be_found(source: str) -> None
     assert introspection(source)
 
 
+# ---- one lifecycle ------------------------------------------------------------------------------------------------
+
+RECOMPUTED = {
+    "training_step": "an optimizer that recomputes the loss (LBFGS) runs the step again, inside its own step",
+    "optimizer_zero_grad": "the same optimizer clears the gradients before it does",
+}
+"""Actions that are called at two places, and why."""
+
+
+def emits(source: str) -> Iterator[str]:
+    """The events that a source emits: calls of a plan's slots, and slots that are looked up for such a call."""
+    names = {event.name for event in EVENT_ROWS}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).rpartition(".")[2].lstrip("_") == "plan":
+            yield from {node.func.attr} & names
+        elif isinstance(node.func, ast.Name) and node.func.id == "attrgetter":
+            yield from {each.value for each in node.args if isinstance(each, ast.Constant)} & names
+
+
+def test_every_event_is_emitted_at_one_place() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in NAMES.items():
+        for event in emits(path.read_text()):
+            places.setdefault(event, []).append(module)
+    assert len(places) > 60, "few events are found: plans have another name by now"
+    several = {event: modules for event, modules in places.items() if len(modules) > (2 if event in RECOMPUTED else 1)}
+    assert several == {}
+
+
+@pytest.mark.parametrize("source", ["self.run.plan.on_step_end(s)", "plan.setup(s)", "attrgetter('on_test_start')"])
+def test_a_second_emit_would_be_found(source: str) -> None:
+    assert list(emits(source))
+
+
 # ---- state has owners --------------------------------------------------------------------------------------------
 
 MOST_FIELDS, MOST_WRITERS = 25, 3
 PARTS = {"progress": "Progress", "saves": "Saves", "resume": "Resume", "identity": "Identity", "data": "RunData", "traits": "Traits",
-         "manual": "Manual", "participants": "Participants", "signals": "ReceivedSignal", "run": "Run"}  # fmt: skip
-"""What the parts of a run are called, and their classes."""
+         "manual": "Manual", "participants": "Participants", "signals": "ReceivedSignal", "run": "Run",
+         "setup": "Setup", "counts": "Counts", "ending": "Ending", "current": "CurrentBatch", "optimization": "Optimization",
+         "subject": "Subject", "s": "State", "state": "State"}  # fmt: skip
+"""What the parts of a run and of its state are called, and their classes."""
+BY_EVERY_CALL = {"State.running": "each call that takes time publishes itself, for the watchdog: plan, filters and phases of the loop"}
+LARGER = {
+    "hookline.options.Options": "the one declaration of all options",
+    "hookline.options.OptionArguments": "the same options as arguments",
+    "hookline.dialects.model_training_framework.settings.LoggingConfig": "mirrors the schema of another package",
+}
+"""Classes that may have more fields, and why."""
 
 
-def fields_of_run() -> dict[str, list[str]]:
-    trees = [ast.parse(NAMES[f"hookline.loops.{name}"].read_text()) for name in ("parts", "run")]
-    return {node.name: [each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
-            for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}  # fmt: skip
+def fields_of(node: ast.ClassDef) -> set[str]:
+    """What instances of a class hold: annotated fields, slots, and what its methods set. Views of a fact are not held."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each in node.body:
+            if not (isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "fact"):
+                found.add(each.target.id)
+        elif isinstance(each, ast.Assign) and each in node.body and ast.unparse(each.targets[0]) == "__slots__":
+            found |= {part.value for part in ast.walk(each.value) if isinstance(part, ast.Constant)}
+        elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+            found.add(each.attr)
+    return {str(each) for each in found}
 
 
-def test_no_part_of_a_run_is_a_bag_of_state() -> None:
-    assert {name: len(fields) for name, fields in fields_of_run().items() if len(fields) > MOST_FIELDS} == {}
+def classes(*modules: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for module in modules or NAMES:
+        yield from ((module, node) for node in ast.walk(ast.parse(NAMES[module].read_text())) if isinstance(node, ast.ClassDef))
 
 
-def test_few_modules_write_each_field_of_a_run() -> None:
-    fields, writers = fields_of_run(), {}
+def test_no_class_is_a_bag_of_state() -> None:
+    large = {f"{module}.{node.name}": len(fields_of(node)) for module, node in classes() if len(fields_of(node)) > MOST_FIELDS}
+    assert {name: count for name, count in large.items() if name not in LARGER} == {}
+
+
+def test_few_modules_write_each_field_of_a_run_and_its_state() -> None:
+    owners = ("hookline.loops.parts", "hookline.loops.run", "hookline.state", "hookline.state_parts")
+    fields = {node.name: fields_of(node) for _, node in classes(*owners)}
+    assert set(PARTS.values()) <= set(fields), "the parts have other names by now"
+    writers: dict[str, set[str]] = {}
     for module, path in NAMES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 owner = PARTS.get(ast.unparse(node.value).rpartition(".")[2], "")
                 if node.attr in fields.get(owner, ()):
                     writers.setdefault(f"{owner}.{node.attr}", set()).add(module)
-    assert writers, "nothing writes anything: the parts have other names by now"
-    assert {name: modules for name, modules in writers.items() if len(modules) > MOST_WRITERS} == {}
+    for module, node in classes("hookline.loops.parts", "hookline.state_parts"):  # what a part writes itself counts too
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+                writers.setdefault(f"{node.name}.{inner.attr}", set()).add(module)
+    assert len(writers) > 60, "few fields are written: the parts have other names by now"
+    assert {name: modules for name, modules in writers.items() if len(modules) > MOST_WRITERS and name not in BY_EVERY_CALL} == {}
+
+
+def test_every_fact_that_a_part_owns_can_be_read_from_the_state() -> None:
+    state = State()
+    for name in WRITTEN:
+        assert getattr(state, name) == getattr(state.owner(name), name)
+
+
+def test_facts_are_read_only_for_hooks() -> None:
+    for name in sorted(WRITTEN - {"cache", "extras", "log", "nested_validate", "running", "sanity_checking"}):
+        with pytest.raises(AttributeError):
+            setattr(State(), name, None)
 
 
 def test_the_step_of_one_process_does_not_mention_ranks() -> None:

@@ -82,12 +82,6 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return any(each is not None and each.default is each.empty for each in closures)
 
 
-def used_rate(optimizer: Optimizer) -> Any:
-    """The learning rate of the first group; a tensor is copied, because schedulers change it in place."""
-    rate = optimizer.param_groups[0]["lr"]
-    return rate.detach().clone() if isinstance(rate, Tensor) else rate
-
-
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The gradients an optimizer is about to use."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -10,6 +10,7 @@ import math
 import os
 import string
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,23 @@ from hookline.urls import below, check_url, is_url, shown, split_query
 
 log = logging.getLogger("hookline")
 WHO = "ModelCheckpoint"
+
+
+@dataclass(slots=True)
+class Looks:
+    """What a run has shown so far of the metric that checkpoints are kept by."""
+
+    seen: Any = None
+    """The value that was looked at last: another object is a new value."""
+    validated_at: tuple[int, Any] = (-1, None)
+    """The step of the newest validation, and the value that it found."""
+    is_waiting: bool = False
+    """Whether a decision waits for the next value."""
+    has_validated: bool = False
+    has_measured: bool = False
+    """Whether a validation that is not the sanity check has ended."""
+    looked_at: tuple[int, int] = (-1, -1)
+    """Step and completed epochs at the last look."""
 
 
 class ModelCheckpoint(Hook):
@@ -127,10 +145,7 @@ class ModelCheckpoint(Hook):
         """Asked for and not written yet."""
         self._asked_last = ""
         """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new one."""
-        self._seen: Any = None
-        self._validated_at: tuple[int, Any] = (-1, None)
-        self._waiting = self._validated = self._measured = False
-        self._looked_at = (-1, -1)
+        self._looks = Looks()
         self._owed: dict[str, float] = {}
         """Asked for at the very state that the run resumes from, and perhaps not written any more."""
 
@@ -158,33 +173,33 @@ class ModelCheckpoint(Hook):
     def on_validation_end(self, state: Any, metrics: Any) -> None:
         if state.stage != "fit":
             return
-        self._validated = True
+        self._looks.has_validated = True
         if state.sanity_checking:
             if self.monitor is not None:
                 self.watch.look_ahead(metrics)
             self.filename.look_ahead(metrics)
             return
-        self._measured = True
+        self._looks.has_measured = True
         if self.monitor is not None:
-            self._validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
+            self._looks.validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
         if self._is_of_training(state):
             return
-        if self._waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
+        if self._looks.is_waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
             self._look(state, metrics)
 
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
-        alone = self._is_of_training(state) or no_validation_in(state, self._validated)
-        if self._waiting:
+        alone = self._is_of_training(state) or no_validation_in(state, self._looks.has_validated)
+        if self._looks.is_waiting:
             due = alone or self._is_fresh(metrics)
-        elif self.save_on_train_epoch_end is None and not self._validated and state.epochs_seen == state.epoch:
+        elif self.save_on_train_epoch_end is None and not self._looks.has_validated and state.epochs_seen == state.epoch:
             due = self._is_fresh(metrics)  # the epoch is cut short: there will be no validation to wait for
         else:
             due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
-        if due and (self._waiting or self._epoch_is_due(state)):
+        if due and (self._looks.is_waiting or self._epoch_is_due(state)):
             self._look(state, metrics)
 
     def on_train_end(self, state: Any) -> None:
-        if self.save_last and self._looked_at != (state.step, state.epochs_seen):
+        if self.save_last and self._looks.looked_at != (state.step, state.epochs_seen):
             self._ask_last(state)
 
     def on_fit_end(self, state: Any) -> None:
@@ -198,12 +213,12 @@ class ModelCheckpoint(Hook):
                         WHO, self.monitor)  # fmt: skip
 
     def _after_steps(self, state: Any) -> None:
-        step, value = self._validated_at
+        step, value = self._looks.validated_at
         old = self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
         if self._is_fresh(state.metrics) and not old:
-            self._look(state, state.metrics, certain=self._measured or not state.trainer.num_batches("val"))
+            self._look(state, state.metrics, certain=self._looks.has_measured or not state.trainer.num_batches("val"))
         else:
-            self._waiting = True  # the score is of older weights: decide when the next one is known
+            self._looks.is_waiting = True  # the score is of older weights: decide when the next one is known
             if self.save_last:
                 self._ask_last(state)
 
@@ -218,7 +233,7 @@ class ModelCheckpoint(Hook):
 
     def _is_fresh(self, metrics: Any) -> bool:
         """Whether the metric was logged anew since the last look; the same old number says nothing about these weights."""
-        return self.monitor is None or (self.monitor in metrics and _raw(metrics)[self.monitor] is not self._seen)
+        return self.monitor is None or (self.monitor in metrics and _raw(metrics)[self.monitor] is not self._looks.seen)
 
     def _epoch_is_due(self, state: Any) -> bool:
         return self.every_n_epochs > 0 and (state.epoch + 1) % self.every_n_epochs == 0
@@ -226,14 +241,14 @@ class ModelCheckpoint(Hook):
     # ---- what to ask for ----------------------------------------------------------------------------------------
 
     def _look(self, state: Any, metrics: Any, certain: bool = True) -> None:
-        self._waiting = False
-        self._looked_at = (state.step, state.epochs_seen)
+        self._looks.is_waiting = False
+        self._looks.looked_at = (state.step, state.epochs_seen)
         if self.monitor is None:
             if self.save_top_k and float(state.step) not in self._with_asked().values():
                 self._ask(state, metrics, float(state.step), "interval", certain)
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
-            self._seen = _raw(metrics).get(self.monitor)
+            self._looks.seen = _raw(metrics).get(self.monitor)
             if score is not None:
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
@@ -264,7 +279,7 @@ class ModelCheckpoint(Hook):
         state.trainer.save_checkpoint(path, reason, monitor)
 
     def _ask_last(self, state: Any) -> None:
-        self._looked_at = (state.step, state.epochs_seen)
+        self._looks.looked_at = (state.step, state.epochs_seen)
         if self._asked_last:
             return  # not written yet, so it will be of this very state
         self._asked_last = str(self._place(state, "last"))
@@ -296,7 +311,7 @@ class ModelCheckpoint(Hook):
     def on_checkpoint_save(self, state: Any, path: Any, step: int) -> None:
         if self.save_last and step == state.step and str(path) == str(self._place(state, "last")):
             # the trainer writes a run's last state to the same place, so it need not be asked for once more
-            self.last_model_path, self._looked_at = str(path), (state.step, state.epochs_seen)
+            self.last_model_path, self._looks.looked_at = str(path), (state.step, state.epochs_seen)
         if str(path) not in self._asked:
             return
         score = self._asked.pop(str(path))
@@ -342,8 +357,8 @@ class ModelCheckpoint(Hook):
         return {
             "best_k_models": _without_secrets(kept), "best_model_path": shown(best), "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
-            "last_model_path": shown(self._asked_last or self.last_model_path), "waiting": self._waiting,
-            "validated": self._validated,
+            "last_model_path": shown(self._asked_last or self.last_model_path), "waiting": self._looks.is_waiting,
+            "validated": self._looks.has_validated,
             "owed": _without_secrets({path: score for path, score in self._asked.items() if path in kept}),
         }  # fmt: skip
 
@@ -351,7 +366,7 @@ class ModelCheckpoint(Hook):
         self.best_k_models, self._owed = (_scores(state.get(key, {})) for key in ("best_k_models", "owed"))
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
-        self._waiting, self._validated = state["waiting"], state["validated"]
+        self._looks.is_waiting, self._looks.has_validated = state["waiting"], state["validated"]
 
     def _find_again(self, state: Any) -> None:
         """The run's directory may have been moved or copied since its paths were kept, or be spelled in another way."""
@@ -386,7 +401,7 @@ class ModelCheckpoint(Hook):
             self._owed = {path: score for path, score in self._owed.items() if path not in self.best_k_models}
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
-            self._seen = raw[self.monitor]
+            self._looks.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
         for path, score in self._owed.items():  # the process ended between two checkpoints of one state: this is that state

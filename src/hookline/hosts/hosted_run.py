@@ -210,7 +210,7 @@ class HostedRun(Recording):
         self.end_epoch()
         self.must_run()
         self.num_training_batches = batches
-        self.progress.position = first
+        self.batch.continue_at(first)
         self.epoch_is_open, self.epoch_is_whole = True, False
         if self.agreement is not None:
             self.agreement.note_steering()

@@ -13,7 +13,6 @@ from torch import Tensor
 from hookline.data.batch import batch_size
 from hookline.errors import Signal
 from hookline.loops.parts import EmittingRun
-from hookline.optimizers import used_rate
 from hookline.plan import Plan, nobody
 from hookline.state import State
 
@@ -64,6 +63,10 @@ class BatchEvents:
         """What advances after a batch. Takes whether an update was made, and how many batches are left."""
         self.row_parts: tuple[Callable[[], dict[str, Any]], ...] = ()
         """Called for what else a row of metrics holds."""
+
+    def continue_at(self, position: int) -> None:
+        """Let the next batch that another loop fetches have this number."""
+        self.progress.position = position
 
     def take(self, batch: Any) -> None:
         """Take a batch that another loop has fetched, and forget what was known of the last one."""
@@ -189,7 +192,8 @@ class UpdateEvents:
 
     def reset(self) -> None:
         """Forget the rate and the gradient norm of an earlier run."""
-        self.state.optimization.norm_tensor = self.state.optimization.used_lr = None
+        self.state.optimization.set_norm(None)
+        self.state.optimization.used_lr = None
 
     def before_zero_grad(self) -> None:
         """Emit on_before_zero_grad: the gradients of the finished step are still there."""
@@ -222,6 +226,12 @@ class UpdateEvents:
             s.optimization.used_lr = used_rate(s.optimization.optimizer)
         if self.plan.on_after_optimizer_step is not nobody:
             self.plan.on_after_optimizer_step(s)
+
+
+def used_rate(optimizer: Any) -> Any:
+    """Return the learning rate of the first group; a tensor is copied, because schedulers change it in place."""
+    rate = optimizer.param_groups[0]["lr"]
+    return rate.detach().clone() if isinstance(rate, Tensor) else rate
 
 
 def report_clip(plan: Plan, s: State) -> None:

@@ -52,8 +52,8 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
         "runs": [_about(run, name, now) for run, name in zip(runs, names(runs), strict=True)],
         "sections": charts, "summary": rows, "heat": heat_maps(runs), "events": _events(runs, notes),
         "timeline": timelines(runs), "checkpoints": _checkpoints(runs, notes), "config": _config(runs, notes),
-        "versions": _versions(runs), "cost": [_cost(number, run) for number, run in enumerate(runs) if run.cost],
-        "timings": [_timings(number, run) for number, run in enumerate(runs) if run.timings],
+        "versions": _versions(runs), "cost": [_cost(number, run) for number, run in enumerate(runs) if run.costs.rows],
+        "timings": [_timings(number, run) for number, run in enumerate(runs) if run.costs.timings],
         "texts": _texts(runs, notes), "pictures": pictures, "notes": notes,
     }  # fmt: skip
 
@@ -81,14 +81,14 @@ def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
     said, mood = status(run, now)
     took, pauses = "", 0.0
     began, spent = time_spent(run)
-    if began is not None and spent is not None and run.ended is not None:
-        took, pauses = duration(spent) if spent >= 1 else "under 1 s", run.ended - began - spent
+    if began is not None and spent is not None and run.times.ended is not None:
+        took, pauses = duration(spent) if spent >= 1 else "under 1 s", run.times.ended - began - spent
     end, at = how_it_ended(run), position(run)
     return {
         "name": name, "path": str(run.path), "status": said, "mood": mood, "step": at.step, "epochs": at.epochs,
         "is_inside": at.is_inside, "newest": newest(run), "reason": cut(end["reason"], LONGEST_VALUE),
         "took": took, "is_over": bool(end["status"]),
-        "pauses": duration(pauses) if pauses >= 1 else "", "began": began, "ended": run.ended,
+        "pauses": duration(pauses) if pauses >= 1 else "", "began": began, "ended": run.times.ended,
         "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
     }  # fmt: skip
 
@@ -123,17 +123,17 @@ def _below(path: Path, parent: Path) -> str:
 
 def _cost(number: int, run: RunData) -> dict[str, Any]:
     """Of the job that has ended last; `since` says where it went on, if that was not the beginning."""
-    return {"run": number, "since": run.cost_since, "rows": [_cost_row(row) for row in run.cost]}
+    return {"run": number, "since": run.costs.rows_since, "rows": [_cost_row(row) for row in run.costs.rows]}
 
 
 def _timings(number: int, run: RunData) -> dict[str, Any]:
     """The parts of the job that has ended last, in the order of the chart; those of the training step come first."""
-    found = run.timings
+    found = run.costs.timings
     sampled = {name: found[name] for name in SAMPLED if name in found}
     rest = max(0.0, found.get("training", 0.0) - sum(sampled.values()))
     parts = {**sampled, ("other training" if sampled else "training"): rest,
              **{WORDS.get(name, name): found[name] for name in PARTS[1:] if name in found}}  # fmt: skip
-    return {"run": number, "since": run.timings_since, "total": found["total"],
+    return {"run": number, "since": run.costs.timings_since, "total": found["total"],
             "parts": [[name, seconds] for name, seconds in parts.items()]}  # fmt: skip
 
 
@@ -178,15 +178,15 @@ def _texts(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     room, made = TEXT_CHARACTERS, []
     without: list[str] = []
     for number, run in enumerate(runs):
-        for tag, kept in run.texts.items():
+        for tag, texts in run.texts.items():
             items = []
-            for step, text in reversed(kept):
+            for step, text in reversed(texts.kept):
                 short = cut(text, LONGEST_TEXT)
                 room -= len(short)
                 if room >= 0:
                     items.append({"step": step, "text": short})
             if items:
-                made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": run.text_counts[tag]})
+                made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": texts.count})
             else:
                 without.append(tag)
     if without:

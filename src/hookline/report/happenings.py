@@ -35,7 +35,7 @@ def all_events(run: RunData) -> list[Event]:
     began, _ = time_spent(run)
     if began is not None:
         found.append(Event("start", "the first record", began))
-    last = run.ended or 0.0
+    last = run.times.ended or 0.0
     return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
 
 
@@ -47,9 +47,9 @@ def status(run: RunData, now: float) -> tuple[str, str]:
     is_known = bool(run.record)
     if not is_known and not run.records:
         return "nothing logged yet", "info"
-    if run.ended is None:
+    if run.times.ended is None:
         return "unfinished", "warn"
-    quiet, answers = now - run.ended, is_answered(run.path)
+    quiet, answers = now - run.times.ended, is_answered(run.path)
     if answers is False:
         return "killed, or trains on another machine", "warn"
     if quiet < SILENT:
@@ -67,8 +67,8 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted in whole seconds
     is_older = at is not None and run.started is not None and at + 1 < run.started
     if said not in ("", "training") and not is_older:
-        if at is not None and run.ended is not None and 0 <= run.ended - at < 1:
-            at = run.ended
+        if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
+            at = run.times.ended
         found = {"status": said, "reason": str(record.get("reason") or ""), "step": whole(record.get("step")), "time": at,
                  "epochs": whole(record.get("epochs"))}  # fmt: skip
     else:
@@ -84,7 +84,7 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
 def _epochs_at_end(run: RunData) -> int | None:
     """Completed epochs; logs of older versions say only in which epoch a run ended."""
     known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
-    if known is not None or last is None or run.epochs is not None:
+    if known is not None or last is None or run.epochs.complete is not None:
         return known
     return last + (run.ending.get("status") == "completed")
 
@@ -97,8 +97,8 @@ def time_spent(run: RunData) -> tuple[float | None, float | None]:
     sessions = run.record.get("sessions")
     known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
     started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
-    if run.began is not None and (started is None or run.began >= started - 1):  # the record has whole seconds
-        return run.began, run.spent
+    if run.times.began is not None and (started is None or run.times.began >= started - 1):  # the record has whole seconds
+        return run.times.began, run.times.spent
     spans = [(timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at"))) for each in known]
     spent = [end - start for start, end in spans if start is not None and end is not None]
     return started, (sum(spent) if spent else None)
@@ -122,11 +122,11 @@ def position(run: RunData) -> Position:
     """Where a run is, or was when it ended."""
     end = how_it_ended(run)
     step = run.last_step if end["step"] is None else end["step"]
-    epochs = run.epochs if end["epochs"] is None else end["epochs"]
-    if epochs is None and not end["status"] and run.epoch is not None:
-        epochs = run.epoch  # no epoch has ended yet, or the log is of an older version: those before this one have
-    of_rows = run.epochs or 0  # the last of them may be that of an epoch that was broken off
-    return Position(step, epochs, epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs_at)))
+    epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
+    if epochs is None and not end["status"] and run.epochs.newest is not None:
+        epochs = run.epochs.newest  # no epoch has ended yet, or the log is of an older version: those before this one have
+    of_rows = run.epochs.complete or 0  # the last of them may be that of an epoch that was broken off
+    return Position(step, epochs, epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs.at)))
 
 
 def duration(seconds: float) -> str:

@@ -126,7 +126,8 @@ def _listed(path: Path, now: float) -> Listed:
     epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
     started = timestamp(record.get("started_at") or record.get("noted_at"))
     return Listed(path, run, status, is_certain, step, epochs, best, is_partial and best is not None,
-                  run.began if started is None else started, disk_usage(path), said or how_it_ended(run)["reason"])  # fmt: skip
+                  run.times.began if started is None else started, disk_usage(path),
+                  said or how_it_ended(run)["reason"])  # fmt: skip
 
 
 def _in_log(path: Path, best: Best) -> Best | None:
@@ -196,7 +197,7 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
         answers = is_answered(run.path)
         if answers is not None:
             return ("running", True) if answers else ("killed", False)
-        heard = max(run.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
+        heard = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
         return ("running", False) if now - heard < SILENT else ("killed", False)
     return ("running" if alive else "killed"), True
 

@@ -60,6 +60,55 @@ class Event:
 
 
 @dataclass
+class Times:
+    """When a run was running, by the records of its log."""
+
+    began: float | None = None
+    ended: float | None = None
+    spent: float = 0.0
+    """Seconds in its jobs, without those between them."""
+    holds_since: float | None = None
+    """The time of the first record that no resume has superseded."""
+    is_beginning: bool = False
+    """Whether the last record was one with which a job begins."""
+
+
+@dataclass
+class Costs:
+    """What the job that has ended last has cost."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of its hooks."""
+    rows_since: int | None = None
+    """The step at which the job began whose cost this is, if it was resumed."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Where its time went, in seconds; empty if the log does not say."""
+    timings_since: int | None = None
+    """The step at which that job began, if it was resumed."""
+
+
+@dataclass
+class Epochs:
+    """How many epochs a run has gone through."""
+
+    newest: int | None = None
+    """The number of the epoch of the newest row, from 0."""
+    complete: int | None = None
+    """Completed epochs, by the newest row of an epoch's means."""
+    at: int = 0
+    """The step that this row was written at."""
+
+
+@dataclass
+class Texts:
+    """The texts of one tag."""
+
+    kept: list[tuple[int | None, str]] = field(default_factory=list)
+    """The newest ones, with their steps."""
+    count: int = 0
+
+
+@dataclass
 class RunData:
     """Everything about one run that a page can show."""
 
@@ -84,36 +133,18 @@ class RunData:
     not_finite: dict[str, Event] = field(default_factory=dict)
     """The first NaN or infinity of every metric that has one."""
     params: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, list[tuple[int | None, str]]] = field(default_factory=dict)
-    text_counts: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, Texts] = field(default_factory=dict)
     images: list[tuple[str, int | None, str]] = field(default_factory=list)
     """Tag, step, and the path as the log has it."""
-    cost: list[dict[str, Any]] = field(default_factory=list)
-    cost_since: int | None = None
-    """The step at which the job began whose cost this is, if it was resumed."""
-    timings: dict[str, float] = field(default_factory=dict)
-    """Where the time of the job that has ended last went, in seconds; empty if the log does not say."""
-    timings_since: int | None = None
-    """The step at which that job began, if it was resumed."""
+    costs: Costs = field(default_factory=Costs)
     resumed_at: int | None = None
     checkpoints: list[Found] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
     records: int = 0
     superseded: int = 0
-    began: float | None = None
-    ended: float | None = None
-    spent: float = 0.0
-    """Seconds in its jobs, without those between them."""
-    holds_since: float | None = None
-    """The time of the first record that no resume has superseded."""
-    is_beginning: bool = False
-    """Whether the last record was one with which a job begins."""
+    times: Times = field(default_factory=Times)
     last_step: int = 0
-    epoch: int | None = None
-    """The number of the epoch of the newest row, from 0."""
-    epochs: int | None = None
-    """Completed epochs, by the newest row of an epoch's means, and the step that it was written at."""
-    epochs_at: int = 0
+    epochs: Epochs = field(default_factory=Epochs)
     unshown: dict[str, int] = field(default_factory=dict)
     """What the log has and a page does not show, with how often."""
     trace: TraceData | None = None
@@ -192,7 +223,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
         return False
     run.records += 1
     _take_time(run, record)
-    run.holds_since = run.ended if run.holds_since is None else run.holds_since
+    run.times.holds_since = run.times.ended if run.times.holds_since is None else run.times.holds_since
     step = step_of(record)
     if step is not None and step > run.last_step:
         run.last_step = step
@@ -203,18 +234,18 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
     elif kind == "histogram":
         run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
     else:  # whatever else happened: records of control, skips, failures, and what later versions write
-        add_event(run, Event(kind, _spelled(record), run.ended, step))
+        add_event(run, Event(kind, _spelled(record), run.times.ended, step))
     return True
 
 
 def _take_time(run: RunData, record: dict[str, Any]) -> None:
     time = record.get("time")
     if (type(time) is float or type(time) is int) and abs(time) < FAR_AWAY:
-        run.began = time if run.began is None else run.began
+        run.times.began = time if run.times.began is None else run.times.began
         begins = record.get("type") in BEGINS
-        if run.ended is not None and time > run.ended and (run.is_beginning or not begins):
-            run.spent += time - run.ended
-        run.ended, run.is_beginning = time, begins
+        if run.times.ended is not None and time > run.times.ended and (run.times.is_beginning or not begins):
+            run.times.spent += time - run.times.ended
+        run.times.ended, run.times.is_beginning = time, begins
 
 
 def step_of(record: dict[str, Any]) -> int | None:
@@ -231,13 +262,13 @@ def _take_lasting(run: RunData, record: dict[str, Any]) -> None:
 def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
     metrics = record.get("metrics")
     if type(epoch := record.get("epoch")) is int and abs(epoch) < LAST_STEP:
-        run.epoch = epoch
+        run.epochs.newest = epoch
     if not isinstance(metrics, dict):
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
     kept = run.own if over == "step" else run.between
-    if over == "epoch" and run.epoch is not None:
-        run.epochs, run.epochs_at = run.epoch + 1, step
+    if over == "epoch" and run.epochs.newest is not None:
+        run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
     for name, value in metrics.items():
         try:
             number = float(value)  # NaN and infinity are text in the log
@@ -252,17 +283,18 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         series.steps.append(step)
         series.values.append(number)
         if not isfinite(number) and name not in run.not_finite:
-            run.not_finite[name] = Event("not finite", f"{name} is {number}", run.ended, step)
+            run.not_finite[name] = Event("not finite", f"{name} is {number}", run.times.ended, step)
 
 
 def _take_text(run: RunData, record: dict[str, Any], step: int | None) -> None:
     tag, text = str(record.get("tag", "")), str(record.get("text", ""))
     if tag == "mixture":
-        add_event(run, Event("mixture", text, run.ended, step))
+        add_event(run, Event("mixture", text, run.times.ended, step))
         return
-    kept = run.texts.setdefault(tag, [])
+    texts = run.texts.setdefault(tag, Texts())
+    kept = texts.kept
     kept.append((step, text))
-    run.text_counts[tag] = run.text_counts.get(tag, 0) + 1
+    texts.count += 1
     if len(kept) > MOST_TEXTS:
         del kept[0]
 
@@ -272,48 +304,48 @@ def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed = run.ended, {}, {}  # a job begins with them
+    run.started, run.ending, run.failed = run.times.ended, {}, {}  # a job begins with them
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
 
 
 def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed, run.resumed_at = run.ended, {}, {}, step
+    run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
-    if isinstance(marked, dict) and "checkpoint" not in record and run.ended is not None:
+    if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
         # all records before are of an earlier run; those that hold until here are of the set-up of this one
-        run.began = run.ended if run.holds_since is None else run.holds_since
-        run.spent = max(0.0, run.ended - run.began)
+        run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
+        run.times.spent = max(0.0, run.times.ended - run.times.began)
     run.superseded += count if isinstance(count, int) else 0
     gone = f"; {count} records after it are superseded" if count else ""
     text = f"from {record['checkpoint']}{gone}" if "checkpoint" in record else f"anew; {count} records are of an earlier run"
-    add_event(run, Event("resume", text, run.ended, step))
+    add_event(run, Event("resume", text, run.times.ended, step))
 
 
 def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
     rows = record.get("rows")
     if isinstance(rows, list):
-        run.cost, run.cost_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
+        run.costs.rows, run.costs.rows_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
 
 
 def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
     numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
     found = {name: float(each) for name, each in numbers.items() if type(each) in (int, float) and 0 <= each < FAR_AWAY}
     if found.get("total"):
-        run.timings, run.timings_since = found, run.resumed_at
+        run.costs.timings, run.costs.timings_since = found, run.resumed_at
 
 
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
     said = {key: str(record.get(key) or "") for key in ("status", "reason")}
-    run.ending = {**said, "step": step, "time": run.ended, "epoch": record.get("epoch"), "epochs": record.get("epochs")}
+    run.ending = {**said, "step": step, "time": run.times.ended, "epoch": record.get("epoch"), "epochs": record.get("epochs")}
 
 
 def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
     asked = [str(record[key]) for key in ("command", "hook", "interval", "file", "name") if record.get(key) is not None]
     failed = f": {record['error']}" if record.get("error") else ""
-    add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.ended, step))
+    add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
 
 
 def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
@@ -324,7 +356,7 @@ def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> Non
     text = f"{record.get('exception', '')}: {record.get('message', '')}"
     run.failures.add((step, text))
     run.failed = {"exception": record.get("exception"), "text": f"{rank}{who}{text}"}
-    add_event(run, Event(failure_kind(record.get("exception")), run.failed["text"], run.ended, step))
+    add_event(run, Event(failure_kind(record.get("exception")), run.failed["text"], run.times.ended, step))
 
 
 def failure_kind(exception: Any) -> str:
@@ -334,7 +366,7 @@ def failure_kind(exception: Any) -> str:
 
 def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
     batch = f", batch {record['batch']}" if "batch" in record else ""
-    add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.ended, step))
+    add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
 
 
 _TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost,
