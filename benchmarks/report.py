@@ -23,6 +23,8 @@ COLOURS = {
 }  # fmt: skip
 NOTE = ("Again: the bare loop a second time; how far it is off from 1.00 is chance. By hand: the bare loop that clears gradients "
         "by hand, not by `Optimizer.zero_grad`; in rows of the compiled step, the same parts compiled by hand.")  # fmt: skip
+BUSY = 0.5
+"""Processes that ran before the measurement, on average over a minute."""
 Cell = dict[str, Any]
 
 
@@ -88,9 +90,10 @@ class Report:
     def caption(self) -> str:
         """Where and with what it was measured."""
         versions = ", ".join(f"{TITLES[driver]} {self.about[driver]}" for driver in self.drivers)
+        busy = " The machine was busy, so small differences mean nothing." if self.about["load"] > BUSY else ""
         return (f"Time per step as a multiple of the bare loop: median (quartiles, fastest slice against fastest slice). "
                 f"{self.about['processor']}, load {self.about['load']} at the start; Python {self.about['python']}, "
-                f"torch {self.about['torch']}, {versions}; one thread.")  # fmt: skip
+                f"torch {self.about['torch']}, {versions}; one thread.{busy}")  # fmt: skip
 
     @property
     def heads(self) -> list[str]:
