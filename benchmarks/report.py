@@ -63,7 +63,7 @@ class Report:
     def show(self) -> None:
         """Print a table."""
         console = Console()
-        console.width = max(console.width, 176 + 18 * max(len(self.drivers) - 2, 0))
+        console.width = max(console.width, 186 + 18 * max(len(self.drivers) - 2, 0))
         table = Table(title=self.caption, title_justify="left")
         for head in self.heads:
             table.add_column(head, justify="right" if table.columns else "left", no_wrap=True)
@@ -98,7 +98,8 @@ class Report:
     @property
     def heads(self) -> list[str]:
         """The first line of the table."""
-        return ["", "bare, µs", "again", "by hand", *(TITLES[driver] for driver in self.drivers), "Hookline / by hand", "aim"]
+        drivers = [TITLES[driver] for driver in self.drivers]
+        return ["", "rounds", "bare, µs", "again", "by hand", *drivers, "Hookline / by hand", "aim"]
 
     def line(self, row: Row) -> list[str]:
         """One line of the table."""
@@ -106,7 +107,8 @@ class Report:
         against = own["by_hand"] if own else None
         aim = "" if own is None or own["aim"] is None else f"≤ {own['aim']:.2f}{' by hand' if own['stage'] == 'compiled' else ''}"
         return [
-            row.title, f"{row.bare:,.0f}", _short(row.controls.get("bare")), _short(row.controls.get("by hand")),
+            row.title, str(len(own["ratios"])) if own else "", f"{row.bare:,.0f}",
+            _short(row.controls.get("bare")), _short(row.controls.get("by hand")),
             *(_long(row.cells.get(driver)) for driver in self.drivers), _long(against), aim,
         ]  # fmt: skip
 
