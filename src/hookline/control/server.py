@@ -47,6 +47,7 @@ def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> Non
     if "error" in done or COMMANDS[asked["command"]].answered == "at once":
         _answer(number, done)
     else:
+        assert run.participants.control is not None
         run.participants.control.defer(number, done)
 
 

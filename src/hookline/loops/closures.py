@@ -40,6 +40,7 @@ class Closure:
             loss = loss_of(run, s.current.returned)
             if loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
+            assert run.step is not None
             run.step.backward(loss)
             if run.window.correction != 1.0:
                 rescale([s.optimization.optimizer], run.window.correction)

@@ -140,6 +140,7 @@ def close_epoch(run: Run, complete: bool) -> None:
     """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
     run.boundary.settle()
     if complete and not run.signals.number:
+        assert run.step is not None
         run.step.close_window()  # a last window that came out short
         advance_epoch(run)
     run.state.log.mode = "now"

@@ -131,6 +131,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.current.backward_options = options
+    assert run.step is not None
     noted = run.step.backward(loss)
     s.current.backward_options = {}
     if not run.traits.skips_nonfinite:

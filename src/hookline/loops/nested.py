@@ -35,13 +35,15 @@ class Nested:
 
     def begin(self) -> None:
         """Wait until all ranks have called it, or one says that it will not."""
+        peers = self.run.peers
+        assert peers is not None
         self.count += 1
         key, began, asked = f"nested/{self.count}", time.monotonic(), False
         self._board.add(key, 1)
         while self._board.add(key, 0) < self.run.strategy.world_size:
-            self.run.peers.raise_failure()
+            peers.raise_failure()
             if not asked and time.monotonic() - began > ASKING:
-                self.run.peers.ask_for(self.count, self.run.boundary.asks)
+                peers.ask_for(self.count, self.run.boundary.asks)
                 asked = True
             if asked and self._board.check([f"{key}/past"]):
                 other = self._board.get(f"{key}/past").decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.accounting import Cost
 from hookline.checkpoint.saves import Saved, SaveRequest
@@ -13,9 +13,13 @@ from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
+from hookline.loops.roles import ControlSocket, FirstBatch, Graphs
 from hookline.loops.rows import MetricRows
 from hookline.plan import Plan
 from hookline.state import State
+
+if TYPE_CHECKING:
+    from hookline.checkpoint.background import BackgroundSaver
 
 
 class Window:
@@ -108,7 +112,7 @@ class Traits:
     gradients are sharded, and measuring takes all ranks."""
     recomputes: bool = False
     """Whether an optimizer calls the closure to compute the loss anew."""
-    compiled: Any = None
+    compiled: Graphs | None = None
     """The graphs of the training step (`CompiledStep`), with compile="step"."""
 
 
@@ -172,7 +176,7 @@ class Participants:
 
     errands: Errands = field(default_factory=Errands)
     """What is to be done at the next batch boundary, asked for by one rank or by another thread."""
-    control: Any = None
+    control: ControlSocket | None = None
     """Listens to what is asked of a fit from outside (`Control`)."""
     setup_began: bool = False
     leaving: dict[int, list[Any]] = field(default_factory=dict)
@@ -234,7 +238,7 @@ class Saves:
 
     requests: list[SaveRequest | None] = field(default_factory=list)
     """What the loop looks at after every batch; None: a checkpoint was written in the background."""
-    background: Any = None
+    background: BackgroundSaver | None = None
     """Writes in the background, if asked to."""
     results: list[Saved] = field(default_factory=list)
     newest: Saved | None = None
@@ -247,7 +251,7 @@ class Saves:
     """Whether the checkpoint of a signal is written: nothing of what follows may replace it."""
     last: Any = None
     """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
-    first_batches: Any = None
+    first_batches: FirstBatch | None = None
     """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
 
 

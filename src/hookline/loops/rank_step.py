@@ -39,6 +39,7 @@ class RankStep(RankBatch, CountedStep):
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
+        assert run.together is not None
         self.sync = run.together
         self.loss_filters = (*self.loss_filters, lambda loss: self.sync.agree_on(loss, self.is_last))
 

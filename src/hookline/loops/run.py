@@ -15,6 +15,7 @@ from hookline.loops.boundary import Boundary
 from hookline.loops.finite import FiniteWatch
 from hookline.loops.parts import Identity, Manual, Participants, Progress, ReceivedSignal, Resume, RunData, Saves, Traits, Window
 from hookline.loops.reducing import RankRows
+from hookline.loops.roles import FailureMonitor, GradientAgreement, Step
 from hookline.loops.rows import MetricRows
 from hookline.loops.timer import RunTimer
 from hookline.module import Actions
@@ -69,7 +70,7 @@ class Run:
     data: RunData
     schedules: list[Schedule] = field(default_factory=list)
     window: Window = field(default_factory=Window)
-    step: Any = None
+    step: Step | None = None
     """What a training batch goes through (`TrainStep`), chosen when an epoch begins."""
     traits: Traits = field(init=False)
     watch: FiniteWatch = field(init=False)
@@ -83,9 +84,9 @@ class Run:
     boundary: Boundary = field(init=False)
     """What is done between batches; with several ranks, what they agree on there (`Agreement`)."""
     rows: MetricRows = field(init=False)
-    together: Any = None
+    together: GradientAgreement | None = None
     """What ranks settle about each window (`Together`); None on one process."""
-    peers: Any = None
+    peers: FailureMonitor | None = None
     """Reports the other ranks' failures, and this one's to them (`Peers`); None: there are none."""
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class Together:
         """Once in a window, by the first batch that adds to them or takes what others have added."""
         if not self.is_clear:
             self.is_clear = True
+            assert self.run.step is not None
             self.run.step.update.clear_gradients()
 
     def _sync_now(self) -> None:
