@@ -90,7 +90,7 @@ IN_MEMORY: dict[str, Callable[[], Any]] = {
     "two tensors": two,
     "the same tensor twice": lambda: TensorDataset(*[tensors(2)] * 2),
     "images": lambda: TensorDataset(tensors(1, 4, 4), tensors(3, 1, 1), tensors(2, 1, 3, 1)),
-    **{f"{dtype}": lambda dtype=dtype: TensorDataset(tensors(2, dtype=dtype)) for dtype in in_memory.DTYPES},
+    **{f"{dtype}": lambda dtype=dtype: TensorDataset(tensors(2, dtype=dtype)) for dtype in sorted(in_memory.DTYPES, key=str)},
     "nan": lambda: TensorDataset(tensors(2) / 0 * 0),
     "subset": lambda: Subset(two(30), list(range(25, 3, -2))),
     "subset of numpy indices": lambda: Subset(two(30), np.arange(25, 3, -2)),  # type: ignore[arg-type]
