@@ -79,3 +79,36 @@ def test_a_shuffle_without_a_seed_is_said() -> None:
 def test_a_stream_that_is_split_by_rank_is_not_split_again() -> None:
     assert shards_itself(loader(split_dataset_by_node(stream(), 0, 2)))
     assert not shards_itself(loader(stream()))
+
+
+TABLE = {
+    "vector": [[float(row), row / 3] for row in range(10)], "number": list(range(10)), "flag": [row % 3 == 0 for row in range(10)],
+    "image": [[[row, row + 1], [2, 3]] for row in range(10)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", [
+    TABLE, {**TABLE, "text": [str(row) for row in range(10)]}, {"ragged": [[1.0] * (1 + row % 2) for row in range(10)]},
+], ids=["tensors", "texts", "ragged"])  # fmt: skip
+@pytest.mark.parametrize("view", [lambda each: each, lambda each: each.select([5, 3, 9, 0]), lambda each: each.shuffle(seed=1)],
+                         ids=["all", "selected", "shuffled"])  # fmt: skip
+def test_a_dataset_in_torch_format_gives_the_batches_of_the_loader(table: dict[str, Any], view: Any) -> None:
+    dataset = view(Dataset.from_dict(table).with_format("torch"))
+    source = DataLoader(dataset, 1 if "ragged" in table else 3)
+    read = list(make_loaders(source, 1.0, "train")[0].open(0))
+    expected = list(source)
+    assert len(read) == len(expected) > 0
+    for own, theirs in zip(read, expected, strict=True):
+        assert type(own) is type(theirs) and list(own) == list(theirs)
+        for name, value in theirs.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(own[name], value) and own[name].dtype == value.dtype and own[name].stride() == value.stride()
+            else:
+                assert own[name] == value
+
+
+def test_a_dataset_in_torch_format_is_read_by_batches_and_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Dataset.from_dict(TABLE).with_format("torch")
+    loader = make_loaders(DataLoader(dataset, 4), 1.0, "train")[0]
+    monkeypatch.setattr(Dataset, "__getitems__", lambda self, keys: pytest.fail("the loader took a batch apart"))
+    assert [len(batch["number"]) for batch in loader.open(0)] == [4, 4, 2]

@@ -7,6 +7,7 @@ not known to be equal is not read here, and `read` returns None.
 from __future__ import annotations
 
 import bisect
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -32,16 +33,30 @@ class Rows(Protocol):
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
         """Return the rows as one tensor for each column; None if they may differ from those of torch's DataLoader."""
+        ...
 
     def columns(self) -> Columns | None:
         """Return what its columns are; None if they are not read here."""
+        ...
 
 
-def rows_of(loader: Any) -> Rows | None:
+class Batches(Protocol):
+    """A dataset that can be read by batches."""
+
+    def read(self, index: Sequence[int]) -> Any:
+        """Return the batch of these indices; None if it may differ from that of torch's DataLoader."""
+        ...
+
+
+def rows_of(loader: Any) -> Batches | None:
     """Return the rows that a loader reads and collates as torch does; None if it does anything else."""
     functions: dict[Any, Any] = collate.default_collate_fn_map  # packages may add functions for types, or replace them
     is_default = functions.get(torch.Tensor) is collate.collate_tensor_fn and not any(isinstance((), each) for each in functions)
-    rows = _rows(loader.dataset) if is_default and loader.collate_fn is default_collate else None
+    if not is_default or loader.collate_fn is not default_collate:
+        return None
+    if ArrowRows.reads(loader.dataset):
+        return ArrowRows(loader.dataset)
+    rows = _rows(loader.dataset)
     return None if rows is None or rows.columns() is None else rows
 
 
@@ -154,6 +169,29 @@ class ConcatRows:
         return [torch.cat(columns).index_select(0, at) for columns in zip(*known, strict=True)]
 
 
+class ArrowRows:
+    """A `datasets.Dataset` in torch format: it reads a batch at once, and torch's DataLoader would take it apart and stack it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    @staticmethod
+    def reads(dataset: Any) -> bool:
+        """Return whether this is exactly that class, with its own methods."""
+        kind = getattr(sys.modules.get("datasets"), "Dataset", None)
+        own = {"__getitem__", "__getitems__", "_getitem"} & vars(dataset).keys() if kind is not None else set()
+        return kind is not None and type(dataset) is kind and not own
+
+    def read(self, index: Sequence[int]) -> dict[str, Tensor] | None:
+        """Return the batch as the dataset reads it, if its columns are tensors; texts and lists are for torch's DataLoader."""
+        about = self.dataset.format
+        if about["type"] != "torch" or about["format_kwargs"] or set(map(type, index)) not in INDICES or min(index) < 0:
+            return None
+        batch = self.dataset[index]
+        is_known = type(batch) is dict and all(is_plain(each) and len(each) == len(index) for each in batch.values())
+        return batch if is_known and batch else None
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor's rows are copied as they are: of torch's own class, on the CPU, dense, not empty, without gradients."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
@@ -171,7 +209,7 @@ def is_plain(tensor: Any) -> bool:
 class InMemoryFetch:
     """Reads a batch in memory where that is exact, and as torch's fetcher does everywhere else."""
 
-    def __init__(self, rows: Rows, fetch: Any) -> None:
+    def __init__(self, rows: Batches, fetch: Any) -> None:
         self._read, self._fetch = rows.read, fetch
 
     def fetch(self, index: Any) -> Any:

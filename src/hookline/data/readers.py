@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from hookline.data.dealing import END, Deal
 from hookline.data.direct_fetch import direct_batches, reads_directly
 from hookline.data.generators import Found, find_generators, put_back, states_of
-from hookline.data.in_memory import rows_of
+from hookline.data.in_memory import ArrowRows, rows_of
 from hookline.data.order import Order
 from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
 from hookline.data.rng_exchange import OwnStream
@@ -126,8 +126,11 @@ class IndexReader(Reader):
             return f"by index, with torch's iterator and {loader.num_workers} workers"
         if not reads_directly(loader):
             return "by index, with the loader's own iterator"
-        if rows_of(loader) is None:
+        rows = rows_of(loader)
+        if rows is None:
             return "by index: torch's fetcher is called directly"
+        if isinstance(rows, ArrowRows):
+            return "by batches, as the dataset reads them"
         return "in memory: one indexing operation for each tensor"
 
     def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
