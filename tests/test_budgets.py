@@ -25,8 +25,8 @@ from hookline.plan import nobody
 from hookline.state import detached
 
 SOURCE = str(Path(hookline.__file__).parent)
-CALLS_PER_STEP, FRAMES, FILES = 40, 6, 4
-CALLS_OF_A_LIST = 28
+CALLS_PER_STEP, FRAMES, FILES = 25, 6, 4
+CALLS_OF_A_LIST = 25
 FEW, MANY = 20, 60
 Train = Callable[[list[tuple[Tensor, Tensor]]], object]
 
