@@ -193,7 +193,7 @@ class Sends(Hook):
 
 
 run("errands", Sends())
-run("out of step", At(1, 3, lambda trainer: setattr(trainer.state, "batch_idx", 99)))
+run("out of step", At(1, 3, lambda trainer: trainer.state.fill(batch_idx=99)))
 '''
 
 
