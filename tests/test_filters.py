@@ -31,7 +31,7 @@ def heard(event="train_batch_end", *, data=6, epochs=1, note=lambda s: s.batches
 def clock(monkeypatch):
     """A clock of the run that only moves when told to."""
     clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("hookline.state.time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("hookline.state_parts.time", types.SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
