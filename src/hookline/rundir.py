@@ -7,11 +7,14 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hookline.checks import check_place
 from hookline.errors import OptionError
 from hookline.options import Options
-from hookline.runlock import RunLock
+
+if TYPE_CHECKING:
+    from hookline.runlock import RunLock
 
 
 class RunDirectory:
@@ -96,6 +99,8 @@ class RunDirectory:
     def _take_lock(self, path: Path) -> None:
         if self._on_lost is None or (self._lock is not None and self._lock.folder.absolute() == path.absolute()):
             return
+        from hookline.runlock import RunLock  # with the first run that writes something
+
         if self._lock is not None:
             self._lock.release()
         self._lock = RunLock(path, self._on_lost)

@@ -163,7 +163,8 @@ def _timings(timings: dict[str, Any]) -> str:
         return ", ".join(f"{WORDS.get(key, key)} {number(known[key])} s" for key in PARTS if known.get(key))
     total, (data, validation, saving) = known["total"], (known.get(key, 0.0) for key in ("data", "validation", "saving"))
     forward, backward, optimizer = (known.get(key) if known.keys() >= set(SAMPLED) else None for key in SAMPLED)
-    return str(Timings(total, data, validation, saving, known.get("hooks"), 0, forward, backward, optimizer))
+    return str(Timings(total, data, validation, saving, known.get("hooks"), 0, forward, backward, optimizer,
+                       sampled_batches=int(known.get("sampled_batches", 0))))  # fmt: skip
 
 
 def _settings_text(settings: dict[str, Any]) -> str:

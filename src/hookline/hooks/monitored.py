@@ -33,7 +33,7 @@ class Monitored:
         # other capitals are no slip: a metric of the user's may be 'val/Loss'
         if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
             raise OptionError(f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your own, pass "
-                              "strict=False.")  # fmt: skip
+                              "strict=False.", option="monitor", value=monitor)  # fmt: skip
         self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict
         self._said = False
 
