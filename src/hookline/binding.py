@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,17 +32,40 @@ class Source:
 
     function: Callable[..., Any]
     arguments: tuple[str, ...]
-    defaults: tuple[Any, ...]
-    """What positional parameters get that are not facts."""
+    values: tuple[Any, ...]
+    """What the arguments name besides facts, as `d[0]`, `d[1]` and so on."""
+    before: str = ""
+    """A statement that comes before the call, and one that comes after it, whatever it raises."""
+    after: str = ""
+    answers: bool = True
+    """Whether what the function returns counts."""
 
     def text(self, suffix: str = "") -> str:
-        """Return the call; `f` and `d`, each with the suffix, stand for the function and the defaults."""
-        given = (f"d{suffix}{each[1:]}" if each.startswith("d[") else each for each in self.arguments)
-        return f"f{suffix}({', '.join(given)})"
+        """Return the call; `f` and `d`, each with the suffix, stand for the function and the values."""
+        call = self._named(f"f({', '.join(self.arguments)})", suffix)
+        return call if self.answers else f"({call},) and None"
+
+    def around(self, suffix: str = "") -> tuple[str, str]:
+        """Return the statements before and after the call; empty if there are none."""
+        return self._named(self.before, suffix), self._named(self.after, suffix)
+
+    def _named(self, text: str, suffix: str) -> str:
+        return re.sub(r"\b([fd])(?=[(\[])", rf"\g<1>{suffix}", text) if suffix else text
+
+    def caller(self) -> Caller:
+        """Make the call as a function of the state."""
+        before, after = self.around()
+        body = f"return {self.text()}"
+        if before:
+            body = f"{before}\n        try:\n            {body}\n        finally:\n            {after}"
+        made = factory(f"def make(f, d):\n    def call(s):\n        {body}\n    return call")
+        return made(self.function, self.values)  # type: ignore[no-any-return]
 
     def published(self, what: Any) -> Caller:
         """Make the call for a caller that is not a slot of the plan: it also writes into `s.running` what runs, as slots do."""
-        return publishing(self.text(), what, self.function, self.defaults)
+        if self.before:
+            return publishing("f(s)", what, self.caller())
+        return publishing(self.text(), what, self.function, self.values)
 
 
 def bind_by_name(
@@ -152,8 +176,7 @@ class _Arguments:
 
     def binding(self) -> Binding:
         source = Source(self.function, tuple(self.source), tuple(self.left_out))
-        call = factory(f"def make(f, d):\n    return lambda s: {source.text()}")(self.function, source.defaults)
-        return Binding(call, tuple(self.facts), source)
+        return Binding(source.caller(), tuple(self.facts), source)
 
 
 _PUBLISHING = """

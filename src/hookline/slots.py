@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.binding import Caller, factory
+from hookline.binding import Caller, Source, factory
 from hookline.errors import END_EPOCH, HookError, Signal, StopTraining, described
 from hookline.events import EVENTS, REPLACE, SIGNAL, Event
 from hookline.listener import Listener, forgive, plain_function
@@ -39,44 +39,37 @@ def make(clock, take, failed, forgive, disable, {names}):
 """
 
 # `try` costs nothing until something is raised, so which listener failed is found out only then
-_CALL = """
-            s.running = (l{n}, outer)
-            try:
+_CALL = """\
+s.running = (l{n}, outer)
+try:
 {call}
-                if value is not None:
-                    taken = take(s, value, taken, l{n})
-            except BaseException as error:
-                if failed(s, error, l{n}):
-                    raise
-"""
+    if value is not None:
+        taken = take(s, value, taken, l{n})
+except BaseException as error:
+    if failed(s, error, l{n}):
+        raise"""
 
-_PLAIN = """
-                value = {expression}
-"""
-
-_FORGIVING = """
-                try:
+_AROUND = """\
+{before}
+try:
 {call}
-                except Exception as error:
-                    value = forgive(error, l{n}, disable)
-"""
-
-_BEGIN = """
-            began = clock()
-"""
+finally:
+{after}"""
 
 # the clock is read once between two listeners: reading it costs as much as a short hook
-_COUNTED = """
-                try:
-                    value = {expression}
-                finally:
-                    now = clock()
-                    spent, began = now - began, now
-                    a{n}.calls += 1
-                    a{n}.total += spent
-                    if spent > a{n}.worst:
-                        a{n}.worst = spent
-"""
+_ACCOUNT = """\
+now = clock()
+spent, began = now - began, now
+a{n}.calls += 1
+a{n}.total += spent
+if spent > a{n}.worst:
+    a{n}.worst = spent"""
+
+_FORGIVING = """\
+try:
+{call}
+except Exception as error:
+    value = forgive(error, l{n}, disable)"""
 
 
 def make_slot(
@@ -94,20 +87,34 @@ def make_slot(
         source = listener.binding.source
         if source is None or is_traced or not listener.is_plain:
             names[f"c{n}"] = compose(listener)
-            call = _PLAIN.format(expression=f"c{n}(s)")
+            call = f"value = c{n}(s)"
         else:
-            names[f"f{n}"], names[f"d{n}"] = source.function, source.defaults
-            if accounting and listener.receiver == "H":
+            names[f"f{n}"], names[f"d{n}"] = source.function, source.values
+            counts = accounting and listener.receiver == "H"
+            if counts:
                 names[f"a{n}"] = listener.account
                 if f"a{n - 1}" not in names:
-                    calls.append(_BEGIN.strip("\n"))
-            call = (_COUNTED if f"a{n}" in names else _PLAIN).format(expression=source.text(str(n)), n=n)
-            if listener.on_error != "raise":
-                call = _FORGIVING.format(n=n, call=textwrap.indent(call.strip("\n"), "    "))
-        calls.append(_CALL.format(n=n, call=call.strip("\n")).strip("\n"))
-    made = factory(_SLOT.format(names=", ".join(names), calls="\n".join(calls)))
+                    calls.append("began = clock()")
+            call = _inline(source, listener, n, counts)
+        calls.append(_CALL.format(n=n, call=_indented(call)))
+    made = factory(_SLOT.format(names=", ".join(names), calls=textwrap.indent("\n".join(calls), " " * 12)))
     slot: Caller = made(time.perf_counter_ns, take, _failed, forgive, disable, *names.values())
     return slot
+
+
+def _inline(source: Source, listener: Listener, n: int, counts: bool) -> str:
+    """Return the lines that call a listener, with its account and its error policy around it."""
+    call = f"value = {source.text(str(n))}"
+    before, after = source.around(str(n))
+    if before:
+        call = _AROUND.format(before=before, call=_indented(call), after=_indented(after))
+    if counts:
+        call = f"try:\n{_indented(call)}\nfinally:\n{_indented(_ACCOUNT.format(n=n))}"
+    return call if listener.on_error == "raise" else _FORGIVING.format(n=n, call=_indented(call))
+
+
+def _indented(lines: str) -> str:
+    return textwrap.indent(lines, "    ")
 
 
 def _looped_slot(pairs: list[tuple[Caller, Listener]], take: Take) -> Caller:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -749,3 +751,21 @@ def test_a_hook_that_returns_a_loss_that_cannot_be_differentiated_is_named(give:
     with pytest.raises(LossError, match=r"was returned as the loss, and cannot be differentiated\. Return a tensor") as failed:
         quiet(hooks=[Good(), Bad()]).fit(Net(), batches(1))
     assert any("raised by hook 'bad' in on_before_backward" in note for note in failed.value.__notes__)
+
+
+def test_what_was_logged_before_on_step_end_failed_is_written_when_the_run_ends() -> None:
+    class Logs(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("seen", 3.0)
+            return super().training_step(batch, batch_idx)
+
+    class Fails(Hook):
+        def on_step_end(self, trainer):
+            trainer.log("own", 4.0)
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        quiet(logger=True, run_dir="run", hooks=[Fails()]).fit(Logs(), batches(2))
+    rows = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
+    logged = {key: value for row in rows for key, value in row.get("metrics", row).items()}
+    assert logged["seen"] == 3.0 and logged["own"] == 4.0

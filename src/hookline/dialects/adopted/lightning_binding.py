@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from hookline.binding import Binding, Caller
+from hookline.binding import Binding, Source
 from hookline.dialects._shared import Reader, Row
 from hookline.errors import HookError, closest
 from hookline.events import EventTable
@@ -26,35 +26,26 @@ def bind(function: Callable[..., Any], method: str, row: Row, table: EventTable,
     by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
     names = row.arguments[: accepted(function, row.arguments, method)]
     reads: dict[str, Reader] = {**row.reads, "checkpoint": CheckpointView}
+    values: list[Any] = [view, view.moment]
     expressions: list[str] = []
     facts: list[str] = []
     for name in names:
         fact = table.fact(name, event)
         assert fact is not None, (method, name)
         if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
-            expressions.append("v" if name == "trainer" else "m.face")
+            expressions.append("d[0]" if name == "trainer" else "d[1].face")
             continue
         source = table.expression(fact, event)
-        source = f"{name}_as_lightning_has_it({source})" if name in reads else source
+        if name in reads:
+            source = f"d[{len(values)}]({source})"
+            values.append(reads[name])
         expressions.append(f"stage={source}" if name == "stage" and by_name else source)
         facts.append(fact.name)
-    given = {f"{name}_as_lightning_has_it": read for name, read in reads.items()}
-    call = _factory(method, tuple(expressions), answers, tuple(given))(function, view, view.moment, **given)
-    return Binding(call, tuple(facts))
+    # it writes down which hook is called while it calls it
+    begin = f"names = d[1].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}"
+    call = Source(function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers)
+    return Binding(call.caller(), tuple(facts), call)
 
-
-SOURCE = """
-def make(f, v, m, {readers}):
-    def call(s):
-        names = m.names
-        before = names[{where!r}]
-        names[{where!r}] = {method!r}
-        try:
-            {answer}f({arguments})
-        finally:
-            names[{where!r}] = before
-    return call
-"""
 
 STEP = """
 def make(f, names):
@@ -67,16 +58,6 @@ def make(f, names):
             names[{where!r}] = before
     return call
 """
-
-
-@functools.cache
-def _factory(method: str, arguments: tuple[str, ...], answers: bool, readers: tuple[str, ...]) -> Callable[..., Caller]:
-    """One flat function: it writes down which hook is called while it calls it, and hands on or forgets what it returns."""
-    source = SOURCE.format(readers=", ".join(readers), where=NAME_OF_HOOK, method=method, arguments=", ".join(arguments),
-                           answer="return " if answers else "")  # fmt: skip
-    space: dict[str, Any] = {}
-    exec(compile(source, "<hookline adopted>", "exec"), space)
-    return space["make"]  # type: ignore[no-any-return]
 
 
 def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
