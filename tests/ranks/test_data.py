@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def began(folder: Path) -> dict[str, Any]:
     """A run of one process, of which there is a checkpoint after three batches."""
-    return train(shuffled(23), Seen(3, folder / "cut-1"), max_epochs=2)
+    with contextlib.chdir(folder):  # a fixture of the whole file is made before a test has a directory of its own
+        return train(shuffled(23), Seen(3, folder / "cut-1"), max_epochs=2)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from typing import Any
@@ -24,8 +25,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return measured_script.all_ways(WORLD)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with contextlib.chdir(tmp_path_factory.mktemp("alone")):  # it is made before a test has a directory of its own
+        return measured_script.all_ways(WORLD)
 
 
 def of_all(values: dict[str, float]) -> dict[str, Any]:
