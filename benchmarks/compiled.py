@@ -76,7 +76,7 @@ def hookline(training: Training) -> None:
     """Train by Hookline with a compiled step."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(hooks=[Paced(training.pace)], logger=False, max_epochs=1, device="cpu", enable_progress_bar=False,
-                          run_dir=folder, compile="step")  # type: ignore[arg-type]  # fmt: skip
+                          run_dir=folder, compile="step")  # fmt: skip
         trainer.fit(module(training, Module), training.data.batches)
 
 
@@ -100,7 +100,7 @@ COMPILED: dict[str, Driver] = {"bare": bare, "by hand": by_hand, "hookline": hoo
 def missing() -> str:
     """Return why Hookline has no compiled step here, or nothing."""
     try:
-        Trainer(compile="step")  # type: ignore[arg-type]
+        Trainer(compile="step")
     except HooklineError as error:
         return str(error)
     return ""

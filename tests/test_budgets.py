@@ -21,7 +21,7 @@ from hookline import Hook
 from hookline.hooks import ProgressBar
 from hookline.loops.fit import fit
 from hookline.loops.step import TrainStep
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.state import detached
 
 SOURCE = str(Path(hookline.__file__).parent)
@@ -257,7 +257,7 @@ def test_an_event_nobody_hears_is_an_empty_slot() -> None:
     class Looks(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             plan = self.trainer.plan
-            heard.update({event.name: getattr(plan, event.name) is not nobody for event in plan.table if not event.action})
+            heard.update({event.name: getattr(plan, event.name) is not noop for event in plan.table if not event.action})
             return super().training_step(batch, batch_idx)
 
     quiet(hooks=[Counts(), Silent()]).fit(Looks(), batches(1))
@@ -268,6 +268,6 @@ def test_an_event_nobody_hears_is_an_empty_slot() -> None:
 def test_a_slot_is_empty_again_when_its_last_listener_leaves() -> None:
     trainer = quiet()
     handle = trainer.on("step_end")(lambda: None)
-    assert trainer.plan.on_step_end is not nobody
+    assert trainer.plan.on_step_end is not noop
     handle.remove()
-    assert trainer.plan.on_step_end is nobody
+    assert trainer.plan.on_step_end is noop

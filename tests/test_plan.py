@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, DataModule, Hook, HookError, StopTraining, Strategy, every
 from hookline.hook import TIERS
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.slots import MOST_UNROLLED
 
 # ---- order -------------------------------------------------------------------------------------------------------
@@ -524,11 +524,11 @@ def test_the_wanted_facts_are_those_of_the_listeners_and_their_filters():
 
 def test_an_event_nobody_listens_to_costs_a_no_op_again_after_its_last_listener_left():
     trainer = quiet()
-    assert trainer.plan.on_step_end is nobody
+    assert trainer.plan.on_step_end is noop
     handle = trainer.on("step_end")(lambda: None)
-    assert trainer.plan.on_step_end is not nobody
+    assert trainer.plan.on_step_end is not noop
     handle.remove()
-    assert trainer.plan.on_step_end is nobody
+    assert trainer.plan.on_step_end is noop
 
 
 def test_a_slot_that_does_not_exist_is_an_error_with_the_closest_name():

@@ -6,7 +6,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, Recorder
-from hookline.plan import nobody
+from hookline.plan import noop
 
 
 class Watch(Hook):
@@ -124,12 +124,12 @@ class module_weights:
 
 def test_leaving_the_recorder_puts_the_slots_back():
     trainer = quiet(hooks=[Watch()])
-    assert trainer.plan.on_step_end is nobody
+    assert trainer.plan.on_step_end is noop
     with Recorder(trainer) as recorder:
-        assert trainer.plan.on_step_end is nobody
+        assert trainer.plan.on_step_end is noop
         assert trainer.plan.tracers == (recorder,)
     assert trainer.plan.tracers == ()
-    assert trainer.plan.on_step_end is nobody
+    assert trainer.plan.on_step_end is noop
     trainer.fit(Listening(), batches(2))
     assert recorder.calls == []
 

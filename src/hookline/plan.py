@@ -28,8 +28,8 @@ class Tracer(Protocol):
         ...
 
 
-def nobody(s: Any) -> None:
-    """The slot of an event that nobody listens to."""
+def noop(s: Any) -> None:
+    """Do nothing: the slot of an event without listeners."""
 
 
 def untraced(listener: Listener, call: Caller) -> Caller:
@@ -60,7 +60,7 @@ class Plan:
         """Called by other ranks only; what they ask for is worked out here too, because it may take all ranks."""
         self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
         for event in table:
-            setattr(self, event.name, nobody)
+            setattr(self, event.name, noop)
 
     def __getattr__(self, name: str) -> Caller:
         """Compose a slot that a change has dropped, or that of an event declared since; any other name is a mistake."""
@@ -124,7 +124,7 @@ class Plan:
         self.remove([each for heard in self._heard.values() for each in heard if each.receiver != "H"])
         for event in self.table:
             if event.action:
-                setattr(self, event.name, nobody)
+                setattr(self, event.name, noop)
 
     # ---- composing ----------------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class Plan:
 
     def _slot(self, event: Event, listeners: Sequence[Listener]) -> Caller:
         if not listeners:
-            return nobody
+            return noop
         if event.isolated:
             pairs = [(self.caller(each), each) for each in listeners]
             return isolated_slot(pairs, self.up if event.name == "teardown" else None)
@@ -223,7 +223,7 @@ class Plan:
         pairs = [(self.caller(each), each) for each in listeners]
         has_setup = {listener.key for _, listener in pairs}
         setup = self.table["setup"]
-        only_teardown = [(nobody, each) for each in self.listeners("teardown") if each.key not in has_setup]
+        only_teardown = [(noop, each) for each in self.listeners("teardown") if each.key not in has_setup]
         turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
 
         def set_up(s: Any) -> None:
@@ -245,4 +245,4 @@ class Plan:
             finally:
                 s.running = outer
 
-        return set_up if turns else nobody
+        return set_up if turns else noop

@@ -13,7 +13,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader
 
 from hookline import Hook, Trainer
-from hookline.plan import nobody
+from hookline.plan import noop
 
 
 class Fetches(Hook):
@@ -96,7 +96,7 @@ def test_a_hook_that_joins_in_the_middle_of_an_epoch_hears_them() -> None:
     trainer = quiet(hooks=[Joins()])
     trainer.fit(Net(), batches(6))
     assert heard == [2, 3]
-    assert trainer.plan.on_after_batch_fetch is nobody
+    assert trainer.plan.on_after_batch_fetch is noop
 
 
 def test_the_module_hears_them() -> None:

@@ -13,7 +13,7 @@ from hookline import SKIP_BATCH, SKIP_STEP, Hook, Trainer
 from hookline.events import EVENTS
 from hookline.loops import fetching
 from hookline.loops.step_sampler import DeviceClock, HostClock, StepSampler, clock_for
-from hookline.plan import Plan, nobody
+from hookline.plan import Plan, noop
 
 PAUSE, LONG = 0.02, 0.1
 MARKED = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
@@ -147,13 +147,13 @@ def test_slots_are_as_before_once_the_sample_is_taken(monkeypatch: pytest.Monkey
 
     class Looks(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen.append(self.trainer.plan.on_before_backward is nobody)
+            seen.append(self.trainer.plan.on_before_backward is noop)
             return super().training_step(batch, batch_idx)
 
     trainer = quiet()
     trainer.fit(Looks(), batches(5))
     assert seen == [True, False, True, False, True]
-    assert all(getattr(trainer.plan, event) is nobody for event in MARKED)
+    assert all(getattr(trainer.plan, event) is noop for event in MARKED)
 
 
 @pytest.mark.parametrize("where", ["training_step", "on_before_backward", "on_train_batch_end"])
@@ -171,7 +171,7 @@ def test_a_failure_in_a_sampled_step_leaves_no_marks(where: str) -> None:
     trainer = quiet()
     with pytest.raises(RuntimeError, match="broken"):
         trainer.fit(Fails(), batches(3))
-    assert all(getattr(trainer.plan, event) is nobody for event in MARKED)
+    assert all(getattr(trainer.plan, event) is noop for event in MARKED)
     trainer.fit(Net(), batches(3))
 
 

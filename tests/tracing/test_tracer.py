@@ -13,7 +13,7 @@ from tiny import Net, SavesFirstEpoch, batches, quiet
 from tracing.traced import Listening, Watch, load, named, trace_run
 
 from hookline import EVENTS, Hook, Recorder, declare_event, on
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.tracing import tracer as tracer_module
 
 
@@ -72,7 +72,7 @@ def test_events_that_nobody_hears_are_there_too_and_leave_no_slot_behind():
     trainer = quiet(trace="trace.json")
     trainer.fit(Net(), batches(2))
     assert len(named(load("trace.json"), "on_after_backward")) == 2
-    assert trainer.plan.on_after_backward is nobody
+    assert trainer.plan.on_after_backward is noop
     assert trainer.plan.tracers == ()
 
 
@@ -81,7 +81,7 @@ def test_off_means_absent():
     trainer = quiet(hooks=[Watch()])
     trainer.on("train_start")(lambda: seen.append((trainer.plan.on_after_backward, trainer.plan.tracers)))
     trainer.fit(Net(), batches(1))
-    assert seen == [(nobody, ())]
+    assert seen == [(noop, ())]
 
 
 def test_facts_that_are_plain_data_stand_with_their_event():

@@ -31,7 +31,7 @@ def check_size(text: str | bytes) -> None:
 
 
 def check_depth(values: Any) -> None:
-    """Refuse values that are nested deeper than anybody reads, and numbers that nobody writes."""
+    """Refuse values that are nested too deeply, and numbers with too many digits."""
     level = [values]
     for _ in range(LEVELS + 1):
         if any(isinstance(each, int) and abs(each) >= 10**DIGITS for each in level):

@@ -11,7 +11,7 @@ from hookline.accumulator import Accumulator
 from hookline.hosts.updates import Updates
 from hookline.loops.batch_events import BackwardEvents, BatchEvents
 from hookline.loops.parts import EmittingRun
-from hookline.plan import nobody
+from hookline.plan import noop
 
 OUTSIDE = -1
 """`Progress.step_before_batch` outside of batches, where every update counts."""
@@ -38,7 +38,7 @@ class HostedBatch(BatchEvents):
     def before_backward(self, loss: Tensor) -> Tensor:
         """Emit on_before_backward and note the loss, which a hook may have replaced; return it."""
         s = self.state
-        if self.plan.on_before_backward is not nobody:
+        if self.plan.on_before_backward is not noop:
             loss = self.backward.before(loss)
         if self.updates.recomputing:
             return loss

@@ -31,7 +31,7 @@ from hookline.loops.reducing import Rows
 from hookline.loops.rows import MetricRows
 from hookline.metrics import MetricLog
 from hookline.options import make_options
-from hookline.plan import Plan, nobody
+from hookline.plan import Plan, noop
 from hookline.ranks import Ranks
 from hookline.rundir import RunDirectory
 from hookline.state import State
@@ -242,7 +242,7 @@ class HostedRun(Recording):
 
     def after_backward(self) -> None:
         """Emit on_after_backward: gradients have been added."""
-        if self.plan.on_after_backward is not nobody:
+        if self.plan.on_after_backward is not noop:
             self.batch.backward.after()
 
     def end_batch(self, outputs: Any = None) -> None:

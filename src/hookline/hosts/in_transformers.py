@@ -25,7 +25,7 @@ from hookline.loops.rows import edit_row
 from hookline.loops.run_events import report_saved
 from hookline.metrics import Metrics
 from hookline.optimizers import total_norm
-from hookline.plan import nobody
+from hookline.plan import noop
 
 log = logging.getLogger("hookline")
 NAME = "HooklineCallback"
@@ -229,7 +229,7 @@ class Listening:
         """Hooks are to see the gradients when this backward is over, because the clipping comes before any callback."""
         self._loss.is_awaited = False
         plan = self.line.plan
-        if plan.on_before_optimizer_step is nobody and "grad_norm" not in plan.wanted:
+        if plan.on_before_optimizer_step is noop and "grad_norm" not in plan.wanted:
             return
         engine = torch.autograd.Variable._execution_engine
         # twice, so that it comes after what DistributedDataParallel does at the end

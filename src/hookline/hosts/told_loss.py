@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.errors import HookError
 from hookline.hosts.hosted_run import HostedRun
-from hookline.plan import nobody
+from hookline.plan import noop
 
 log = logging.getLogger("hookline")
 
@@ -30,7 +30,7 @@ class ToldLoss:
     def is_asked_for(self) -> bool:
         """Whether a hook would be told something wrong."""
         plan = self.line.plan
-        return plan.on_before_backward is not nobody or bool(plan.wanted & {"loss", "grad_norm"})
+        return plan.on_before_backward is not noop or bool(plan.wanted & {"loss", "grad_norm"})
 
     def refuse(self, why: str) -> None:
         """Callbacks cannot see it: an error, if there is a hook that asks for it."""

@@ -14,7 +14,7 @@ from hookline.errors import SKIP_STEP, STEP_DONE
 from hookline.loops.batch_events import UpdateEvents, report_clip, skip_step
 from hookline.loops.parts import EmittingRun
 from hookline.optimizers import total_norm
-from hookline.plan import nobody
+from hookline.plan import noop
 
 
 class Updates(UpdateEvents):
@@ -70,7 +70,7 @@ class Updates(UpdateEvents):
             self.windows += 1
             s = self.state
             s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
-            if self.plan.on_before_zero_grad is not nobody:
+            if self.plan.on_before_zero_grad is not noop:
                 self.before_zero_grad()
 
     @property
@@ -97,7 +97,7 @@ class Updates(UpdateEvents):
         s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
         if "grad_norm" in self.plan.wanted and not self.norm_is_known:
             s.optimization.add_norm(total_norm([s.optimization.optimizer]))
-        signal = self.before_step() if self.signal_filters or self.plan.on_before_optimizer_step is not nobody else None
+        signal = self.before_step() if self.signal_filters or self.plan.on_before_optimizer_step is not noop else None
         if signal is not None:
             self._hide(index, s.optimization.optimizer, signal)
 

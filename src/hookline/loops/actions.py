@@ -17,7 +17,7 @@ from hookline.loops.closures import Closure
 from hookline.loops.pass_events import restore_modes
 from hookline.loops.run import Run
 from hookline.optimizers import needs_closure
-from hookline.plan import Trace, nobody
+from hookline.plan import Trace, noop
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -97,7 +97,7 @@ def _install(run: Run, event: Event) -> None:
         wrapped = functools.partial(around, functools.partial(call, s))
         return make_listener(wrapped, event, table, receiver="S", name=type(strategy).__name__, owner=strategy)
 
-    run.plan.act(event.name, [_around(nobody), *shown] if around is not None else shown, build)
+    run.plan.act(event.name, [_around(noop), *shown] if around is not None else shown, build)
 
 
 def _published(listener: Listener | None) -> Caller:

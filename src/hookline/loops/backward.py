@@ -11,7 +11,7 @@ from torch import Tensor
 from hookline.errors import LossError
 from hookline.loops.batch_events import BackwardEvents
 from hookline.loops.run import Run
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.state import State, is_scalar
 
 Factor = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class Backward(BackwardEvents):
     def __call__(self, loss: Tensor) -> Any:
         """Return the user's loss, never divided or scaled: as a number or, off the CPU, without its graph."""
         plan, s = self.plan, self.state
-        if plan.on_before_backward is not nobody:
+        if plan.on_before_backward is not noop:
             loss = self.before(loss)
         scaled = loss
         for factor in self._factors:
@@ -50,7 +50,7 @@ class Backward(BackwardEvents):
         for restore in self._restore:
             restore()
         s.current.last_loss = noted = self._detach(loss)
-        if plan.on_after_backward is not nobody:
+        if plan.on_after_backward is not noop:
             self.after()
         return noted
 

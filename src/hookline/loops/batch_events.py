@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline.data.batch import batch_size
 from hookline.errors import Signal
 from hookline.loops.parts import EmittingRun
-from hookline.plan import Plan, nobody
+from hookline.plan import Plan, noop
 from hookline.state import State
 
 FIRST_SKIPS = 100
@@ -23,11 +23,11 @@ Move = Callable[[State], Any]
 
 def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
     """Move `state.batch` to the device, with the events around it. moves: empty if batches stay where they are."""
-    if plan.on_before_batch_transfer is not nobody:
+    if plan.on_before_batch_transfer is not noop:
         plan.on_before_batch_transfer(s)
     for move in moves:
         s.current.batch = move(s)
-    if plan.on_after_batch_transfer is not nobody:
+    if plan.on_after_batch_transfer is not noop:
         plan.on_after_batch_transfer(s)
 
 
@@ -85,7 +85,7 @@ class BatchEvents:
         """Emit on_train_batch_start; return the signal of a hook that skips this batch or ends the epoch."""
         s = self.state
         s.log.weight = self.weight = batch_size(s.current.batch)
-        if self.plan.on_train_batch_start is nobody:
+        if self.plan.on_train_batch_start is noop:
             return None
         signal: Signal | None = self.plan.on_train_batch_start(s)
         return signal
@@ -98,7 +98,7 @@ class BatchEvents:
         progress.position = s.current.batch_idx + 1
         s.counts.batches_seen += 1
         self.count()
-        if plan.on_train_batch_end is not nobody:
+        if plan.on_train_batch_end is not noop:
             s.nested_validate = True
             plan.on_train_batch_end(s)
             s.nested_validate = False
@@ -126,7 +126,7 @@ class BatchEvents:
             for name, value in self.values_of_step().items():
                 row.setdefault(name, value)
             self.write_row({key: value for key, value in row.items() if value is not None})
-        if plan.on_step_end is not nobody:
+        if plan.on_step_end is not noop:
             waiting, log.pending = log.pending, {}
             s.nested_validate = True
             try:
@@ -202,7 +202,7 @@ class UpdateEvents:
     def before_step(self) -> Signal | None:
         """Emit on_before_optimizer_step; return the signal of a hook that skips this update or has made it."""
         plan = self.plan
-        signal: Signal | None = None if plan.on_before_optimizer_step is nobody else plan.on_before_optimizer_step(self.state)
+        signal: Signal | None = None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
         for decide in self.signal_filters:
             signal = decide(signal)
         return signal
@@ -224,7 +224,7 @@ class UpdateEvents:
             s.counts.step = before + 1
         elif not keeps_rate:
             s.optimization.used_lr = used_rate(s.optimization.optimizer)
-        if self.plan.on_after_optimizer_step is not nobody:
+        if self.plan.on_after_optimizer_step is not noop:
             self.plan.on_after_optimizer_step(s)
 
 
@@ -236,7 +236,7 @@ def used_rate(optimizer: Any) -> Any:
 
 def report_clip(plan: Plan, s: State) -> None:
     """Emit on_gradient_clip: the gradients are clipped."""
-    if plan.on_gradient_clip is not nobody:
+    if plan.on_gradient_clip is not noop:
         plan.on_gradient_clip(s)
 
 

@@ -20,7 +20,7 @@ from hookline.loops.actions import install_action
 from hookline.loops.batch_events import note_loss
 from hookline.loops.run import Run
 from hookline.optimizers import bare, needs_closure
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.state import State, detached
 
 log = logging.getLogger("hookline")
@@ -90,7 +90,7 @@ class CompiledStep:
                 if splits:
                     install_action(run, name)
                 else:
-                    plan.act(name, [], lambda trace: nobody)
+                    plan.act(name, [], lambda trace: noop)
         self.splits = splits
         clips = self._clips_by_default and not plan.listeners("on_gradient_clip") and not plan.tracers
         for update in self.updates:

@@ -10,7 +10,7 @@ from typing import Any
 from hookline.loops.loader_advice import check_waiting
 from hookline.loops.run import Run
 from hookline.loops.timer import EVERY, RunTimer
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.state import FETCHING
 
 
@@ -39,7 +39,7 @@ class Fetcher:
         if s.counts.step >= self._due:
             self._due = sample(self._run, self._timer)  # type: ignore[arg-type]  # without a timer it is never due
         self._index = index = self._index + 1
-        if plan.on_before_batch_fetch is not nobody:
+        if plan.on_before_batch_fetch is not noop:
             s.current.batch_idx = index
             plan.on_before_batch_fetch(s)
         s.running = self._fetching
@@ -58,7 +58,7 @@ class Fetcher:
             self._timer.epochs += 1
             self._timer.first_waits += waited
         s.current.batch_idx = index
-        if plan.on_after_batch_fetch is not nobody:
+        if plan.on_after_batch_fetch is not noop:
             plan.on_after_batch_fetch(s)
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.accumulator import Accumulator
 from hookline.metrics import Metrics, NotANumber
-from hookline.plan import Plan, nobody
+from hookline.plan import Plan, noop
 from hookline.slots import blame
 from hookline.state import State
 
@@ -49,7 +49,7 @@ def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int
     over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of now.
     """
     train = over != "evaluation"
-    heard = train and plan.on_train_metrics is not nobody
+    heard = train and plan.on_train_metrics is not noop
     if not values or not (s.logger or heard):
         return
     row: Mapping[str, float] = {}

@@ -13,7 +13,7 @@ from hookline.errors import SKIP_STEP, STEP_DONE, Signal
 from hookline.loops.batch_events import UpdateEvents, report_clip, skip_step
 from hookline.loops.run import Run
 from hookline.optimizers import gradients, total_norm
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.strategies.sharded import agree_on_overflow, scale
 
 Check = Callable[[], bool]
@@ -67,7 +67,7 @@ class Update(UpdateEvents):
         """Clear the gradients of the finished step, after every listener had a look."""
         s = self.state
         for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
-            if self.plan.on_before_zero_grad is not nobody:
+            if self.plan.on_before_zero_grad is not noop:
                 self.before_zero_grad()
             self.plan.optimizer_zero_grad(s)
 

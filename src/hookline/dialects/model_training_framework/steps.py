@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from hookline.errors import OptionError
-from hookline.plan import nobody
+from hookline.plan import noop
 from hookline.steps import PlainSteps
 
 FORM = "(trainer, batch, batch_idx, dataloader_idx, dataloader_name)"
@@ -52,7 +52,7 @@ class StepFunctions(PlainSteps):
     def _called(self, function: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str) -> Any:
         trainer = self.trainer
         plan = trainer.plan
-        if plan.on_before_forward is nobody and plan.on_after_forward is nobody:
+        if plan.on_before_forward is noop and plan.on_after_forward is noop:
             return function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)
         trainer.emit("on_before_forward")
         began = time.perf_counter()
