@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, State
 from hookline.events import FACT_ROWS
-from hookline.state import detached, is_scalar, progress
+from hookline.state import PARTS, State, detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params",
@@ -198,3 +198,13 @@ def test_detaching_keeps_kinds_and_leaves_other_things_alone() -> None:
     result = detached(value)
     assert not result["a"][0].requires_grad and result["b"] == (thing,) and result["c"] == "text"
     assert value["a"][0].requires_grad  # the original is untouched
+
+
+def test_a_state_shows_every_fact_of_its_parts_and_lets_none_be_written() -> None:
+    state = State()
+    for part in PARTS:
+        for name in part.__slots__:
+            assert isinstance(getattr(State, name), property), name
+            assert getattr(state, name) == getattr(state.owner(name), name)
+            with pytest.raises(AttributeError):
+                setattr(state, name, None)

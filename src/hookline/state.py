@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +13,20 @@ from hookline.errors import HooklineError, LossError, closest
 from hookline.metrics import MetricLog, Metrics
 from hookline.optimizers import total_norm
 from hookline.state_mapping import StateMapping
-from hookline.state_parts import Counts, CurrentBatch, Ending, Optimization, Setup, Subject
+from hookline.state_parts import (
+    BatchFacts,
+    CountFacts,
+    Counts,
+    CurrentBatch,
+    Ending,
+    EndingFacts,
+    Optimization,
+    OptimizationFacts,
+    Setup,
+    SetupFacts,
+    Subject,
+    SubjectFacts,
+)
 from hookline.timings import Timings
 
 # The phases of the loops that take time outside every listener, as `State.running` has them.
@@ -32,12 +44,7 @@ WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__))
 """The facts that are written; all others are worked out from them."""
 
 
-def fact(path: str) -> Any:
-    """Make a read-only attribute that reads a fact from its owner. It costs no Python call."""
-    return property(attrgetter(path))
-
-
-class State(StateMapping):
+class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, OptimizationFacts, SubjectFacts):
     """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
 
     As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss, avg_loss,
@@ -74,72 +81,7 @@ class State(StateMapping):
             return self
         raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
 
-    # setup
-    trainer: Any = fact("setup.trainer")
-    module: Any = fact("setup.module")
-    wrapped_model: Any = fact("setup.wrapped_model")
-    hooks: Any = fact("setup.hooks")
-    logger: Any = fact("setup.logger")
-    config: Any = fact("setup.config")
-    optimizers: list[Any] = fact("setup.optimizers")
-    schedulers: list[Any] = fact("setup.schedulers")
-    device: Any = fact("setup.device")
-    rank: int = fact("setup.rank")
-    local_rank: int = fact("setup.local_rank")
-    world_size: int = fact("setup.world_size")
-    stage: str = fact("setup.stage")
-    clock: Callable[[], float] = fact("setup.clock")
-    timer: Any = fact("setup.timer")
-    norm_takes_all: bool = fact("setup.norm_takes_all")
-    # counts
-    epoch: int = fact("counts.epoch")
-    epochs_seen: int = fact("counts.epochs_seen")
-    step: int = fact("counts.step")
-    batches_seen: int = fact("counts.batches_seen")
-    samples_seen: int = fact("counts.samples_seen")
-    tokens_seen: int = fact("counts.tokens_seen")
-    batches_in_pass: int = fact("counts.batches_in_pass")
-    resumed: bool = fact("counts.resumed")
-    # ending
-    should_stop: bool = fact("ending.should_stop")
-    stop_reason: str = fact("ending.stop_reason")
-    status: str = fact("ending.status")
-    exception: BaseException | None = fact("ending.exception")
-    # current
-    batch: Any = fact("current.batch")
-    fetch_ns: int | None = fact("current.fetch_ns")
-    batch_idx: int = fact("current.batch_idx")
-    dataloader_idx: int = fact("current.dataloader_idx")
-    dataloader_name: str = fact("current.dataloader_name")
-    returned: Any = fact("current.returned")
-    live_loss: Any = fact("current.live_loss")
-    scaled_loss: Any = fact("current.scaled_loss")
-    backward_options: dict[str, Any] = fact("current.backward_options")
-    last_loss: Tensor | float | None = fact("current.last_loss")
-    window_losses: list[Any] | None = fact("current.window_losses")
-    window_weights: list[float] | None = fact("current.window_weights")
-    shared_loss: Any = fact("current.shared_loss")
-    predictions: list[Any] = fact("current.predictions")
-    modes: list[Any] = fact("current.modes")
-    # optimization
-    norm_tensor: Tensor | None = fact("optimization.norm_tensor")
-    used_lr: float | None = fact("optimization.used_lr")
-    optimizer: Any = fact("optimization.optimizer")
-    optimizer_idx: int = fact("optimization.optimizer_idx")
-    optimizer_closure: Any = fact("optimization.optimizer_closure")
-    gradient_clip_val: float | None = fact("optimization.gradient_clip_val")
-    gradient_clip_algorithm: str = fact("optimization.gradient_clip_algorithm")
-    scheduler: Any = fact("optimization.scheduler")
-    metric: Any = fact("optimization.metric")
-    # subject
-    checkpoint: Any = fact("subject.checkpoint")
-    path: Any = fact("subject.path")
-    saved_step: int = fact("subject.saved_step")
-    reason: str = fact("subject.reason")
-    row: Any = fact("subject.row")
-    own: dict[str, Any] = fact("subject.own")
-
-    # ---- facts that are worked out when somebody asks, once per moment ------------------------------------------
+    # ---- facts that are worked out when a listener requests them, once per moment ------------------------------------------
 
     def _once(self, name: str, source: Any, make: Callable[[Any], Any]) -> Any:
         """The value made from this very source object, made at most once."""

@@ -1,14 +1,23 @@
-"""The facts of a run in small objects, each with one owner: the loops write them, hooks read them through `State`."""
+"""The facts of a run in small objects, each with one owner: the loops write them, hooks read them through `State`.
+
+Beside each part stand its facts as `State` shows them: attributes that can only be read.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def fact(path: str) -> Any:
+    """Make a read-only attribute that reads a fact from its owner. It costs no Python call."""
+    return property(attrgetter(path))
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +43,29 @@ class Setup:
     """Measures where the time goes (`RunTimer`), in a fit."""
     norm_takes_all: bool = False
     """Whether all ranks must measure the gradient norm together, because each holds only a part of the gradients."""
+
+
+class SetupFacts:
+    """The facts of `Setup`, to read."""
+
+    __slots__ = ()
+
+    trainer: Any = fact("setup.trainer")
+    module: Any = fact("setup.module")
+    wrapped_model: Any = fact("setup.wrapped_model")
+    hooks: Any = fact("setup.hooks")
+    logger: Any = fact("setup.logger")
+    config: Any = fact("setup.config")
+    optimizers: list[Any] = fact("setup.optimizers")
+    schedulers: list[Any] = fact("setup.schedulers")
+    device: Any = fact("setup.device")
+    rank: int = fact("setup.rank")
+    local_rank: int = fact("setup.local_rank")
+    world_size: int = fact("setup.world_size")
+    stage: str = fact("setup.stage")
+    clock: Callable[[], float] = fact("setup.clock")
+    timer: Any = fact("setup.timer")
+    norm_takes_all: bool = fact("setup.norm_takes_all")
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +103,21 @@ class Counts:
         self.step, self.epochs_seen, self.resumed = step, epochs_seen, resumed
 
 
+class CountFacts:
+    """The facts of `Counts`, to read."""
+
+    __slots__ = ()
+
+    epoch: int = fact("counts.epoch")
+    epochs_seen: int = fact("counts.epochs_seen")
+    step: int = fact("counts.step")
+    batches_seen: int = fact("counts.batches_seen")
+    samples_seen: int = fact("counts.samples_seen")
+    tokens_seen: int = fact("counts.tokens_seen")
+    batches_in_pass: int = fact("counts.batches_in_pass")
+    resumed: bool = fact("counts.resumed")
+
+
 @dataclass(slots=True, eq=False)
 class Ending:
     """Whether and how a run ends."""
@@ -96,6 +143,17 @@ class Ending:
     def restore(self, status: str, reason: str) -> None:
         """Let a run that was over before end as it had ended."""
         self.status, self.stop_reason = status, reason
+
+
+class EndingFacts:
+    """The facts of `Ending`, to read."""
+
+    __slots__ = ()
+
+    should_stop: bool = fact("ending.should_stop")
+    stop_reason: str = fact("ending.stop_reason")
+    status: str = fact("ending.status")
+    exception: BaseException | None = fact("ending.exception")
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +187,28 @@ class CurrentBatch:
     """Every submodule's train or eval flag before an evaluation."""
 
 
+class BatchFacts:
+    """The facts of `CurrentBatch`, to read."""
+
+    __slots__ = ()
+
+    batch: Any = fact("current.batch")
+    fetch_ns: int | None = fact("current.fetch_ns")
+    batch_idx: int = fact("current.batch_idx")
+    dataloader_idx: int = fact("current.dataloader_idx")
+    dataloader_name: str = fact("current.dataloader_name")
+    returned: Any = fact("current.returned")
+    live_loss: Any = fact("current.live_loss")
+    scaled_loss: Any = fact("current.scaled_loss")
+    backward_options: dict[str, Any] = fact("current.backward_options")
+    last_loss: Tensor | float | None = fact("current.last_loss")
+    window_losses: list[Any] | None = fact("current.window_losses")
+    window_weights: list[float] | None = fact("current.window_weights")
+    shared_loss: Any = fact("current.shared_loss")
+    predictions: list[Any] = fact("current.predictions")
+    modes: list[Any] = fact("current.modes")
+
+
 @dataclass(slots=True, eq=False)
 class Optimization:
     """The optimizer of this moment, and the newest update."""
@@ -155,6 +235,22 @@ class Optimization:
         self.norm_tensor = norm
 
 
+class OptimizationFacts:
+    """The facts of `Optimization`, to read."""
+
+    __slots__ = ()
+
+    norm_tensor: Tensor | None = fact("optimization.norm_tensor")
+    used_lr: float | None = fact("optimization.used_lr")
+    optimizer: Any = fact("optimization.optimizer")
+    optimizer_idx: int = fact("optimization.optimizer_idx")
+    optimizer_closure: Any = fact("optimization.optimizer_closure")
+    gradient_clip_val: float | None = fact("optimization.gradient_clip_val")
+    gradient_clip_algorithm: str = fact("optimization.gradient_clip_algorithm")
+    scheduler: Any = fact("optimization.scheduler")
+    metric: Any = fact("optimization.metric")
+
+
 @dataclass(slots=True, eq=False)
 class Subject:
     """What one event is about."""
@@ -166,3 +262,16 @@ class Subject:
     row: Any = None
     own: dict[str, Any] = field(default_factory=dict)
     """The facts of an event that a user has declared."""
+
+
+class SubjectFacts:
+    """The facts of `Subject`, to read."""
+
+    __slots__ = ()
+
+    checkpoint: Any = fact("subject.checkpoint")
+    path: Any = fact("subject.path")
+    saved_step: int = fact("subject.saved_step")
+    reason: str = fact("subject.reason")
+    row: Any = fact("subject.row")
+    own: dict[str, Any] = fact("subject.own")
