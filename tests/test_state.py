@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, State
 from hookline.events import FACT_ROWS
-from hookline.state import PARTS, State, detached, is_scalar, progress
+from hookline.state import PARTS, detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params",
