@@ -1,4 +1,6 @@
-"""Runs every code block of the README and the docs; a `text` block must be what the `python` block before it printed."""
+"""Runs every code block of the README and the docs; a `text` block must be what the `python` block before it
+printed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what it puts in the background; Ctrl-C is tested, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # so a shell starts what it puts in the background; Ctrl-C is tested, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.md
@@ -39,7 +43,9 @@ def python_block(example: Any) -> None:
 
 
 def text_block(example: Any) -> None:
-    """Compare with what the block before it printed; trailing spaces and line numbers of our source do not matter."""
+    """Compare with what the block before it printed; trailing spaces and line numbers of our source do not
+    matter.
+    """
     printed, expected = (
         [re.sub(r"\.py:\d+", ".py", line.rstrip()) for line in text.strip().splitlines()]
         for text in (example.namespace["printed_by_block"], example.parsed)
@@ -50,7 +56,9 @@ def text_block(example: Any) -> None:
 def shell_block(example: Any) -> None:
     """Run the commands in the document's directory, with the environment that runs the tests."""
     here = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    done = subprocess.run(["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        ["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -67,7 +75,11 @@ def leave(namespace: dict[str, Any]) -> None:
 
 
 pytest_collect_file = Sybil(
-    parsers=[CodeBlockParser("python", python_block), CodeBlockParser("text", text_block), CodeBlockParser("sh", shell_block)],
+    parsers=[
+        CodeBlockParser("python", python_block),
+        CodeBlockParser("text", text_block),
+        CodeBlockParser("sh", shell_block),
+    ],
     patterns=["README.md", "docs/*.md"],
     setup=enter,
     teardown=leave,

@@ -1,7 +1,7 @@
 """Everything a developer or a newcomer runs: `python3 dev.py demo`, `python3 dev.py test`.
 
-Needs Python 3.11 and pip, nothing else: each command sets up a virtual environment in `.venv`, and is quick the second
-time. This file uses the standard library only.
+Needs Python 3.11 and pip, nothing else: each command sets up a virtual environment in `.venv`, and is quick
+the second time. This file uses the standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ VENV = ROOT / ".venv"
 INTEROP = ROOT / ".venv-interop"
 """Where the other trainers' packages are, so that they weigh on nothing else."""
 
-CACHES = {".git", ".venv", ".venv-interop", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
+CACHES = {
+    ".git",
+    ".venv",
+    ".venv-interop",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+}
 """What tools may leave in the checkout."""
 
 VARIATIONS: dict[str, dict[str, str]] = {
@@ -34,12 +43,23 @@ VARIATIONS: dict[str, dict[str, str]] = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1", "HOOKLINE_TEST_ONEDNN": "0"},
     "busy": {},
 }
-"""What the tests must not depend on. `busy` also runs a process for every core that does nothing but compute."""
+"""What the tests must not depend on. `busy` also runs a process for every core that does nothing but compute.
+"""
 
-NUMERIC = ("README.md", "tests/loops/test_step.py", "tests/loops/test_feeding.py", "tests/hooks/test_gradient_monitor.py",
-           "tests/hooks/test_weight_averaging.py", "tests/strategies/test_precision.py", "tests/checkpoint/test_older.py",
-           "tests/ranks/test_equal.py", "tests/ranks/test_strategies.py")  # fmt: skip
-"""The tests that compare results of computations of different shapes. `dev.py test` runs them again as on another processor."""
+NUMERIC = (
+    "README.md",
+    "tests/loops/test_step.py",
+    "tests/loops/test_feeding.py",
+    "tests/hooks/test_gradient_monitor.py",
+    "tests/hooks/test_weight_averaging.py",
+    "tests/strategies/test_precision.py",
+    "tests/checkpoint/test_older.py",
+    "tests/ranks/test_equal.py",
+    "tests/ranks/test_strategies.py",
+)
+"""The tests that compare results of computations of different shapes. `dev.py test` runs them again as on
+another processor.
+"""
 
 
 def python(venv: Path = VENV) -> Path:
@@ -54,17 +74,30 @@ class Trouble(Exception):
     """Something the user has to do something about."""
 
 
-def run(*command: str | Path, quiet: bool = False, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
-    """Say what is run, run it under these variables, and stop if it fails. With a log, everything goes there."""
-    shown = " ".join([*_assignments(under or {}),
-                      *(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)])  # fmt: skip
-    # threads that wait for each other actively would slow everything down on a machine that does something else as well
+def run(
+    *command: str | Path, quiet: bool = False, log: Path | None = None, under: Mapping[str, str] | None = None
+) -> None:
+    """Say what is run, run it under these variables, and stop if it fails. With a log,
+    everything goes there.
+    """
+    shown = " ".join(
+        [*_assignments(under or {}), *(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)]
+    )
+    # threads that wait for each other actively would slow everything down on a machine that does something
+    # else as well
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(under or {}), "PYTHONUNBUFFERED": "1"}
     with log.open("a") if log else contextlib.nullcontext() as output:
         print(f"$ {shown}", file=output, flush=True)
         kept = subprocess.PIPE if quiet else output
-        ended = subprocess.run([str(each) for each in command], cwd=ROOT, env=environment, check=False, text=True,
-                               stdout=kept, stderr=subprocess.STDOUT if kept else None)  # fmt: skip
+        ended = subprocess.run(
+            [str(each) for each in command],
+            cwd=ROOT,
+            env=environment,
+            check=False,
+            text=True,
+            stdout=kept,
+            stderr=subprocess.STDOUT if kept else None,
+        )
     if ended.returncode:
         if quiet:
             print(ended.stdout)
@@ -89,17 +122,32 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
         try:
             run(sys.executable, "-m", "venv", venv)
         except Trouble:
-            raise Trouble("Python's venv module does not work here. On Debian or Ubuntu: apt-get install python3-venv.") from None
+            raise Trouble(
+                "Python's venv module does not work here. On Debian or Ubuntu: apt-get install python3-venv."
+            ) from None
     # what an earlier command installed stays: one environment serves all commands
     kept = {mark.name.removeprefix("installed-") for mark in venv.glob("installed-*")} | {*extras} - {"base"}
     wanted = f"[{','.join(sorted(kept - {'base'}))}]" if kept - {"base"} else ""
     try:
-        run(python(venv), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-            "--constraint", "constraints.txt", "--editable", f".{wanted}", quiet=True)  # fmt: skip
+        run(
+            python(venv),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--constraint",
+            "constraints.txt",
+            "--editable",
+            f".{wanted}",
+            quiet=True,
+        )
     except Trouble as trouble:
-        raise Trouble(f"{trouble}\npip could not install what Hookline needs (its output is above). Is there a network, or a "
-                      f"mirror in your pip configuration? If {venv.name} is broken, delete it and try again."
-                      ) from None  # fmt: skip
+        raise Trouble(
+            f"{trouble}\n"
+            "pip could not install what Hookline needs (its output is above). Is there a network, or a "
+            f"mirror in your pip configuration? If {venv.name} is broken, delete it and try again."
+        ) from None
     for extra in {"base", *kept, *extras}:
         (venv / f"installed-{extra}").write_text(stamp)
 
@@ -123,19 +171,39 @@ def test(arguments: list[str]) -> None:
         reports = Path(folder)
         try:
             pytest(f"--junit-xml={reports}/all.xml")
-            pytest(f"--junit-xml={reports}/numeric.xml", *NUMERIC, under={**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"})
+            pytest(
+                f"--junit-xml={reports}/numeric.xml",
+                *NUMERIC,
+                under={**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"},
+            )
             interop([f"--junit-xml={reports}/interop.xml"])
             if changed := sorted(each for each, _ in written() ^ before):
-                raise Trouble(f"While the tests ran, this was written in the checkout: {', '.join(dict.fromkeys(changed))}.")
+                raise Trouble(
+                    f"While the tests ran, this was written in the checkout: "
+                    f"{', '.join(dict.fromkeys(changed))}."
+                )
         finally:
             print(skipped(*sorted(reports.glob("*.xml"))), flush=True)
 
 
 def pytest(*arguments: str | Path, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
-    """Run files of tests side by side. A process runs all tests of a file; the files that take long are not left for last."""
+    """Run files of tests side by side. A process runs all tests of a file; the files that take long are not
+    left for last.
+    """
     processes = str(min(4, os.cpu_count() or 1))
-    run(PYTHON, "-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder", *arguments,
-        log=log, under=under)  # fmt: skip
+    run(
+        PYTHON,
+        "-m",
+        "pytest",
+        "--numprocesses",
+        processes,
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        *arguments,
+        log=log,
+        under=under,
+    )
 
 
 def written() -> set[tuple[str, int]]:
@@ -145,7 +213,11 @@ def written() -> set[tuple[str, int]]:
         folders[:] = [each for each in folders if each not in CACHES]
         here = Path(folder).relative_to(ROOT)
         found |= {(str(here / each), 0) for each in folders}
-        found |= {(str(here / each), (ROOT / here / each).lstat().st_mtime_ns) for each in files if each not in CACHES}
+        found |= {
+            (str(here / each), (ROOT / here / each).lstat().st_mtime_ns)
+            for each in files
+            if each not in CACHES
+        }
     return found
 
 
@@ -156,8 +228,14 @@ def skipped(*reports: Path) -> str:
         for case in ElementTree.parse(report).iter("testcase"):
             for each in case.iter("skipped"):
                 if each.get("type") != "pytest.xfail":
-                    whole_file = each.get("message") == "collection skipped"  # then the text is ('file', line, 'Skipped: reason')
-                    reason = (each.text or "").partition("Skipped: ")[2][:-2] if whole_file else each.get("message", "")
+                    whole_file = (
+                        each.get("message") == "collection skipped"
+                    )  # then the text is ('file', line, 'Skipped: reason')
+                    reason = (
+                        (each.text or "").partition("Skipped: ")[2][:-2]
+                        if whole_file
+                        else each.get("message", "")
+                    )
                     name = case.get("name", "")
                     found.setdefault(reason, set()).add((case.get("classname", "") or name, name))
     if not found:
@@ -170,7 +248,9 @@ def skipped(*reports: Path) -> str:
 
 
 def variations(arguments: list[str]) -> None:
-    """Run the tests as on other processors and on a busy machine, and print a line for each. Arguments go to pytest."""
+    """Run the tests as on other processors and on a busy machine, and print a line for each. Arguments go to
+    pytest.
+    """
     prepare("dev")
     prepare("interop", venv=INTEROP)
     logs, failed = Path(tempfile.mkdtemp(prefix="hookline-variations-")), []
@@ -194,7 +274,9 @@ def variations(arguments: list[str]) -> None:
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """Keep every core busy with something else."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
+    ]
     try:
         yield
     finally:
@@ -213,6 +295,7 @@ def lint(arguments: list[str]) -> None:
     """Check style, and that generated files are up to date."""
     prepare("dev")
     run(PYTHON, "-m", "ruff", "check", *arguments)
+    run(PYTHON, "-m", "ruff", "format", "--check", *arguments)
     run(PYTHON, "tools/generate.py", "--check")
 
 
@@ -271,8 +354,21 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
-EVERYTHING = (demo, test, variations, lint, types, interop, generate, bench, bench_hooks, bench_checkpoint, bench_loaders,
-              bench_distributed, faults)  # fmt: skip
+EVERYTHING = (
+    demo,
+    test,
+    variations,
+    lint,
+    types,
+    interop,
+    generate,
+    bench,
+    bench_hooks,
+    bench_checkpoint,
+    bench_loaders,
+    bench_distributed,
+    faults,
+)
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
 

@@ -1,7 +1,8 @@
-"""What is put around one hook call: accounting, a budget, a trace. Measured within one process, in turns, on the real plan.
+"""What is put around one hook call: accounting, a budget, a trace. Measured within one process, in turns, on
+the real plan.
 
-A trace is written to a file as in a run, so its chunks are in the numbers. What a whole event costs in a trace, with its facts,
-is shown by itself: it is paid once, however many hooks hear it.
+A trace is written to a file as in a run, so its chunks are in the numbers. What a whole event costs in a
+trace, with its facts, is shown by itself: it is paid once, however many hooks hear it.
 """
 
 from __future__ import annotations
@@ -64,21 +65,28 @@ def slot(
 def make_state() -> State:
     """As in the middle of a training."""
     model = torch.nn.Linear(4, 2)
-    state = State(module=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], stage="fit", status="training")
+    state = State(
+        module=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], stage="fit", status="training"
+    )
     state.fill(last_loss=0.5, step=12345, batch_idx=345, dataloader_name="train")
     return state
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Microseconds: differences between neighbours, their lower quartile, because whatever disturbs makes them larger."""
+    """Microseconds: differences between neighbours, their lower quartile, because whatever disturbs makes
+    them larger.
+    """
     state = make_state()
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         slots = {
-            "plain": slot(HOOKS, here), "accounting": slot(HOOKS, here, accounting=True),
-            "budget": slot(HOOKS, here, kind=Budgeted), "trace": slot(HOOKS, here, trace="ten.json"),
-            "event": slot(0, here, trace="none.json"), "nobody": slot(0, here),
-        }  # fmt: skip
+            "plain": slot(HOOKS, here),
+            "accounting": slot(HOOKS, here, accounting=True),
+            "budget": slot(HOOKS, here, kind=Budgeted),
+            "trace": slot(HOOKS, here, trace="ten.json"),
+            "event": slot(0, here, trace="none.json"),
+            "nobody": slot(0, here),
+        }
         found: dict[str, list[float]] = {name: [] for name in ("accounting", "budget", "trace", "event")}
         for turn in range(rounds + 1):
             times = {name: _time(called, state) for name, called in slots.items()}
@@ -103,10 +111,17 @@ def calls(rounds: int) -> int:
     """Measure and show; 1 if an aim is missed."""
     found = measure(rounds)
     print(f"One hook call, {HOOKS} hooks at on_train_batch_end, lower quartile of {rounds} rounds:")
-    for name, word in (("accounting", "accounting"), ("budget", "a budget, besides"), ("trace", "a trace, written out")):
+    for name, word in (
+        ("accounting", "accounting"),
+        ("budget", "a budget, besides"),
+        ("trace", "a trace, written out"),
+    ):
         aim = f"   aim: at most {AIMS[name]:.1f}" if name in AIMS else ""
         print(f"  {word:<22}{found[name]:6.2f} µs{aim}")
-    print(f"  and {found['event']:.2f} µs for the event itself in a trace, with its facts, however many hooks hear it")
+    print(
+        f"  and {found['event']:.2f} µs for the event itself in a trace, with its facts, however many hooks "
+        f"hear it"
+    )
     missed = [name for name, aim in AIMS.items() if found[name] > aim]
     print(f"Missed: {', '.join(missed)}" if missed else "Both aims are met.")
     return 1 if missed else 0

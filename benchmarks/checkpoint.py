@@ -1,4 +1,6 @@
-"""How long saving a checkpoint holds the training up, in Hookline and in others. See README.md beside this."""
+"""How long saving a checkpoint holds the training up, in Hookline and in others. See
+README.md beside this.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ BASIS, COPY = "torch.save, then fsync", "copying the tensors, nothing else"
 SYNC_AIM, ASYNC_AIM = 1.3, 1.1
 
 Contender = Callable[[Path], Iterator[None]]
-"""A generator: up to its first yield the training waits, then it goes on; at its end the checkpoint is there."""
+"""A generator: up to its first yield the training waits, then it goes on; at its end the checkpoint is there.
+"""
 
 
 def make(layers: int, width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -82,9 +85,12 @@ def contenders(model: nn.Module, optimizer: torch.optim.Optimizer, lightning: bo
         yield
 
     found: dict[str, Contender] = {
-        BASIS: plain, "Hookline, sync": hookline_sync, COPY: copy, "Hookline, async": hookline_async,
+        BASIS: plain,
+        "Hookline, sync": hookline_sync,
+        COPY: copy,
+        "Hookline, async": hookline_async,
         **_distributed(contents),
-    }  # fmt: skip
+    }
     return {**found, **_lightning(model, optimizer)} if lightning else found
 
 
@@ -103,7 +109,10 @@ def _distributed(contents: Callable[[], dict[str, Any]]) -> dict[str, Contender]
 
         return save
 
-    return {"torch.distributed.checkpoint async_save": saving(None), "async_save with a DefaultStager": saving(kept)}
+    return {
+        "torch.distributed.checkpoint async_save": saving(None),
+        "async_save with a DefaultStager": saving(kept),
+    }
 
 
 def _lightning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Contender]:
@@ -123,8 +132,14 @@ def _lightning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         def configure_optimizers(self) -> Any:
             return optimizer
 
-    trainer = lightning.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-                                enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = lightning.Trainer(
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(Wrapped(), torch.utils.data.DataLoader(range(1)))  # type: ignore[arg-type]
     optimizer.zero_grad()
 
@@ -144,7 +159,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def measure(every: dict[str, Contender], rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Seconds that the training waits, and until all is done, of every contender in every round, in changing order."""
+    """Seconds that the training waits, and until all is done, of every contender in every round, in changing
+    order.
+    """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
     for turn in range(rounds + 1):  # the first warms up
         for name in random.sample(list(every), len(every)):
@@ -161,12 +178,16 @@ def measure(every: dict[str, Contender], rounds: int, folder: Path) -> dict[str,
                 taken[name].append((waited, time.perf_counter() - start))
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if sys.stderr.isatty():
-            print(f"\rround {turn} of {rounds}", end="\n" if turn == rounds else "", file=sys.stderr, flush=True)
+            print(
+                f"\rround {turn} of {rounds}", end="\n" if turn == rounds else "", file=sys.stderr, flush=True
+            )
     return taken
 
 
 def rows(taken: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
-    """Medians; ratios are taken within each round, so that a machine that gets slower does not favour anyone."""
+    """Medians; ratios are taken within each round, so that a machine that gets slower does
+    not favour anyone.
+    """
 
     def against(name: str, basis: str) -> str:
         found = [mine[0] / its[0] for mine, its in zip(taken[name], taken[basis], strict=True)]
@@ -184,11 +205,18 @@ def main() -> int:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured (7)")
-    parser.add_argument("--layers", type=int, default=12, help="of the transformer (12: about 100 M parameters with --width 768)")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=12,
+        help="of the transformer (12: about 100 M parameters with --width 768)",
+    )
     parser.add_argument("--width", type=int, default=768, help="of the transformer (768), a multiple of 64")
     parser.add_argument("--quick", action="store_true", help="2 layers and 3 rounds: a first impression")
     parser.add_argument("--hookline-only", action="store_true", help="leave Lightning out")
-    parser.add_argument("--folder", type=Path, help="on the disk to be measured (the system's place for temporary files)")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to be measured (the system's place for temporary files)"
+    )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # of Lightning and torch.distributed, about this being no real training
     layers, rounds = (2, 3) if arguments.quick else (arguments.layers, arguments.rounds)
@@ -197,7 +225,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         taken = measure(every, rounds, Path(folder))
     count = sum(each.numel() for each in model.parameters())
-    title = f"{count / 1e6:.0f} M parameters with AdamW, {count * 12 / 1e9:.2f} GB; median of {rounds} rounds, range in brackets"
+    title = (
+        f"{count / 1e6:.0f} M parameters with AdamW, {count * 12 / 1e9:.2f} GB; median of {rounds} "
+        f"rounds, range in brackets"
+    )
     heads = ["", "training waits, s", "durable after, s", "wait / torch.save", "wait / the copy"]
     table = Table(title=title, title_justify="left")
     for head in heads:
@@ -208,8 +239,12 @@ def main() -> int:
     console = Console()
     console.width = max(console.width, 128)
     console.print(table)
-    lines = [f"# Saving a checkpoint\n\n{title}. torch {torch.__version__}.\n", "| " + " | ".join(heads) + " |",
-             "|---|" + "---:|" * 4, *("| " + " | ".join(row) + " |" for row in found)]  # fmt: skip
+    lines = [
+        f"# Saving a checkpoint\n\n{title}. torch {torch.__version__}.\n",
+        "| " + " | ".join(heads) + " |",
+        "|---|" + "---:|" * 4,
+        *("| " + " | ".join(row) + " |" for row in found),
+    ]
     OUT.mkdir(exist_ok=True)
     (OUT / "checkpoint.md").write_text("\n".join(lines) + "\n")
     print(f"Aims of Hookline: sync at most {SYNC_AIM} x torch.save, async at most {ASYNC_AIM} x the copy.")

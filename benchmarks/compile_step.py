@@ -1,7 +1,8 @@
-"""What torch.compile saves of a training step: eager and compiled, by hand and by Hookline, in alternating slices of CPU time.
+"""What torch.compile saves of a training step: eager and compiled, by hand and by Hookline, in alternating
+slices of CPU time.
 
-Every contender trains the same model with AdamW on the same list of batches. Slices take turns in one process, as in
-`lockstep.py`: a contender waits at the first batch of each epoch until it is its turn.
+Every contender trains the same model with AdamW on the same list of batches. Slices take turns in one
+process, as in `lockstep.py`: a contender waits at the first batch of each epoch until it is its turn.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Paced:
             raise self._error
 
 
-# ---- the contenders: each trains `epochs` epochs ----------------------------------------------------------------------
+# ---- the contenders: each trains `epochs` epochs -----------------------------------------------------------
 
 
 def bare(work: Work, data: list[Any], epochs: int, pace: Paced, **options: Any) -> None:
@@ -99,7 +100,9 @@ def bare(work: Work, data: list[Any], epochs: int, pace: Paced, **options: Any) 
 
 
 def by_hand(work: Work, data: list[Any], epochs: int, pace: Paced) -> None:
-    """Compile the pieces of `compile="step"` by hand: forward, loss and backward; the optimizer without torch's wrappers."""
+    """Compile the pieces of `compile="step"` by hand: forward, loss and backward; the optimizer without
+    torch's wrappers.
+    """
     torch._dynamo.config.trace_autograd_ops = True  # of this thread
     model = work.model()
     parameters = list(model.parameters())
@@ -152,8 +155,17 @@ def hooked(work: Work, data: list[Any], epochs: int, pace: Paced, compile: Any) 
         def configure_optimizers(self) -> Any:
             return AdamW(self.parameters(), lr=RATE)
 
-    trainer = Trainer(max_epochs=epochs, compile=compile, hooks=[PaceHook(pace)], logger=False, enable_progress_bar=False,
-                      checkpoint=False, control=False, num_sanity_val_steps=0, hang_after=None)  # fmt: skip
+    trainer = Trainer(
+        max_epochs=epochs,
+        compile=compile,
+        hooks=[PaceHook(pace)],
+        logger=False,
+        enable_progress_bar=False,
+        checkpoint=False,
+        control=False,
+        num_sanity_val_steps=0,
+        hang_after=None,
+    )
     trainer.fit(Trained(), data)
 
 
@@ -168,7 +180,9 @@ CONTENDERS: dict[str, Callable[..., None]] = {
 
 
 def measure(work: Work, rounds: int) -> dict[str, list[float]]:
-    """Measure all contenders, taking turns; between any two of them a slice of the bare loop, to compare with."""
+    """Measure all contenders, taking turns; between any two of them a slice of the bare loop, to compare
+    with.
+    """
     data, untimed = work.batches(), work.untimed
     timed = len(data) - untimed
 
@@ -208,7 +222,10 @@ def main() -> None:
             low, middle, high = statistics.quantiles(found, n=4)
             print(f"  {name:40} {middle:.2f} x  ({low:.2f} to {high:.2f})")
         ours, theirs = ratios['Hookline, compile="step"'], ratios["the pieces compiled by hand"]
-        print(f'  compile="step" against the pieces by hand: {statistics.median(ours) / statistics.median(theirs):.2f} x')
+        print(
+            f'  compile="step" against the pieces by hand: '
+            f"{statistics.median(ours) / statistics.median(theirs):.2f} x"
+        )
 
 
 if __name__ == "__main__":

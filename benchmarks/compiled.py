@@ -1,4 +1,6 @@
-"""Compiled steps: by hand, by Hookline, by Lightning. They alternate outside the step, because a graph cannot wait for a turn."""
+"""Compiled steps: by hand, by Hookline, by Lightning. They alternate outside the step, because a graph cannot
+wait for a turn.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,15 @@ class Paced(Hook):
 def hookline(training: Training) -> None:
     """Train by Hookline with a compiled step."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(hooks=[Paced(training.pace)], logger=False, max_epochs=1, device="cpu", enable_progress_bar=False,
-                          run_dir=folder, compile="step")  # fmt: skip
+        trainer = Trainer(
+            hooks=[Paced(training.pace)],
+            logger=False,
+            max_epochs=1,
+            device="cpu",
+            enable_progress_bar=False,
+            run_dir=folder,
+            compile="step",
+        )
         trainer.fit(module(training, Module), training.data.batches)
 
 
@@ -86,11 +95,15 @@ def lightning(training: Training) -> None:
     from lightning.pytorch import Trainer as LightningTrainer
 
     class Pacing(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             training.pace()
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = LightningTrainer(callbacks=[Pacing()], logger=False, max_epochs=1, **lightning_options(folder))
+        trainer = LightningTrainer(
+            callbacks=[Pacing()], logger=False, max_epochs=1, **lightning_options(folder)
+        )
         trainer.fit(torch.compile(module(training, LightningModule)), one_loader(training.data.batches))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,5 @@
-"""What Hookline adds to a step of two ranks over a loop written by hand, and what the ranks' own talk takes. See README.md.
+"""What Hookline adds to a step of two ranks over a loop written by hand, and what the ranks' own talk takes.
+See README.md.
 
 Started by itself it launches two ranks with torchrun, on the CPU over gloo, one thread each.
 """
@@ -55,7 +56,10 @@ class Timed:
                 began, spent, waited = time.perf_counter(), self.talk.spent, self.talk.waited
             if index == UNTIMED + TIMED:  # asked for when the timed ones are done
                 self.seconds = (time.perf_counter() - began) / TIMED
-                self.spent, self.waited = (self.talk.spent - spent) / TIMED, (self.talk.waited - waited) / TIMED
+                self.spent, self.waited = (
+                    (self.talk.spent - spent) / TIMED,
+                    (self.talk.waited - waited) / TIMED,
+                )
             yield batch
 
 
@@ -97,7 +101,13 @@ def with_hookline(kind: str, model: nn.Module, data: Timed, hooks: tuple[Any, ..
     from hookline import DDP, FSDP, Trainer
 
     strategy = DDP(device="cpu") if kind == "ddp" else FSDP(device="cpu", wrap="Block")
-    trainer = Trainer(strategy=strategy, max_epochs=1, logger=False, enable_progress_bar=False, hooks=[each() for each in hooks])
+    trainer = Trainer(
+        strategy=strategy,
+        max_epochs=1,
+        logger=False,
+        enable_progress_bar=False,
+        hooks=[each() for each in hooks],
+    )
     trainer.fit(model, data, step=lambda net, batch: net.training_step(batch, 0), optimizer=optimizer)
     return trainer
 
@@ -110,23 +120,30 @@ def watched() -> tuple[Any, ...]:
     from hookline.hooks.throughput import Throughput
 
     return (
-        LRMonitor, Throughput, lambda: GradientMonitor(log_frequency=20),
+        LRMonitor,
+        Throughput,
+        lambda: GradientMonitor(log_frequency=20),
         lambda: EarlyStopping("train/loss", patience=9, check_finite=False),
-    )  # fmt: skip
+    )
 
 
 class Talk:
     """The time that this rank spends on what ranks say to each other.
 
-    Reading an answer mostly waits for a rank that is not so far yet, as the gradients would have to a moment later. So it is
-    counted apart, by the CPU time it takes, and on the wall.
+    Reading an answer mostly waits for a rank that is not so far yet, as the gradients would have to a moment
+    later. So it is counted apart, by the CPU time it takes, and on the wall.
     """
 
     def __init__(self) -> None:
         from hookline import ranks
 
         self.spent = self.waited = 0.0
-        for owner, name in ((ranks.Ranks, "_begin"), (ranks.Ranks, "gather"), (ranks.Ranks, "add_up"), (ranks.Answer, "read")):
+        for owner, name in (
+            (ranks.Ranks, "_begin"),
+            (ranks.Ranks, "gather"),
+            (ranks.Ranks, "add_up"),
+            (ranks.Answer, "read"),
+        ):
             setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +160,9 @@ class Talk:
 
 
 def measure(name: str, make: Callable[[], nn.Module], kind: str, rounds: int, talk: Talk) -> dict[str, Any]:
-    """By hand and by Hookline in turn; what each takes for a step, and the shares of hooks and of the ranks' talk."""
+    """By hand and by Hookline in turn; what each takes for a step, and the shares of hooks and of the ranks'
+    talk.
+    """
     torch.manual_seed(0)
     batches = [text() for _ in range(UNTIMED + TIMED + 1)]
     hand, ours, ratios, talks, waits, hooked, spent = [], [], [], [], [], [], []
@@ -162,10 +181,16 @@ def measure(name: str, make: Callable[[], nn.Module], kind: str, rounds: int, ta
             spent.append(sum(each.seconds for each in trainer.hooks.cost()) / (heard.seconds * len(batches)))
     middle = statistics.median
     return {
-        "model": name, "strategy": kind, "by hand, ms": middle(hand) * 1e3, "hookline, ms": middle(ours) * 1e3,
-        "ratio": middle(ratios), "with hooks, ms": middle(hooked) * 1e3, "hooks, %": middle(spent) * 100,
-        "talk, %": middle(talks) * 100, "waiting in it, %": middle(waits) * 100,
-    }  # fmt: skip
+        "model": name,
+        "strategy": kind,
+        "by hand, ms": middle(hand) * 1e3,
+        "hookline, ms": middle(ours) * 1e3,
+        "ratio": middle(ratios),
+        "with hooks, ms": middle(hooked) * 1e3,
+        "hooks, %": middle(spent) * 100,
+        "talk, %": middle(talks) * 100,
+        "waiting in it, %": middle(waits) * 100,
+    }
 
 
 def pieces() -> dict[str, float]:
@@ -235,7 +260,9 @@ def rank_main(rounds: int) -> None:
     talk = Talk()
     parts = pieces()
     models: dict[str, Callable[[], nn.Module]] = {"GPT, 110 k weights": GPT, "GPT, 5 M weights": Large}
-    rows = [measure(name, make, kind, rounds, talk) for name, make in models.items() for kind in ("ddp", "fsdp")]
+    rows = [
+        measure(name, make, kind, rounds, talk) for name, make in models.items() for kind in ("ddp", "fsdp")
+    ]
     if dist.get_rank() == 0:
         OUT.mkdir(exist_ok=True)
         table = show(rows, parts)

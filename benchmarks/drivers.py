@@ -81,7 +81,7 @@ class Validating:
         self.log("val_loss", self.training_step(batch, batch_idx))  # type: ignore[attr-defined]
 
 
-# ---- by hand -----------------------------------------------------------------------------------------------------
+# ---- by hand -----------------------------------------------------------------------------------------------
 
 
 def bare(training: Training) -> None:
@@ -120,7 +120,7 @@ def bare_validation(training: Training) -> torch.Tensor:
     return total / (index + 1)
 
 
-# ---- Hookline ----------------------------------------------------------------------------------------------------
+# ---- Hookline ----------------------------------------------------------------------------------------------
 
 
 class Silent(Hook):
@@ -139,7 +139,9 @@ class Listening(Hook):
         """Remember the batch's number."""
         self.last = batch_idx
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Remember the batch's number."""
         self.last = batch_idx
 

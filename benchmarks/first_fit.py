@@ -38,15 +38,17 @@ for index, batch in enumerate(loader):
 """
 HOOKLINE = """
 with tempfile.TemporaryDirectory() as folder:
-    Trainer(max_epochs=1, logger=False, enable_progress_bar=False, device="cpu", run_dir=folder).fit(Net(), loader)
+    trainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False, device="cpu", run_dir=folder)
+    trainer.fit(Net(), loader)
 """
 LIGHTNING = """
 import logging, warnings
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 with tempfile.TemporaryDirectory() as folder:
-    Trainer(max_epochs=1, logger=False, enable_progress_bar=False, accelerator="cpu", devices=1, enable_checkpointing=False,
-            enable_model_summary=False, default_root_dir=folder).fit(Net(), loader)
+    trainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False, accelerator="cpu", devices=1,
+                      enable_checkpointing=False, enable_model_summary=False, default_root_dir=folder)
+    trainer.fit(Net(), loader)
 """
 SCRIPTS = {
     name: MODEL.format(imports=imports, base=base) + train
@@ -86,6 +88,8 @@ def run(script: str) -> None:
     """Run a script in a fresh interpreter."""
     # compiled files are what an installed package has
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, env=environment)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, env=environment
+    )
     if ended.returncode:
         raise RuntimeError(f"A script of the start-up measurement failed:\n{ended.stderr}")

@@ -55,7 +55,9 @@ class Group:
     rounds: int
     cases: tuple[Case, ...]
     turns: int = 1
-    """Turns that are added up to one measurement: short turns and a long period of reports go together that way."""
+    """Turns that are added up to one measurement: short turns and a long period of reports go together that
+    way.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,15 @@ class Found:
     def aim(self, control: Found) -> str:
         """What was aimed at, and whether the median reached it."""
         if self.case.percent is not None:
-            return f"at most {self.case.percent:g} %: {_reached(self.ratios, control.ratios, 1, 1 + self.case.percent / 100)}"
+            return (
+                f"at most {self.case.percent:g} %: "
+                f"{_reached(self.ratios, control.ratios, 1, 1 + self.case.percent / 100)}"
+            )
         if self.case.microseconds is not None:
-            return f"at most {self.case.microseconds:g} µs: {_reached(self.extra, control.extra, 0, self.case.microseconds)}"
+            return (
+                f"at most {self.case.microseconds:g} µs: "
+                f"{_reached(self.extra, control.extra, 0, self.case.microseconds)}"
+            )
         return ""
 
 
@@ -100,32 +108,58 @@ def _rates() -> Any:
 
 FOUR = Case("these four together", lambda: [_early(), _checkpoint(), _rates(), Throughput()])
 
-# Where hooks report now and then, a measurement is as long as that period, so that each gets its share of reports.
+# Where hooks report now and then, a measurement is as long as that period, so that each gets its share of
+# reports.
 LINEAR, SMALL_GPT = WORKS[0], replace(WORKS[2], untimed=0, timed=20)
 
 GROUPS = (
-    Group("no rows written", LINEAR, NEVER, 500, (
-        SAME,
-        Case("one metric logged in every step", logs=True, microseconds=3),
-        Case("ProgressBar off a terminal, between two lines", lambda: [ProgressBar(plain_every=NEVER)], microseconds=1),
-    )),
-    Group("a row every 50 steps", replace(LINEAR, untimed=50, timed=50), 50, 150, (
-        SAME,
-        Case("EarlyStopping", lambda: [_early()]),
-        Case("ModelCheckpoint(every_n_train_steps=10**9)", lambda: [_checkpoint()]),
-        Case("LRMonitor(frequency='step')", lambda: [_rates()]),
-        Case("Throughput(every=50)", lambda: [Throughput()]),
-        FOUR,
-    )),
-    Group("a row every 50 steps", SMALL_GPT, 50, 30, (
-        SAME,
-        Case("GradientMonitor(log_frequency=100)", lambda: [GradientMonitor(log_frequency=100)], percent=2),
-        replace(FOUR, name="EarlyStopping, ModelCheckpoint, LRMonitor, Throughput"),
-    ), turns=5),
-)  # fmt: skip
+    Group(
+        "no rows written",
+        LINEAR,
+        NEVER,
+        500,
+        (
+            SAME,
+            Case("one metric logged in every step", logs=True, microseconds=3),
+            Case(
+                "ProgressBar off a terminal, between two lines",
+                lambda: [ProgressBar(plain_every=NEVER)],
+                microseconds=1,
+            ),
+        ),
+    ),
+    Group(
+        "a row every 50 steps",
+        replace(LINEAR, untimed=50, timed=50),
+        50,
+        150,
+        (
+            SAME,
+            Case("EarlyStopping", lambda: [_early()]),
+            Case("ModelCheckpoint(every_n_train_steps=10**9)", lambda: [_checkpoint()]),
+            Case("LRMonitor(frequency='step')", lambda: [_rates()]),
+            Case("Throughput(every=50)", lambda: [Throughput()]),
+            FOUR,
+        ),
+    ),
+    Group(
+        "a row every 50 steps",
+        SMALL_GPT,
+        50,
+        30,
+        (
+            SAME,
+            Case(
+                "GradientMonitor(log_frequency=100)", lambda: [GradientMonitor(log_frequency=100)], percent=2
+            ),
+            replace(FOUR, name="EarlyStopping, ModelCheckpoint, LRMonitor, Throughput"),
+        ),
+        turns=5,
+    ),
+)
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------
+# ---- measuring ---------------------------------------------------------------------------------------------
 
 
 def train(case: Case, group: Group, batches: list[Any], runner: Runner) -> None:
@@ -135,14 +169,21 @@ def train(case: Case, group: Group, batches: list[Any], runner: Runner) -> None:
     module.pace = runner.step
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            hooks=case.hooks(), logger=JSONLines(), log_every_n_steps=group.row_every, max_epochs=1, device="cpu",
-            enable_progress_bar=False, run_dir=folder,
-        )  # fmt: skip
+            hooks=case.hooks(),
+            logger=JSONLines(),
+            log_every_n_steps=group.row_every,
+            max_epochs=1,
+            device="cpu",
+            enable_progress_bar=False,
+            run_dir=folder,
+        )
         trainer.fit(module, batches)
 
 
 def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
-    """Microseconds of a step without any case, and what each adds: they take turns, with a slice without between any two."""
+    """Microseconds of a step without any case, and what each adds: they take turns, with a slice without
+    between any two.
+    """
     work, turns, cases = group.work, (rounds + 1) * group.turns, group.cases
 
     def runner(case: Case, turns: int) -> Runner:
@@ -168,17 +209,31 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
     gc.unfreeze()
     found = []
     for case, ran, without in zip(cases, numbers, beside, strict=True):
-        pairs = list(zip(_means(ran, group.turns), _means(without, group.turns), strict=True))[1:]  # [0] warms up
-        found.append(Found(case, [mine / other for mine, other in pairs], [(mine - other) / 1000 for mine, other in pairs]))
+        pairs = list(zip(_means(ran, group.turns), _means(without, group.turns), strict=True))[
+            1:
+        ]  # [0] warms up
+        found.append(
+            Found(
+                case,
+                [mine / other for mine, other in pairs],
+                [(mine - other) / 1000 for mine, other in pairs],
+            )
+        )
     return step, found
 
 
 def pooled(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
     """The same in several parts, each with trainings of its own."""
     share = rounds // FRESH
-    parts = [measure(group, share, lambda turn, part=part: tell(part * share + turn)) for part in range(FRESH)]
+    parts = [
+        measure(group, share, lambda turn, part=part: tell(part * share + turn)) for part in range(FRESH)
+    ]
     found = [
-        Found(each[0].case, [ratio for one in each for ratio in one.ratios], [extra for one in each for extra in one.extra])
+        Found(
+            each[0].case,
+            [ratio for one in each for ratio in one.ratios],
+            [extra for one in each for extra in one.extra],
+        )
         for each in zip(*(found for _, found in parts), strict=True)
     ]
     return statistics.median(step for step, _ in parts), found
@@ -188,7 +243,7 @@ def _means(numbers: list[float], size: int) -> list[float]:
     return [statistics.fmean(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
-# ---- telling -----------------------------------------------------------------------------------------------------
+# ---- telling -----------------------------------------------------------------------------------------------
 
 
 def heading(group: Group, rounds: int, step: float) -> str:
@@ -198,8 +253,13 @@ def heading(group: Group, rounds: int, step: float) -> str:
 
 def cells(each: Found, control: Found) -> tuple[str, ...]:
     """One row."""
-    (low, middle, high), (least, half, most) = (statistics.quantiles(values, n=4) for values in (each.ratios, each.extra))
-    ratio, extra = (f"{middle:.3f}", f"{low:.3f} to {high:.3f}"), (f"{half:+.2f}", f"{least:+.2f} to {most:+.2f}")
+    (low, middle, high), (least, half, most) = (
+        statistics.quantiles(values, n=4) for values in (each.ratios, each.extra)
+    )
+    ratio, extra = (
+        (f"{middle:.3f}", f"{low:.3f} to {high:.3f}"),
+        (f"{half:+.2f}", f"{least:+.2f} to {most:+.2f}"),
+    )
     return each.case.name, *ratio, *extra, each.aim(control)
 
 
@@ -207,7 +267,13 @@ def show(console: Console, title: str, found: list[Found]) -> None:
     """Print it."""
     table = Table(title=title, title_justify="left")
     table.add_column("added to the run", no_wrap=True)
-    for name, style in (("times", "bold"), ("quartiles", "dim"), ("µs more", "bold"), ("quartiles", "dim"), ("aim", "")):
+    for name, style in (
+        ("times", "bold"),
+        ("quartiles", "dim"),
+        ("µs more", "bold"),
+        ("quartiles", "dim"),
+        ("aim", ""),
+    ):
         table.add_column(name, style=style, justify="left" if name == "aim" else "right", no_wrap=True)
     for each in found:
         table.add_row(*cells(each, found[0]))
@@ -229,7 +295,12 @@ def _progress(group: Group, rounds: int) -> Callable[[int], None]:
     def tell(turn: int) -> None:
         if terminal.isatty():
             end = "\n" if turn == rounds else ""
-            print(f"\r{group.work.title}, {group.title}: round {turn} of {rounds}", end=end, file=terminal, flush=True)
+            print(
+                f"\r{group.work.title}, {group.title}: round {turn} of {rounds}",
+                end=end,
+                file=terminal,
+                flush=True,
+            )
 
     return tell
 
@@ -238,7 +309,9 @@ def main() -> int:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a fifth of the rounds: a first impression")
-    parser.add_argument("--rounds", type=int, help="how often every case is measured (from 30 with the GPT to 500)")
+    parser.add_argument(
+        "--rounds", type=int, help="how often every case is measured (from 30 with the GPT to 500)"
+    )
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < 2 * FRESH:
         parser.error(f"--rounds must be at least {2 * FRESH}")
@@ -247,14 +320,20 @@ def main() -> int:
     console.width = max(console.width, 152)
     here = about(0)
     text = [
-        "# What built-in hooks add to a training step", "",
+        "# What built-in hooks add to a training step",
+        "",
         "Against the same run without them: median, quartiles in brackets. "
-        f"{here['processor']}; Python {here['python']}, torch {here['torch']}, Hookline {here['hookline']}; one thread.", "",
-    ]  # fmt: skip
+        f"{here['processor']}; Python {here['python']}, torch {here['torch']}, Hookline {here['hookline']}; "
+        f"one thread.",
+        "",
+    ]
     for group in GROUPS:
         rounds = max(arguments.rounds or group.rounds // (5 if arguments.quick else 1), 2 * FRESH)
         tell = _progress(group, rounds)
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # no terminal for the progress bar
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stderr(nowhere),
+        ):  # no terminal for the progress bar
             step, found = pooled(group, rounds, tell)
         title = heading(group, len(found[0].ratios), step)
         show(console, title, found)

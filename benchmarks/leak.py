@@ -1,4 +1,6 @@
-"""Does memory grow with the number of steps? One long epoch with everything listening that keeps something per step."""
+"""Does memory grow with the number of steps? One long epoch with everything listening that keeps something
+per step.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,21 @@ def leak(steps: int) -> int:
         print("Memory is read from /proc, which this system does not have.")
         return 1
     watch = Watch()
-    trainer = Trainer(hooks=[Listening() for _ in range(10)], logger=False, max_epochs=1, device="cpu", enable_progress_bar=False)
+    trainer = Trainer(
+        hooks=[Listening() for _ in range(10)],
+        logger=False,
+        max_epochs=1,
+        device="cpu",
+        enable_progress_bar=False,
+    )
     trainer.on("step_end", every=f"{max(1, steps // 20)} steps")(watch.on_step_end)
     trainer.fit(Net(), Repeated(steps))
     for step, megabytes in watch.seen:
         print(f"step {step:>8,}: {megabytes:8.2f} MB")
     warm = watch.seen[len(watch.seen) // 5]
     grown = watch.seen[-1][1] - warm[1]
-    print(f"Growth from step {warm[0]:,} to step {watch.seen[-1][0]:,}: {grown:+.2f} MB (at most {ALLOWED:g} allowed).")
+    print(
+        f"Growth from step {warm[0]:,} to step {watch.seen[-1][0]:,}: {grown:+.2f} MB (at most {ALLOWED:g} "
+        f"allowed)."
+    )
     return int(grown > ALLOWED)

@@ -1,6 +1,8 @@
-"""What it costs to draw a batch from several loaders: the pick, and everything with samples and tokens counted.
+"""What it costs to draw a batch from several loaders: the pick, and everything with samples and tokens
+counted.
 
-A fixed pattern of lists is the cheapest that a loop written by hand could do; the difference is what a mixture costs.
+A fixed pattern of lists is the cheapest that a loop written by hand could do; the difference is what a
+mixture costs.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ from hookline.data.mixing import MixtureCursor
 BATCHES, ROUNDS = 100_000, 9
 MIXTURES = {
     "round robin": Mixture(epoch_length=BATCHES, window=1000),
-    "weighted 7 : 2 : 1": Mixture("weighted", {"web": 7, "code": 2, "math": 1}, epoch_length=BATCHES, window=1000),
-    "weighted, no common divisor": Mixture("weighted", {"web": 0.61, "code": 0.3, "math": 0.1}, epoch_length=99_991),
+    "weighted 7 : 2 : 1": Mixture(
+        "weighted", {"web": 7, "code": 2, "math": 1}, epoch_length=BATCHES, window=1000
+    ),
+    "weighted, no common divisor": Mixture(
+        "weighted", {"web": 0.61, "code": 0.3, "math": 0.1}, epoch_length=99_991
+    ),
     "random": Mixture("random", epoch_length=BATCHES, window=1000),
-    "alternating": Mixture("alternating", pattern=["web", "web", "code", "math"], epoch_length=BATCHES, window=1000),
-}  # fmt: skip
+    "alternating": Mixture(
+        "alternating", pattern=["web", "web", "code", "math"], epoch_length=BATCHES, window=1000
+    ),
+}
 BATCH = (torch.zeros(8, 32), torch.zeros(8))
 SOURCES = {"web": [BATCH] * 1000, "code": [BATCH] * 500, "math": [BATCH] * 100}
 
@@ -38,7 +46,9 @@ def by_hand() -> Iterator[Any]:
 
 def drawn(mixture: Mixture) -> Iterator[Any]:
     """Batches as a run gets them."""
-    return MixedLoader([Loader(name, source, len(source)) for name, source in SOURCES.items()], mixture).open(0)
+    return MixedLoader([Loader(name, source, len(source)) for name, source in SOURCES.items()], mixture).open(
+        0
+    )
 
 
 def microseconds(make: Callable[[], Iterator[Any]]) -> float:

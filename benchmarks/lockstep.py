@@ -1,12 +1,13 @@
-"""Trainings that alternate: a slice of steps of one, then a slice of the next. Other load on the machine affects all alike.
+"""Trainings that alternate: a slice of steps of one, then a slice of the next. Other load on the machine
+affects all alike.
 
-Each training runs in its own thread, and one thread runs at a time. A training calls `Runner.step` once in each of its steps,
-from the model's own step. At the end of a slice that call waits for the next turn. So a training reads its own list or
-DataLoader, and nothing is put between the trainer and its data. The first steps of a slice are not timed, so that caches are
-warm again.
+Each training runs in its own thread, and one thread runs at a time. A training calls `Runner.step` once in
+each of its steps, from the model's own step. At the end of a slice that call waits for the next turn. So a
+training reads its own list or DataLoader, and nothing is put between the trainer and its data. The first
+steps of a slice are not timed, so that caches are warm again.
 
-The usual clock is the CPU time of the thread: what is measured computes in one thread and waits for nothing, and other programs
-do not count. Where a training waits for worker processes, the clock is the wall's.
+The usual clock is the CPU time of the thread: what is measured computes in one thread and waits for nothing,
+and other programs do not count. Where a training waits for worker processes, the clock is the wall's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ class Runner:
     """One training, which advances by a slice of steps at a time."""
 
     def __init__(
-        self, train: Callable[[Runner], object], untimed: int, timed: int, turns: int, clock: Clock = time.thread_time_ns
+        self,
+        train: Callable[[Runner], object],
+        untimed: int,
+        timed: int,
+        turns: int,
+        clock: Clock = time.thread_time_ns,
     ) -> None:
         """`train` runs a training that calls `step` in each of at least `Runner.steps(...)` steps."""
         self.nanoseconds: list[float] = []
@@ -57,7 +63,7 @@ class Runner:
         if self._error is not None:
             raise self._error
 
-    # ---- in the thread of the training --------------------------------------------------------------------------
+    # ---- in the thread of the training ---------------------------------------------------------------------
 
     def step(self) -> None:
         """Count a step, and wait for the next turn if it is the last one of a slice."""
@@ -88,7 +94,10 @@ class Runner:
         try:
             train(self)
             if len(self.nanoseconds) < self._turns:
-                raise RuntimeError(f"Too few batches: the training ended after {len(self.nanoseconds)} of {self._turns} turns.")
+                raise RuntimeError(
+                    f"Too few batches: the training ended after {len(self.nanoseconds)} of {self._turns} "
+                    f"turns."
+                )
         except BaseException as error:
             self._error = error
         finally:

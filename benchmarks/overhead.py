@@ -1,4 +1,6 @@
-"""What a trainer adds to a training step: bare loops, Hookline, Lightning and others side by side. See docs/benchmarks.md."""
+"""What a trainer adds to a training step: bare loops, Hookline, Lightning and others side by side. See
+docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,11 @@ class Series:
     """To the slices of the bare loop before and after."""
 
 
-def alternate(basis: Turns, runners: list[Turns], rounds: int, untimed: int) -> tuple[list[float], list[Series]]:
-    """Let all take turns in random order, with a slice of the bare loop between any two. Return its numbers and theirs.
+def alternate(
+    basis: Turns, runners: list[Turns], rounds: int, untimed: int
+) -> tuple[list[float], list[Series]]:
+    """Let all take turns in random order, with a slice of the bare loop between any two. Return its numbers
+    and theirs.
 
     The first `untimed` rounds do not count.
     """
@@ -81,9 +86,11 @@ def alternate(basis: Turns, runners: list[Turns], rounds: int, untimed: int) -> 
 def drivers_of(stage: str) -> dict[str, Any]:
     """Return what runs a stage, by name."""
     return {
-        "training": drivers.TRAINING | peers.TRAINING, "validation": drivers.VALIDATION | peers.VALIDATION,
-        "compiled": compiled.COMPILED, "startup": SCRIPTS,
-    }[stage]  # fmt: skip
+        "training": drivers.TRAINING | peers.TRAINING,
+        "validation": drivers.VALIDATION | peers.VALIDATION,
+        "compiled": compiled.COMPILED,
+        "startup": SCRIPTS,
+    }[stage]
 
 
 def contenders(section: Section, wanted: list[str]) -> list[tuple[Case, str]]:
@@ -101,7 +108,11 @@ def start(section: Section, case: Case, driver: str, turns: int) -> Turns:
         return Process(run)
     data = section.source(Runner.steps(section.untimed, section.timed, turns))
     return Runner(
-        lambda own: run(Training(section.model, data, case, own.step)), section.untimed, section.timed, turns, section.clock
+        lambda own: run(Training(section.model, data, case, own.step)),
+        section.untimed,
+        section.timed,
+        turns,
+        section.clock,
     )
 
 
@@ -122,22 +133,44 @@ def measure(section: Section, rounds: int, wanted: list[str], until: float) -> l
         for mine, its in zip(found, series, strict=True):
             mine.nanoseconds += its.nanoseconds
             mine.ratios += its.ratios
-    by_hand = next((series.ratios for (_, driver), series in zip(measured, found, strict=True) if driver == "by hand"), [])
-    rows = [{"section": section.name, "row": section.title, "driver": "bare", "microseconds": statistics.median(bare) / 1e3}]
+    by_hand = next(
+        (series.ratios for (_, driver), series in zip(measured, found, strict=True) if driver == "by hand"),
+        [],
+    )
+    rows = [
+        {
+            "section": section.name,
+            "row": section.title,
+            "driver": "bare",
+            "microseconds": statistics.median(bare) / 1e3,
+        }
+    ]
     for (case, driver), series in zip(measured, found, strict=True):
-        rows.append({
-            "section": section.name, "row": section.row(case), "case": case.name, "driver": driver, "aim": case.aim,
-            "microseconds": statistics.median(series.nanoseconds) / 1e3, **quartiles(series.ratios),
-            "minimum": min(series.nanoseconds) / min(bare), "stage": section.stage,
-            "by_hand": quartiles([mine / its for mine, its in zip(series.ratios, by_hand, strict=True)]) if by_hand else None,
-            "ratios": [round(each, 4) for each in series.ratios],
-        })  # fmt: skip
+        rows.append(
+            {
+                "section": section.name,
+                "row": section.row(case),
+                "case": case.name,
+                "driver": driver,
+                "aim": case.aim,
+                "microseconds": statistics.median(series.nanoseconds) / 1e3,
+                **quartiles(series.ratios),
+                "minimum": min(series.nanoseconds) / min(bare),
+                "stage": section.stage,
+                "by_hand": quartiles([mine / its for mine, its in zip(series.ratios, by_hand, strict=True)])
+                if by_hand
+                else None,
+                "ratios": [round(each, 4) for each in series.ratios],
+            }
+        )
     return rows
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
     """Return the median and the quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")  # few rounds: nothing beyond what was seen
+    low, middle, high = statistics.quantiles(
+        values, n=4, method="inclusive"
+    )  # few rounds: nothing beyond what was seen
     return {"low": low, "ratio": middle, "high": high}
 
 
@@ -146,13 +179,21 @@ def about(rounds: int, others: list[str] | None = None) -> dict[str, Any]:
     processor = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         processor = f"{names[0]}, {len(names)} cores" if names else processor
     return {
-        "rounds": rounds, "processor": processor, "load": round(os.getloadavg()[0], 2), "python": platform.python_version(),
-        "torch": torch.__version__, "hookline": hookline.__version__,
+        "rounds": rounds,
+        "processor": processor,
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hookline": hookline.__version__,
         **{name: importlib.metadata.version(peers.PACKAGES.get(name, name)) for name in others or ()},
-    }  # fmt: skip
+    }
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -164,7 +205,11 @@ def compare(arguments: argparse.Namespace) -> None:
     others = [] if arguments.hookline_only else peers.installed(peers.OTHERS if arguments.peers else ())
     wanted = ["bare", "by hand", "hookline", *others]
     results: dict[str, Any] = {"about": about(rounds, others), "rows": []}
-    chosen = [each for each in SECTIONS if each.name in arguments.sections] if arguments.sections else list(SECTIONS)
+    chosen = (
+        [each for each in SECTIONS if each.name in arguments.sections]
+        if arguments.sections
+        else list(SECTIONS)
+    )
     chosen = [each for each in chosen if not left_out(each, arguments.quick and not arguments.sections)]
     weights = [each.weight * len(contenders(each, wanted)) for each in chosen]
     seconds = 60 * (arguments.minutes or (1 if arguments.quick else 5.5))
@@ -178,7 +223,9 @@ def compare(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     out.mkdir(exist_ok=True)
     (out / "overhead.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "overhead.md").write_text(f"# Time per training step, relative to a bare loop\n\n{report.markdown()}")
+    (out / "overhead.md").write_text(
+        f"# Time per training step, relative to a bare loop\n\n{report.markdown()}"
+    )
     report.picture(out / "overhead.png")
     report.show()
     print(f"Written to {out.name}: overhead.md, overhead.json, overhead.png")
@@ -201,16 +248,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: a first impression")
     parser.add_argument("--rounds", type=int, help="how often every case is measured (60; with --quick 8)")
-    parser.add_argument("--sections", nargs="+", choices=[each.name for each in SECTIONS], help="measure these only")
-    parser.add_argument("--minutes", type=float, help="a slow machine measures less after this time (5.5; with --quick 1)")
+    parser.add_argument(
+        "--sections", nargs="+", choices=[each.name for each in SECTIONS], help="measure these only"
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="a slow machine measures less after this time (5.5; with --quick 1)"
+    )
     parser.add_argument("--hookline-only", action="store_true", help="leave Lightning out")
-    parser.add_argument("--peers", action="store_true", help="add Fabric, Accelerate, Ignite and transformers where installed")
+    parser.add_argument(
+        "--peers", action="store_true", help="add Fabric, Accelerate, Ignite and transformers where installed"
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="the folder for the results (bench-out)")
     parser.add_argument("--page", action="store_true", help="also put the results into docs/benchmarks.md")
     parser.add_argument("--leak", action="store_true", help="instead: does memory grow over many steps?")
     parser.add_argument("--steps", type=int, default=100_000, help="how many steps --leak takes (100000)")
-    parser.add_argument("--calls", action="store_true", help="instead: what accounting and a trace add to one hook call")
-    parser.add_argument("--import", dest="imports", action="store_true", help="instead: what `import hookline` costs")
+    parser.add_argument(
+        "--calls", action="store_true", help="instead: what accounting and a trace add to one hook call"
+    )
+    parser.add_argument(
+        "--import", dest="imports", action="store_true", help="instead: what `import hookline` costs"
+    )
     arguments = parser.parse_args()
     if arguments.rounds is not None and arguments.rounds < SHORTEST:
         parser.error(f"--rounds must be at least {SHORTEST}")

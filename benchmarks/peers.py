@@ -1,4 +1,6 @@
-"""Other trainers on the same model and data, each as its documentation shows it, with everything switched off that can be."""
+"""Other trainers on the same model and data, each as its documentation shows it, with everything switched off
+that can be.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,14 @@ def lightning_options(folder: str) -> dict[str, Any]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     return {
-        "accelerator": "cpu", "devices": 1, "enable_checkpointing": False, "enable_progress_bar": False,
-        "enable_model_summary": False, "num_sanity_val_steps": 0, "default_root_dir": folder,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "devices": 1,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+    }
 
 
 class Listed:
@@ -57,7 +64,9 @@ def lightning(training: Training) -> None:
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             self.last = batch_idx
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             self.last = batch_idx
 
     case = training.case
@@ -79,7 +88,11 @@ def lightning_validation(training: Training) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(logger=False, **lightning_options(folder))
-        trainer.validate(training.module(LightningModule, mixin=Validating), one_loader(training.data.batches), verbose=False)
+        trainer.validate(
+            training.module(LightningModule, mixin=Validating),
+            one_loader(training.data.batches),
+            verbose=False,
+        )
 
 
 class Forward:
@@ -157,18 +170,29 @@ def transformers(training: Training) -> None:
     model = training.module(mixin=Forward)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, num_train_epochs=training.data.epochs, max_steps=training.data.steps,
-            logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True, max_grad_norm=0,
+            output_dir=folder,
+            use_cpu=True,
+            num_train_epochs=training.data.epochs,
+            max_steps=training.data.steps,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            max_grad_norm=0,
             lr_scheduler_type="constant",
-        )  # fmt: skip
+        )
         trainer = Own(model, arguments, optimizers=(optimizer(model.parameters()), None))
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 
 
 TRAINING: dict[str, Driver] = {
-    "lightning": lightning, "fabric": fabric, "accelerate": accelerate, "ignite": ignite, "transformers": transformers,
-}  # fmt: skip
+    "lightning": lightning,
+    "fabric": fabric,
+    "accelerate": accelerate,
+    "ignite": ignite,
+    "transformers": transformers,
+}
 VALIDATION: dict[str, Driver] = {"lightning": lightning_validation}
 OTHERS = ("fabric", "accelerate", "ignite", "transformers")
 """Take part only if asked for."""
@@ -183,5 +207,8 @@ def installed(others: Sequence[str]) -> list[str]:
         if importlib.util.find_spec(MODULES.get(name, name)):
             found.append(name)
         else:
-            print(f"{name}: left out, because it is not installed (pip install {PACKAGES.get(name, name)}).", flush=True)
+            print(
+                f"{name}: left out, because it is not installed (pip install {PACKAGES.get(name, name)}).",
+                flush=True,
+            )
     return found

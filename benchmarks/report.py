@@ -14,15 +14,26 @@ from rich.console import Console
 from rich.table import Table
 
 TITLES = {
-    "hookline": "Hookline", "lightning": "Lightning", "fabric": "Fabric", "accelerate": "Accelerate", "ignite": "Ignite",
+    "hookline": "Hookline",
+    "lightning": "Lightning",
+    "fabric": "Fabric",
+    "accelerate": "Accelerate",
+    "ignite": "Ignite",
     "transformers": "transformers",
-}  # fmt: skip
+}
 COLOURS = {
-    "hookline": "#0f766e", "lightning": "#8b5cf6", "fabric": "#c4b5fd", "accelerate": "#f59e0b", "ignite": "#ef4444",
+    "hookline": "#0f766e",
+    "lightning": "#8b5cf6",
+    "fabric": "#c4b5fd",
+    "accelerate": "#f59e0b",
+    "ignite": "#ef4444",
     "transformers": "#64748b",
-}  # fmt: skip
-NOTE = ("Again: the bare loop a second time; how far it is off from 1.00 is chance. By hand: the bare loop that clears gradients "
-        "by hand, not by `Optimizer.zero_grad`; in rows of the compiled step, the same parts compiled by hand.")  # fmt: skip
+}
+NOTE = (
+    "Again: the bare loop a second time; how far it is off from 1.00 is chance. By hand: the bare loop "
+    "that clears gradients by hand, not by `Optimizer.zero_grad`; in rows of the compiled step, the same "
+    "parts compiled by hand."
+)
 BUSY = 0.5
 """Processes that ran before the measurement, on average over a minute."""
 Cell = dict[str, Any]
@@ -36,7 +47,9 @@ class Row:
     bare: float
     """Microseconds per step of the bare loop."""
     controls: dict[str, Cell]
-    """Other loops by hand in the same section: "bare" is the same loop again, "by hand" clears gradients by hand."""
+    """Other loops by hand in the same section: "bare" is the same loop again, "by hand" clears gradients by
+    hand.
+    """
     cells: dict[str, Cell] = field(default_factory=dict)
     """By driver."""
 
@@ -58,7 +71,7 @@ class Report:
         seen = {driver for row in self.rows for driver in row.cells}
         self.drivers = [driver for driver in TITLES if driver in seen]
 
-    # ---- text ---------------------------------------------------------------------------------------------------
+    # ---- text ----------------------------------------------------------------------------------------------
 
     def show(self) -> None:
         """Print a table."""
@@ -74,14 +87,23 @@ class Report:
 
     def markdown(self) -> str:
         """Return the same for a document."""
-        lines = [self.caption, "", "| " + " | ".join(self.heads) + " |", "|---|" + "---:|" * (len(self.heads) - 1)]
+        lines = [
+            self.caption,
+            "",
+            "| " + " | ".join(self.heads) + " |",
+            "|---|" + "---:|" * (len(self.heads) - 1),
+        ]
         lines += ["| " + " | ".join(self.line(row)) + " |" for row in self.rows]
         return "\n".join([*lines, "", NOTE]) + "\n"
 
     def write_page(self, page: Path, picture: Path) -> None:
         """Put the table between the marks of a page, and the picture beside it."""
-        text = re.sub(r"(<!-- results -->\n).*(<!-- end of results -->)", lambda found: f"{found[1]}{self.markdown()}{found[2]}",
-                      page.read_text(), flags=re.DOTALL)  # fmt: skip
+        text = re.sub(
+            r"(<!-- results -->\n).*(<!-- end of results -->)",
+            lambda found: f"{found[1]}{self.markdown()}{found[2]}",
+            page.read_text(),
+            flags=re.DOTALL,
+        )
         page.write_text(text)
         picture.parent.mkdir(exist_ok=True)
         self.picture(picture)
@@ -90,10 +112,14 @@ class Report:
     def caption(self) -> str:
         """Where and with what it was measured."""
         versions = ", ".join(f"{TITLES[driver]} {self.about[driver]}" for driver in self.drivers)
-        busy = " The machine was busy, so small differences mean nothing." if self.about["load"] > BUSY else ""
-        return (f"Time per step as a multiple of the bare loop: median (quartiles, fastest slice against fastest slice). "
-                f"{self.about['processor']}, load {self.about['load']} at the start; Python {self.about['python']}, "
-                f"torch {self.about['torch']}, {versions}; one thread.{busy}")  # fmt: skip
+        busy = (
+            " The machine was busy, so small differences mean nothing." if self.about["load"] > BUSY else ""
+        )
+        return (
+            "Time per step as a multiple of the bare loop: median (quartiles, fastest slice against "
+            f"fastest slice). {self.about['processor']}, load {self.about['load']} at the start; Python "
+            f"{self.about['python']}, torch {self.about['torch']}, {versions}; one thread.{busy}"
+        )
 
     @property
     def heads(self) -> list[str]:
@@ -105,14 +131,23 @@ class Report:
         """One line of the table."""
         own = row.cells.get("hookline")
         against = own["by_hand"] if own else None
-        aim = "" if own is None or own["aim"] is None else f"≤ {own['aim']:.2f}{' by hand' if own['stage'] == 'compiled' else ''}"
+        aim = (
+            ""
+            if own is None or own["aim"] is None
+            else f"≤ {own['aim']:.2f}{' by hand' if own['stage'] == 'compiled' else ''}"
+        )
         return [
-            row.title, str(len(own["ratios"])) if own else "", f"{row.bare:,.0f}",
-            _short(row.controls.get("bare")), _short(row.controls.get("by hand")),
-            *(_long(row.cells.get(driver)) for driver in self.drivers), _long(against), aim,
-        ]  # fmt: skip
+            row.title,
+            str(len(own["ratios"])) if own else "",
+            f"{row.bare:,.0f}",
+            _short(row.controls.get("bare")),
+            _short(row.controls.get("by hand")),
+            *(_long(row.cells.get(driver)) for driver in self.drivers),
+            _long(against),
+            aim,
+        ]
 
-    # ---- the picture --------------------------------------------------------------------------------------------
+    # ---- the picture ---------------------------------------------------------------------------------------
 
     def picture(self, path: Path) -> None:
         """Draw two panels: Hookline and the loops by hand, where a percent shows; and all trainers."""
@@ -128,15 +163,41 @@ class Report:
         far.set_title("all trainers", fontsize=10.5)
         for panel in (near, far):
             _axis(panel)
-        figure.suptitle("Time per training step, as a multiple of a bare PyTorch loop", fontsize=13, fontweight="bold")
-        handles = [Line2D([], [], marker="o", linestyle="", color=COLOURS[driver], label=f"{TITLES[driver]} {self.about[driver]}")
-                   for driver in self.drivers]  # fmt: skip
+        figure.suptitle(
+            "Time per training step, as a multiple of a bare PyTorch loop", fontsize=13, fontweight="bold"
+        )
+        handles = [
+            Line2D(
+                [],
+                [],
+                marker="o",
+                linestyle="",
+                color=COLOURS[driver],
+                label=f"{TITLES[driver]} {self.about[driver]}",
+            )
+            for driver in self.drivers
+        ]
         handles += [
-            Line2D([], [], marker="D", linestyle="", markerfacecolor="none", color="#555555", label="gradients cleared by hand"),
+            Line2D(
+                [],
+                [],
+                marker="D",
+                linestyle="",
+                markerfacecolor="none",
+                color="#555555",
+                label="gradients cleared by hand",
+            ),
             Line2D([], [], marker="|", markersize=11, linestyle="", color="#dc2626", label="aim of Hookline"),
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False, fontsize=9,
-                      title="median; thin line: quartiles; logarithmic axis; smaller is better", title_fontsize=9)  # fmt: skip
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=min(len(handles), 5),
+            frameon=False,
+            fontsize=9,
+            title="median; thin line: quartiles; logarithmic axis; smaller is better",
+            title_fontsize=9,
+        )
         figure.savefig(path, dpi=130)
 
     def _near(self, panel: Any, row: Row, place: int) -> None:
@@ -144,8 +205,15 @@ class Report:
             _dot(panel, control, place + 0.2, "#555555", "D", 4)
         if cell := row.cells.get("hookline"):
             _dot(panel, cell, place - 0.12, COLOURS["hookline"], "o", 6)
-            panel.annotate(f"{cell['ratio']:.2f}", (cell["high"], place - 0.12), xytext=(5, 0), textcoords="offset points",
-                           va="center", fontsize=8, color=COLOURS["hookline"])  # fmt: skip
+            panel.annotate(
+                f"{cell['ratio']:.2f}",
+                (cell["high"], place - 0.12),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color=COLOURS["hookline"],
+            )
             if cell["aim"] is not None and cell["stage"] != "compiled":
                 panel.plot([cell["aim"]], [place - 0.12], marker="|", markersize=11, color="#dc2626")
 
@@ -156,8 +224,15 @@ class Report:
                 y = place + (index - (len(self.drivers) - 1) / 2) * height
                 _dot(panel, cell, y, COLOURS[driver], "o", 5)
                 if driver == "lightning":
-                    panel.annotate(f"{cell['ratio']:.1f}", (cell["high"], y), xytext=(5, 0), textcoords="offset points",
-                                   va="center", fontsize=8, color=COLOURS[driver])  # fmt: skip
+                    panel.annotate(
+                        f"{cell['ratio']:.1f}",
+                        (cell["high"], y),
+                        xytext=(5, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8,
+                        color=COLOURS[driver],
+                    )
 
 
 def _short(cell: Cell | None) -> str:
@@ -173,8 +248,14 @@ def _long(cell: Cell | None) -> str:
 
 def _dot(panel: Any, cell: Cell, y: float, colour: str, marker: str, size: float) -> None:
     panel.plot([cell["low"], cell["high"]], [y, y], color=colour, linewidth=1)
-    panel.plot([cell["ratio"]], [y], marker=marker, markersize=size, color=colour,
-               markerfacecolor="none" if marker == "D" else colour)  # fmt: skip
+    panel.plot(
+        [cell["ratio"]],
+        [y],
+        marker=marker,
+        markersize=size,
+        color=colour,
+        markerfacecolor="none" if marker == "D" else colour,
+    )
 
 
 def _axis(panel: Any) -> None:
@@ -183,8 +264,14 @@ def _axis(panel: Any) -> None:
     lowest, highest = min(lowest, 0.9), max(highest, 1.1)
     panel.set_xlim(lowest, highest * (highest / lowest) ** 0.1)  # room for the numbers
     wide = highest / lowest
-    near, medium, far = (0.8, 0.9, 1, 1.1, 1.2, 1.3), (0.3, 0.5, 0.7, 1, 1.4, 2, 3), (0.2, 0.5, 1, 2, 5, 10, 20, 50)
-    ticks = [tick for tick in (near if wide < 2 else medium if wide < 8 else far) if lowest <= tick <= highest]
+    near, medium, far = (
+        (0.8, 0.9, 1, 1.1, 1.2, 1.3),
+        (0.3, 0.5, 0.7, 1, 1.4, 2, 3),
+        (0.2, 0.5, 1, 2, 5, 10, 20, 50),
+    )
+    ticks = [
+        tick for tick in (near if wide < 2 else medium if wide < 8 else far) if lowest <= tick <= highest
+    ]
     panel.set_xticks(ticks, [f"{tick:g}×" for tick in ticks], fontsize=9)
     panel.minorticks_off()
     panel.axvline(1, color="#222222", linewidth=1)

@@ -19,7 +19,9 @@ CONTROLS = {
     "compiled": (AGAIN, Case("the same parts compiled by hand", drivers=("by hand",))),
     "startup": (AGAIN,),
 }
-"""Other loops by hand: how far apart equal loops come out, and what `Optimizer.zero_grad` costs, which Hookline does without."""
+"""Other loops by hand: how far apart equal loops come out, and what `Optimizer.zero_grad` costs, which
+Hookline does without.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,31 +68,98 @@ WALL = time.perf_counter_ns
 TEN = Case("10 listening hooks", 10, listening=True)
 
 SECTIONS = (
-    Section("list", "Linear, list", Tiny, LISTED, 10, 40, peers=True, weight=2, cases=(
-        Case(aim=1.00),
-        Case("10 silent hooks", 10),
-        replace(TEN, aim=1.08),
-        replace(TEN, name=f"{TEN.name}, accounting off", accounting=False, drivers=("hookline",), aim=1.04),
-        Case("50 listening hooks", 50, listening=True),
-        Case("a metric per step, a row per 50", row_every=50),
-        Case("a metric and a row per step", row_every=1),
-    )),
+    Section(
+        "list",
+        "Linear, list",
+        Tiny,
+        LISTED,
+        10,
+        40,
+        peers=True,
+        weight=2,
+        cases=(
+            Case(aim=1.00),
+            Case("10 silent hooks", 10),
+            replace(TEN, aim=1.08),
+            replace(
+                TEN, name=f"{TEN.name}, accounting off", accounting=False, drivers=("hookline",), aim=1.04
+            ),
+            Case("50 listening hooks", 50, listening=True),
+            Case("a metric per step, a row per 50", row_every=50),
+            Case("a metric and a row per step", row_every=1),
+        ),
+    ),
     _linear("loader-1", "Linear, DataLoader(batch 1)", loaded(numbers, 1), aim=1.02),
     _linear("loader-64", "Linear, DataLoader(batch 64)", loaded(numbers, 64), rounds=0.6),
     _linear("workers-1", "Linear, DataLoader(batch 1, 2 workers)", loaded(numbers, 1, 2), clock=WALL),
-    _linear("workers-64", "Linear, DataLoader(batch 64, 2 workers)", loaded(numbers, 64, 2), clock=WALL, rounds=0.6),
+    _linear(
+        "workers-64",
+        "Linear, DataLoader(batch 64, 2 workers)",
+        loaded(numbers, 64, 2),
+        clock=WALL,
+        rounds=0.6,
+    ),
     _linear("iterable", "Linear, iterable", streamed(partial(numbers, 1)), aim=1.06),
-    Section("memory-64", "MLP, 20,000 x 784 shuffled, batch 64", Digits, shuffled(DIGITS, 20_000, 64), 4, 16,
-            (Case(aim=0.85),), rounds=0.6),
-    Section("memory-256", "MLP, 20,000 x 784 shuffled, batch 256", Digits, shuffled(DIGITS, 20_000, 256), 1, 6,
-            (Case(aim=0.80),), rounds=0.6),
+    Section(
+        "memory-64",
+        "MLP, 20,000 x 784 shuffled, batch 64",
+        Digits,
+        shuffled(DIGITS, 20_000, 64),
+        4,
+        16,
+        (Case(aim=0.85),),
+        rounds=0.6,
+    ),
+    Section(
+        "memory-256",
+        "MLP, 20,000 x 784 shuffled, batch 256",
+        Digits,
+        shuffled(DIGITS, 20_000, 256),
+        1,
+        6,
+        (Case(aim=0.80),),
+        rounds=0.6,
+    ),
     Section("mlp", "MLP, list", MLP, listed(classes), 4, 16, (Case(), TEN), rounds=0.6, peers=True),
     Section("gpt", "GPT, list", GPT, listed(text), 1, 4, (Case(), TEN), rounds=0.6, peers=True),
     Section("validation", "Linear, validation pass, list", Tiny, LISTED, 20, 80, stage="validation"),
-    Section("startup", "start-up, fit of one batch", Tiny, LISTED, 0, 1, stage="startup", untimed_rounds=0,
-            rounds=0.1, setups=6, weight=10),
-    Section("compiled-linear", "Linear, compiled step, list", Tiny, listed(numbers), 10, 40, (Case(aim=1.05),), stage="compiled",
-            rounds=0.6, setups=1, weight=6),
-    Section("compiled-mlp", "MLP, compiled step, list", MLP, listed(classes), 4, 16, (Case(aim=1.05),), stage="compiled",
-            rounds=0.6, setups=1, weight=6),
-)  # fmt: skip
+    Section(
+        "startup",
+        "start-up, fit of one batch",
+        Tiny,
+        LISTED,
+        0,
+        1,
+        stage="startup",
+        untimed_rounds=0,
+        rounds=0.1,
+        setups=6,
+        weight=10,
+    ),
+    Section(
+        "compiled-linear",
+        "Linear, compiled step, list",
+        Tiny,
+        listed(numbers),
+        10,
+        40,
+        (Case(aim=1.05),),
+        stage="compiled",
+        rounds=0.6,
+        setups=1,
+        weight=6,
+    ),
+    Section(
+        "compiled-mlp",
+        "MLP, compiled step, list",
+        MLP,
+        listed(classes),
+        4,
+        16,
+        (Case(aim=1.05),),
+        stage="compiled",
+        rounds=0.6,
+        setups=1,
+        weight=6,
+    ),
+)

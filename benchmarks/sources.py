@@ -13,7 +13,9 @@ from work import Batch
 
 @dataclass(frozen=True)
 class Data:
-    """What one training reads: the batches of an epoch, how many steps it takes at least, and in how many epochs."""
+    """What one training reads: the batches of an epoch, how many steps it takes at least, and in how many
+    epochs.
+    """
 
     batches: Any
     steps: int
@@ -60,7 +62,9 @@ def loaded(batch: Callable[[int], Batch], size: int, workers: int = 0) -> Source
 
 
 def shuffled(batch: Callable[[int], Batch], samples: int, size: int) -> Source:
-    """A DataLoader that shuffles a TensorDataset, as many epochs as it takes. All trainings read the same tensors."""
+    """A DataLoader that shuffles a TensorDataset, as many epochs as it takes. All trainings read the same
+    tensors.
+    """
     made: list[TensorDataset] = []
 
     def make(steps: int) -> Data:

@@ -1,7 +1,9 @@
-"""What measuring the time costs a training step: by itself, and in alternating slices of one and the same run.
+"""What measuring the time costs a training step: by itself, and in alternating slices of one and the same
+run.
 
-Two runs differ by more than the clocks cost, whatever the machine does meanwhile; two slices of one run do less so. A busy
-machine disturbs the slices too; what fetching and sampling take by themselves, at best, can be told on any.
+Two runs differ by more than the clocks cost, whatever the machine does meanwhile; two slices of one run do
+less so. A busy machine disturbs the slices too; what fetching and sampling take by themselves, at best, can
+be told on any.
 """
 
 from __future__ import annotations
@@ -28,8 +30,15 @@ BATCHES, TRIES = 500, 400
 STEPS, SLICE = 80_000, 4 * EVERY  # a slice has four sampled steps
 AIM = 1.0
 """Microseconds per batch."""
-EVENTS_OF_A_STEP = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-                    "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end")  # fmt: skip
+EVENTS_OF_A_STEP = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_after_optimizer_step",
+    "on_train_batch_end",
+)
 KINDS = ("with", "without")
 TIMES: dict[str, list[float]] = {kind: [] for kind in KINDS}
 
@@ -51,7 +60,9 @@ class Small(Module):
 
 
 class Alternating(Fetcher):
-    """Fetches slice by slice, one with and one without clocks, events and samples; what lies around them is the same."""
+    """Fetches slice by slice, one with and one without clocks, events and samples; what lies around them is
+    the same.
+    """
 
     __slots__ = ("_began", "_fetched")
 
@@ -86,7 +97,9 @@ def best(measured: Callable[[], object]) -> float:
 
 
 def by_itself() -> tuple[float, float]:
-    """Return the microseconds a batch that fetching costs more than a plain loop, and those of sampling one step in EVERY."""
+    """Return the microseconds a batch that fetching costs more than a plain loop, and those of sampling one
+    step in EVERY.
+    """
     plan, data = Plan(EVENTS), [None] * BATCHES
     s = State(hooks=HookList(plan, EVENTS))
     timer = RunTimer(plan, s, torch.device("cpu"))
@@ -119,14 +132,19 @@ def main() -> None:
     """Measure, and print the difference at several quantiles: low ones are disturbed least."""
     torch.set_num_threads(1)
     fetching, sampling = by_itself()
-    print(f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {EVERY} {sampling:.2f} µs a step; aim: at most "
-          f"{AIM:.0f} µs together.\nIn a run, in slices of {SLICE} batches:")  # fmt: skip
+    print(
+        f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {EVERY} {sampling:.2f} µs a "
+        f"step; aim: at most {AIM:.0f} µs together.\n"
+        f"In a run, in slices of {SLICE} batches:"
+    )
     hookline.loops.fit.Fetcher = Alternating  # type: ignore[misc]
     batches = [(torch.randn(8, 32), torch.randn(8, 2))] * STEPS
     Trainer(max_epochs=1, enable_progress_bar=False, logger=False).fit(Small(), batches)
     print("quantile   with, µs   without, µs   difference, µs")
     for quantile in (0.1, 0.25, 0.5):
-        measured, without = (sorted(TIMES[kind])[int(len(TIMES[kind]) * quantile)] for kind in ("with", "without"))
+        measured, without = (
+            sorted(TIMES[kind])[int(len(TIMES[kind]) * quantile)] for kind in ("with", "without")
+        )
         print(f"{quantile:8.2f} {measured:10.2f} {without:13.2f} {measured - without:16.2f}")
 
 

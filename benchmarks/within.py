@@ -1,6 +1,7 @@
 """What one logged metric costs in a real step: logged in every other twenty steps of one and the same run.
 
-Two runs differ by more than a metric costs, whatever the machine does meanwhile; two steps of one run hardly do.
+Two runs differ by more than a metric costs, whatever the machine does meanwhile; two steps of one run hardly
+do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class Alternating(Module):
         super().__init__()
         self.layer = torch.nn.Linear(32, 2)
         self.times: dict[str, list[int]] = {"log": [], "empty": []}
-        self.clock: list[int] = [0, 0]  # a list, because writing an attribute of a module costs more than a metric
+        self.clock: list[int] = [
+            0,
+            0,
+        ]  # a list, because writing an attribute of a module costs more than a metric
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The time between two steps belongs to what the first of them did."""
@@ -56,7 +60,10 @@ def main() -> None:
     trainer.fit(module, batches)
     print("quantile   with, µs   without, µs   difference, µs   (aim: at most 3)")
     for quantile in (0.1, 0.25, 0.5):
-        logged, empty = (sorted(module.times[kind])[int(len(module.times[kind]) * quantile)] / 1e3 for kind in ("log", "empty"))
+        logged, empty = (
+            sorted(module.times[kind])[int(len(module.times[kind]) * quantile)] / 1e3
+            for kind in ("log", "empty")
+        )
         print(f"{quantile:8.2f} {logged:10.2f} {empty:13.2f} {logged - empty:16.2f}")
 
 

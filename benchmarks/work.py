@@ -30,7 +30,9 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int = 128) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
@@ -70,7 +72,9 @@ class GPT(nn.Module):
     def __init__(self, vocabulary: int = 65, length: int = 32, width: int = 64) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Parameter(torch.zeros(length, width))
-        self.blocks = nn.Sequential(Block(width, 4), Block(width, 4), nn.LayerNorm(width), nn.Linear(width, vocabulary))
+        self.blocks = nn.Sequential(
+            Block(width, 4), Block(width, 4), nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""

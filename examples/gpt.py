@@ -1,7 +1,8 @@
-"""Train a small GPT, character by character, on the texts behind Python's `help()`, and see what its hooks do.
+"""Train a small GPT, character by character, on the texts behind Python's `help()`, and see what its hooks
+do.
 
-About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps 100` for a first
-look. The configuration beside this file says which of these classes a run is made of.
+About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps
+100` for a first look. The configuration beside this file says which of these classes a run is made of.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class GPT(Module):
             decay = max(0.0, step - warmup) / max(1.0, steps - warmup)
             return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * decay))
 
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
 
     @torch.no_grad()
     def write(self, text: Tensor, length: int, temperature: float = 0.8) -> Tensor:
@@ -86,7 +90,9 @@ class GPT(Module):
 
 
 class Text(DataModule):
-    """Windows of the text, drawn at random for training; the last tenth is for validation. The whole run is one epoch."""
+    """Windows of the text, drawn at random for training; the last tenth is for validation. The whole run is
+    one epoch.
+    """
 
     def __init__(self, steps: int = 800) -> None:
         self.steps = steps
@@ -98,14 +104,18 @@ class Text(DataModule):
         self.val = TensorDataset(codes[cut:].unfold(0, CONTEXT + 1, CONTEXT))
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        return DataLoader(self.train, BATCH, sampler=RandomSampler(self.train, num_samples=self.steps * BATCH))
+        return DataLoader(
+            self.train, BATCH, sampler=RandomSampler(self.train, num_samples=self.steps * BATCH)
+        )
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         return DataLoader(self.val, BATCH)
 
 
 class WatchGradients(Hook):
-    """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they want."""
+    """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they
+    want.
+    """
 
     leader = ""
 
@@ -124,7 +134,10 @@ class Report(Hook):
 
     def on_fit_start(self, trainer: Trainer, module: GPT) -> None:
         parameters = sum(p.numel() for p in module.parameters())
-        print(f"{len(TEXT):,} characters of text, a GPT with {parameters:,} parameters, on {trainer.device}", flush=True)
+        print(
+            f"{len(TEXT):,} characters of text, a GPT with {parameters:,} parameters, on {trainer.device}",
+            flush=True,
+        )
 
     def on_validation_end(self, step: int, metrics: Metrics, sanity_checking: bool) -> None:
         if not sanity_checking:
@@ -137,5 +150,8 @@ class Report(Hook):
         print("\n--- what it writes now ---", sample, "---", sep="\n")
         if "val/loss" in metrics:  # a run that is cut short may end before its first validation
             loss = metrics["val/loss"]
-            print(f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: {entropy:.3f}\n")
+            print(
+                f"\nValidation loss {loss:.3f} nats per character; knowing only how often each occurs: "
+                f"{entropy:.3f}\n"
+            )
         print(f"The log of this run: {trainer.run_dir / 'log.jsonl'}", flush=True)

@@ -1,4 +1,6 @@
-"""A clock that goes back: the run is killed and started again while the wall clock jumps, and loses nothing by it."""
+"""A clock that goes back: the run is killed and started again while the wall clock jumps, and loses nothing
+by it.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,20 @@ class Clocks(Kind):
         return some(30, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run that is killed and started again, each time with another clock, which is set again and again as well."""
+        """A run that is killed and started again, each time with another clock, which is set again and again
+        as well.
+        """
         rng = random.Random(f"clock {self.seed} {number}")
         settings = draw(rng)
         expected = self.references.digest(settings)
         way = rng.choice(("back at every start", "back at every look", "anywhere"))
         kills, shift = rng.choice((1, 2, 3)), 0.0
         while True:
-            shift = shift - rng.uniform(60.0, FARTHEST / 10) if way == "back at every start" else rng.uniform(-FARTHEST, FARTHEST)
+            shift = (
+                shift - rng.uniform(60.0, FARTHEST / 10)
+                if way == "back at every start"
+                else rng.uniform(-FARTHEST, FARTHEST)
+            )
             child = start(folder, settings, way, shift, rng.random())
             if kills:
                 wait_for(child, rng, rng.choice(AIMS), self.references.seconds(settings))

@@ -12,7 +12,9 @@ from trials import Kind, Outcome, go_on, last_words
 
 FOLDER, LOG = "checkpoints", "calls.txt"
 TORN, BEHIND = 100_000, 1_000_000
-"""A trial's number is that of the call; plus TORN: half of a write gets through; plus BEHIND: saved in the background."""
+"""A trial's number is that of the call; plus TORN: half of a write gets through; plus BEHIND: saved in the
+background.
+"""
 ORDER = {-1: "sync", -2: "async"}
 """Trials that nothing is killed in: they look at the order of the calls."""
 
@@ -37,19 +39,34 @@ class Crashes(Kind):
         first, expected = Child(folder, settings, body=body), self.references.digest(settings)
         code = first.wait()
         if code != -9 and not (behind and code == 0):  # saves in the background may be fewer: one at a time
-            return Outcome(number, wrong=f"exit code {code} instead of a kill at call {at}; said: {last_words(first.said)}")
-        return go_on(Outcome(number, note=settings.save + (", torn write" if torn else "")), first, settings, expected)
+            return Outcome(
+                number,
+                wrong=f"exit code {code} instead of a kill at call {at}; said: {last_words(first.said)}",
+            )
+        return go_on(
+            Outcome(number, note=settings.save + (", torn write" if torn else "")), first, settings, expected
+        )
 
     def trials(self, share: float) -> list[int]:
-        """Every call of three saves, found by recording a run: the first, the first that replaces, the first that prunes."""
+        """Every call of three saves, found by recording a run: the first, the first that replaces, the first
+        that prunes.
+        """
         with tempfile.TemporaryDirectory() as folder:
             calls, said = recorded(Path(folder), "sync")
         if not calls:
             raise SystemExit(f"A run whose file-system calls were to be recorded made none; it said: {said}")
         saves = _saves(calls)
-        chosen = [saves[0], next(filter(_replaces, saves), saves[-1]), next(filter(_prunes, saves), saves[-1])]
+        chosen = [
+            saves[0],
+            next(filter(_replaces, saves), saves[-1]),
+            next(filter(_prunes, saves), saves[-1]),
+        ]
         plain = sorted({number for save in chosen for number, _, _ in save})
-        torn = [TORN + number for number, name, _ in sorted({each for save in chosen for each in save}) if name == "write"]
+        torn = [
+            TORN + number
+            for number, name, _ in sorted({each for save in chosen for each in save})
+            if name == "write"
+        ]
         every = max(1, round(1 / share))
         return [*ORDER, *plain[::every], *torn[::every], *(BEHIND + each for each in plain[:: 3 * every])]
 
@@ -68,7 +85,10 @@ def _saves(calls: list[Call]) -> list[Save]:
 
 
 def _replaces(save: Save) -> bool:
-    return any(name == "exchange" or (name in ("rename", "replace") and path.endswith(".old")) for _, name, path in save)
+    return any(
+        name == "exchange" or (name in ("rename", "replace") and path.endswith(".old"))
+        for _, name, path in save
+    )
 
 
 def _prunes(save: Save) -> bool:

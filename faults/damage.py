@@ -1,4 +1,6 @@
-"""Damaged files: the newest checkpoint must be passed over, by name and with the reason, and an older whole one taken."""
+"""Damaged files: the newest checkpoint must be passed over, by name and with the reason, and an older whole
+one taken.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,23 @@ class Damage(Kind):
         return some(32, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """Every fifth trains on to the end from one damaged folder, the others only look where a run begins, many times."""
+        """Every fifth trains on to the end from one damaged folder, the others only look where a run begins,
+        many times.
+        """
         rng = random.Random(f"damage {self.seed} {number}")
-        settings = Settings(rng.choice(("32", "bf16-mixed")), save=rng.choice(("sync", "async")), stop_at=STOP_AT)
+        settings = Settings(
+            rng.choice(("32", "bf16-mixed")), save=rng.choice(("sync", "async")), stop_at=STOP_AT
+        )
         before = Child(folder / "before", settings)
         if before.wait() != 0 or not newest_first(folder / "before" / RUN):
-            return Outcome(number, wrong=f"the run to be damaged could not be made: {last_words(before.said)}")
-        return self.look(number, rng, folder) if number % 5 else self.go_on(number, rng, folder, settings.numbers)
+            return Outcome(
+                number, wrong=f"the run to be damaged could not be made: {last_words(before.said)}"
+            )
+        return (
+            self.look(number, rng, folder)
+            if number % 5
+            else self.go_on(number, rng, folder, settings.numbers)
+        )
 
     def go_on(self, number: int, rng: random.Random, folder: Path, settings: Settings) -> Outcome:
         """One damaged folder, trained on to the end."""
@@ -50,7 +62,10 @@ class Damage(Kind):
         outcome = compare(Outcome(number, note="to the end"), child, self.references.digest(settings))
         began = [name for kind, _, name in notes(child.folder) if kind == "resumed"]
         if began != [expected.name]:
-            outcome.lost, outcome.wrong = 1, f"{outcome.wrong} began at {began}, not at {expected.name} after: {done}"
+            outcome.lost, outcome.wrong = (
+                1,
+                f"{outcome.wrong} began at {began}, not at {expected.name} after: {done}",
+            )
         outcome.wrong = outcome.wrong or unsaid(child.said, must_be_said)
         return outcome
 
@@ -73,11 +88,15 @@ class Damage(Kind):
         problems = []
         for index in range(AT_ONCE):
             place = folder / f"look-{index}"
-            shutil.copytree(folder / "before" / RUN, place / RUN, ignore=shutil.ignore_patterns("*.sock"))  # of a dead process
+            shutil.copytree(
+                folder / "before" / RUN, place / RUN, ignore=shutil.ignore_patterns("*.sock")
+            )  # of a dead process
             done, expected = damage(rng, place / RUN)
             must_be_said = in_the_way(done, expected)
             where, said = begin(place)
-            if where is not None and any(path == where for path, _, _ in done):  # swapped with a twin: no harm
+            if where is not None and any(
+                path == where for path, _, _ in done
+            ):  # swapped with a twin: no harm
                 if differs(place, where, folder / "before"):
                     problems.append({"silent": 1, "wrong": f"took {where.name} without a word after: {done}"})
             elif where != expected:
@@ -89,7 +108,7 @@ class Damage(Kind):
         (folder / "found.json").write_text(json.dumps(problems))
 
 
-# ---- damaging ----------------------------------------------------------------------------------------------------
+# ---- damaging ----------------------------------------------------------------------------------------------
 
 Done = list[tuple[Path, str, str]]
 """The checkpoint, the file in it and what was done to it."""
@@ -97,8 +116,11 @@ Done = list[tuple[Path, str, str]]
 
 def newest_first(run_dir: Path) -> list[Path]:
     """The checkpoints of a run that nothing has happened to, by their numbers in it."""
-    manifests = {path.parent: json.loads(path.read_text()) for path in run_dir.rglob("manifest.json")
-                 if not any(part.startswith(".") for part in path.relative_to(run_dir).parts)}  # fmt: skip
+    manifests = {
+        path.parent: json.loads(path.read_text())
+        for path in run_dir.rglob("manifest.json")
+        if not any(part.startswith(".") for part in path.relative_to(run_dir).parts)
+    }
     return sorted(manifests, key=lambda path: manifests[path]["saves"], reverse=True)
 
 
@@ -107,7 +129,9 @@ def _number(path: Path) -> int:
 
 
 def damage(rng: random.Random, run_dir: Path) -> tuple[Done, Path]:
-    """Damage the newest checkpoint, or the two newest. Returns what was done, and which one a resume must take."""
+    """Damage the newest checkpoint, or the two newest. Returns what was done, and which one a resume must
+    take.
+    """
     checkpoints = newest_first(run_dir)
     done: Done = []
     for path in checkpoints[: rng.choice((1, 1, 1, 2))]:
@@ -148,7 +172,7 @@ def _damage_file(rng: random.Random, file: Path, way: str) -> None:
     file.write_bytes(data)
 
 
-# ---- looking -----------------------------------------------------------------------------------------------------
+# ---- looking -----------------------------------------------------------------------------------------------
 
 
 class Enough(Exception):
@@ -197,7 +221,9 @@ def begin(place: Path) -> tuple[Path | None, str]:
 
 
 def differs(place: Path, taken: Path, before: Path) -> bool:
-    """Whether what was read is other than what had been saved: a flipped blank in the manifest's layout changes nothing."""
+    """Whether what was read is other than what had been saved: a flipped blank in the manifest's layout
+    changes nothing.
+    """
     return _bytes_of(read(taken)) != _bytes_of(read(before / taken.relative_to(place)))
 
 
@@ -208,7 +234,9 @@ def _bytes_of(contents: Any) -> str:
 
 
 def in_the_way(done: Done, expected: Path) -> Done:
-    """The damaged ones that a resume meets on its way to the one expected; a swapped manifest may have put one behind it."""
+    """The damaged ones that a resume meets on its way to the one expected; a swapped manifest may have put
+    one behind it.
+    """
     return [each for each in done if each[2] != "swapped" or _number(each[0]) > _number(expected)]
 
 
@@ -217,6 +245,8 @@ def unsaid(said: str, done: Done) -> str:
     for path, file, way in done:
         # with another one's manifest it is the other files that look wrong
         named = "" if (file, way) == ("manifest.json", "swapped") else file
-        if not any("passes over" in line and path.name in line and named in line for line in said.splitlines()):
+        if not any(
+            "passes over" in line and path.name in line and named in line for line in said.splitlines()
+        ):
             return f"{path.name}/{file} was {way}, and nobody said so; said: {last_words(said)}"
     return ""

@@ -1,4 +1,6 @@
-"""A full disk: the error says where and why, older checkpoints stay whole, and with room again the run goes on exactly."""
+"""A full disk: the error says where and why, older checkpoints stay whole, and with room again the run goes
+on exactly.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,24 @@ class DiskFull(Kind):
         return some(20, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run whose disk is full from some step on: it stops, or goes on without checkpoints, as it was told."""
+        """A run whose disk is full from some step on: it stops, or goes on without checkpoints, as it was
+        told.
+        """
         rng = random.Random(f"disk full {self.seed} {number}")
         goes_on = number % 2 == 1
-        settings = dataclasses.replace(draw(rng), logger=False, workers=0, on_save_error="warn" if goes_on else "raise")
+        settings = dataclasses.replace(
+            draw(rng), logger=False, workers=0, on_save_error="warn" if goes_on else "raise"
+        )
         expected = self.references.digest(settings)
         with small_disk(folder / "disk") as disk:
             full = (FillUp if disk else LimitFiles)(rng, folder / "disk")
-            first = Child(folder, settings, body=lambda: train(folder, settings, (full,), run_dir=folder / "disk" / RUN))
+            first = Child(
+                folder, settings, body=lambda: train(folder, settings, (full,), run_dir=folder / "disk" / RUN)
+            )
             code = first.wait()
-            outcome = Outcome(number, note=("a small disk" if disk else "limited files") + (", goes on" if goes_on else ""))
+            outcome = Outcome(
+                number, note=("a small disk" if disk else "limited files") + (", goes on" if goes_on else "")
+            )
             outcome.wrong = self.judge(first, code, goes_on, folder / "disk" / RUN)
             (folder / "disk" / "ballast").unlink(missing_ok=True)
             if outcome.wrong:
@@ -50,7 +60,9 @@ class DiskFull(Kind):
             if goes_on:
                 del expected["kept checkpoints"]  # fewer than with room for all of them
                 return compare(outcome, first, expected)
-            last = Child(folder, settings, body=lambda: train(folder, settings, run_dir=folder / "disk" / RUN))
+            last = Child(
+                folder, settings, body=lambda: train(folder, settings, run_dir=folder / "disk" / RUN)
+            )
             last.wait()
             return compare(outcome, last, expected)
 
@@ -75,7 +87,10 @@ class FillUp(Hook):
         """Before the save of that step."""
         if step == self.at:
             free = os.statvfs(self.disk)
-            with contextlib.suppress(OSError), (self.disk / "ballast").open("wb") as file:  # a save may go on at the same time
+            with (
+                contextlib.suppress(OSError),
+                (self.disk / "ballast").open("wb") as file,
+            ):  # a save may go on at the same time
                 file.write(bytes(max(0, free.f_bavail * free.f_frsize - self.room)))
 
 

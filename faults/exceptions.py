@@ -1,4 +1,6 @@
-"""An error at every event, from every position: everyone hears of it once, everyone is torn down once, the first error wins."""
+"""An error at every event, from every position: everyone hears of it once, everyone is torn down once, the
+first error wins.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,23 @@ class Exceptions(Kind):
     def try_it(self, number: int, folder: Path) -> Outcome:
         """One run that fails at one event in one place."""
         event, position = places()[number]
-        child = Child(folder, Settings(), body=lambda: fail(event, position, ERRORS[(number + self.seed) % len(ERRORS)], folder))
+        child = Child(
+            folder,
+            Settings(),
+            body=lambda: fail(event, position, ERRORS[(number + self.seed) % len(ERRORS)], folder),
+        )
         code = child.wait()
         answer = folder / "answer.json"
         if not answer.exists():
-            return Outcome(number, wrong=f"{event.name}, {position}: exit code {code}; said: {last_words(child.said)}")
+            return Outcome(
+                number, wrong=f"{event.name}, {position}: exit code {code}; said: {last_words(child.said)}"
+            )
         wrong = json.loads(answer.read_text())
         wrong = wrong and f"{event.name}, {position}: {wrong}"
         return Outcome(number, resumed=1, exact=int(not wrong), wrong=wrong, note=position)
 
 
-# ---- who takes part ----------------------------------------------------------------------------------------------
+# ---- who takes part ----------------------------------------------------------------------------------------
 
 
 class Counts:
@@ -147,7 +155,7 @@ class Preempt(Hook):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-# ---- one failure -------------------------------------------------------------------------------------------------
+# ---- one failure -------------------------------------------------------------------------------------------
 
 
 def fail(event: Event, position: str, error: type[BaseException], folder: Path) -> None:
@@ -155,17 +163,26 @@ def fail(event: Event, position: str, error: type[BaseException], folder: Path) 
     planned = error(f"{event.name} in {position}")
     before = RuntimeError("what failed first")
     alone = position == "module" and event.name.endswith("_dataloader")
-    people: dict[str, Any] = {name: failing(kind, event, planned if name == position else None)
-                              for name, kind in (("first", Counting), ("middle", Counting), ("last", Counting),
-                                                 ("module", Alone if alone else Net), ("datamodule", Data))
-                              if name != "datamodule" or not alone}  # fmt: skip
+    people: dict[str, Any] = {
+        name: failing(kind, event, planned if name == position else None)
+        for name, kind in (
+            ("first", Counting),
+            ("middle", Counting),
+            ("last", Counting),
+            ("module", Alone if alone else Net),
+            ("datamodule", Data),
+        )
+        if name != "datamodule" or not alone
+    }
     people["last"].tier = "monitor"
     where = folder / "run" / "saved"
     if event.name == "on_checkpoint_failed":
         where = folder / "output.txt" / "saved"  # nothing can be saved below a file
     module, hooks = people["module"], [people["first"], people["middle"], Ask(where), people["last"]]
     if event.name == "on_exception":
-        hooks.append(failing(Hook, next(each for each in EVENT_ROWS if each.name == "on_train_epoch_start"), before))
+        hooks.append(
+            failing(Hook, next(each for each in EVENT_ROWS if each.name == "on_train_epoch_start"), before)
+        )
     if event.name == "on_validation_abandoned":
         hooks.append(Preempt())
     raised = run(event, module, people.get("datamodule"), hooks, folder)
@@ -178,15 +195,23 @@ def fail(event: Event, position: str, error: type[BaseException], folder: Path) 
         if each.heard["on_exception"] != told:
             wrong.append(f"{name} heard on_exception {each.heard['on_exception']} times, not {told}")
         if each.heard["teardown"] != min(1, each.heard["setup"]):
-            wrong.append(f"{name} was set up {each.heard['setup']} times and torn down {each.heard['teardown']} times")
+            wrong.append(
+                f"{name} was set up {each.heard['setup']} times and torn down {each.heard['teardown']} times"
+            )
     (folder / "answer.json").write_text(json.dumps("; ".join(wrong)))
 
 
 def failing(kind: type[Any], event: Event, error: BaseException | None) -> Any:
-    """An instance whose method for this event raises, after it has done what it would have done; or a plain one."""
+    """An instance whose method for this event raises, after it has done what it would have done; or a plain
+    one.
+    """
     if error is None:
         return kind()
-    name = event.spellings[0] if event.name in ("module_load_checkpoint", "strategy_setup", "strategy_teardown") else event.name
+    name = (
+        event.spellings[0]
+        if event.name in ("module_load_checkpoint", "strategy_setup", "strategy_teardown")
+        else event.name
+    )
     usual = getattr(kind, name) if name in Counts.__dict__ and issubclass(kind, Counts) else None
 
     def raises(self: Any) -> None:
@@ -199,8 +224,14 @@ def failing(kind: type[Any], event: Event, error: BaseException | None) -> Any:
 
 def run(event: Event, module: Any, data: Any, hooks: list[Any], folder: Path) -> BaseException | None:
     """The verb that the event belongs to; what it raised."""
-    options: Any = {"logger": False, "enable_progress_bar": False, "device": "cpu", "max_epochs": 1, "gradient_clip_val": 1.0,
-                    "on_save_error": "warn"}  # fmt: skip
+    options: Any = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "device": "cpu",
+        "max_epochs": 1,
+        "gradient_clip_val": 1.0,
+        "on_save_error": "warn",
+    }
     resume = None
     if "load" in event.name and "loader" not in event.name:
         resume = folder / "earlier" / "saved"

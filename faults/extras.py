@@ -1,4 +1,6 @@
-"""Files of others in checkpoints, written by a hook, while the run is killed: they are left alone, and go with the checkpoint."""
+"""Files of others in checkpoints, written by a hook, while the run is killed: they are left alone, and go
+with the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NAMES = ("config.json", "manifest.json", "model.safetensors", "state.json", "ran
 
 
 class Exports(Hook):
-    """Writes a folder for another tool beside our files, some of it under our names, and a note of the step."""
+    """Writes a folder for another tool beside our files, some of it under our names, and a
+    note of the step.
+    """
 
     def on_checkpoint_save(self, path: Path, step: int) -> None:
         """A checkpoint is complete."""
@@ -38,7 +42,9 @@ class Extras(Kind):
         return some(40, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run with such a hook, killed once or several times, then started again until it gets to its end."""
+        """One run with such a hook, killed once or several times, then started again until it gets to its
+        end.
+        """
         rng = random.Random(f"extras {self.seed} {number}")
         settings = draw(rng)
         expected = self.references.digest(settings)
@@ -52,13 +58,19 @@ class Extras(Kind):
             if child.wait() == 0 or kills == 0:
                 break
         if child.result is None:
-            last = _start(folder, dataclasses.replace(settings, workers=3 - settings.workers if settings.workers else 0))
+            last = _start(
+                folder, dataclasses.replace(settings, workers=3 - settings.workers if settings.workers else 0)
+            )
             last.wait()
         else:
             last = child
         outcome = compare(Outcome(number, note=killed), last, expected)
-        outcome.wrong = outcome.wrong or left_wrong(folder / RUN) or (
-            f"a checkpoint was passed over: {last_words(last.said)}" if "passes over" in last.said else ""
+        outcome.wrong = (
+            outcome.wrong
+            or left_wrong(folder / RUN)
+            or (
+                f"a checkpoint was passed over: {last_words(last.said)}" if "passes over" in last.said else ""
+            )
         )
         return outcome
 
@@ -68,9 +80,16 @@ def _start(folder: Path, settings: Settings) -> Child:
 
 
 def left_wrong(run_dir: Path) -> str:
-    """Empty if every checkpoint is whole, has the files of its own step and no other, and nothing else was left behind."""
-    folders = [each for parent in (run_dir / "checkpoints", run_dir / "checkpoints" / "best") if parent.is_dir()
-               for each in parent.iterdir() if each.name != "best"]  # fmt: skip
+    """Empty if every checkpoint is whole, has the files of its own step and no other, and nothing else was
+    left behind.
+    """
+    folders = [
+        each
+        for parent in (run_dir / "checkpoints", run_dir / "checkpoints" / "best")
+        if parent.is_dir()
+        for each in parent.iterdir()
+        if each.name != "best"
+    ]
     for path in folders:
         if path.name.startswith("."):
             return f"{path.name} was left behind"
@@ -82,5 +101,8 @@ def left_wrong(run_dir: Path) -> str:
         if not set(extra_names(path)) <= {"hf", "notes.txt"}:
             return f"{path.name} has {extra_names(path)}"
         if notes.exists() and notes.read_text() and int(notes.read_text()) != read_manifest(path)["step"]:
-            return f"{path.name} is of step {read_manifest(path)['step']}, and has the files of step {notes.read_text()}"
+            return (
+                f"{path.name} is of step {read_manifest(path)['step']}, and has the files of step "
+                f"{notes.read_text()}"
+            )
     return ""

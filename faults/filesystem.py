@@ -1,6 +1,7 @@
 """The file-system calls of a save: written down, or ended by SIGKILL at the n-th of them.
 
-Python's own functions are replaced in the process that trains, so no privileges and no other program are needed.
+Python's own functions are replaced in the process that trains, so no privileges and no other program are
+needed.
 """
 
 from __future__ import annotations
@@ -64,14 +65,18 @@ class Calls:
             if not isinstance(path, int) and not reading:
                 # what counts for a rename is the new name
                 folder = named.get("src_dir_fd", named.get("dir_fd"))
-                shown = arguments[0] if name in ("rename", "replace", "link", "symlink") and arguments else path
+                shown = (
+                    arguments[0] if name in ("rename", "replace", "link", "symlink") and arguments else path
+                )
                 self.heard(name, _whole_path(shown, folder))
             return real(path, *arguments, **named)
 
         return called
 
     def _exchange(self, real: Callable[..., bool]) -> Callable[..., bool]:
-        """A new checkpoint takes the place of an old one in one call, which is not one of Python's own functions."""
+        """A new checkpoint takes the place of an old one in one call, which is not one of Python's own
+        functions.
+        """
 
         def called(aside: Path, path: Path) -> bool:
             self.heard("exchange", os.path.abspath(path))
@@ -97,8 +102,16 @@ class Calls:
                 calls.heard("write", _path_of(self.fileno()), functools.partial(super().write, _half(data)))
                 return super().write(data)
 
-        def called(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None,
-                   newline: Any = None, closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
+        def called(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: Any = None,
+            errors: Any = None,
+            newline: Any = None,
+            closefd: bool = True,
+            opener: Any = None,
+        ) -> Any:
             if not set(mode) & set("wax+"):
                 return real(file, mode, buffering, encoding, errors, newline, closefd, opener)
             if not isinstance(file, int):
@@ -130,13 +143,17 @@ def _path_of(handle: int) -> str:
 
 def read_log(path: Path) -> list[Call]:
     """The calls that a process has written down."""
-    return [(name, where) for name, _, where in (line.partition("\t") for line in path.read_text().splitlines())]
+    return [
+        (name, where) for name, _, where in (line.partition("\t") for line in path.read_text().splitlines())
+    ]
 
 
 def wrong_order(calls: list[Call]) -> str:
-    """Empty if in every save the flushes come before the rename, and the rename, flushed too, before anything is removed.
+    """Empty if in every save the flushes come before the rename, and the rename, flushed too, before anything
+    is removed.
 
-    SIGKILL cannot show a missing flush, because the system's own buffers outlive the process. Only the order of calls can.
+    SIGKILL cannot show a missing flush, because the system's own buffers outlive the process. Only the order
+    of calls can.
     """
     unflushed: set[str] = set()
     renamed: set[str] = set()

@@ -1,4 +1,6 @@
-"""Mutations of a checkpoint that keep its checksums right: whoever wrote it knows the format, and means harm."""
+"""Mutations of a checkpoint that keep its checksums right: whoever wrote it knows the format,
+and means harm.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,66 @@ from hookline.checkpoint.manifest import signature
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 """Clears a terminal and renames its window."""
-TRAVERSAL = ("../../../etc/passwd", "/etc/passwd", "a/b.json", "..", "", "rank--1.json", "rank-99999999999999999999.json", "CON")
+TRAVERSAL = (
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "a/b.json",
+    "..",
+    "",
+    "rank--1.json",
+    "rank-99999999999999999999.json",
+    "CON",
+)
 
 
 def odd_values(rng: random.Random) -> list[Any]:
     """What a value may be replaced with."""
     return [
-        None, True, False, 0, -1, 1, 3, 2**31, 2**63, -(2**63), 2**200, -(10**300), 1.5, -0.5, 1e308, float("nan"), float("inf"),
-        "", "x", "nan", "1", ESCAPE, "\u202e\ud800", "9999-99-99T99:99:99", "x" * 100_000, [], {}, [[]], [None], {"a": 1},
-        [1, 2, 3], {"$": "tensor", "key": "layers.0.weight"}, {"$": "tensor", "key": "nowhere"}, {"$": "tuple", "value": 3},
-        {"$": "int", "value": "0x" + "f" * 999}, {"$": "int", "value": "no"}, {"$": "set", "value": [[]]},
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        3,
+        2**31,
+        2**63,
+        -(2**63),
+        2**200,
+        -(10**300),
+        1.5,
+        -0.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "nan",
+        "1",
+        ESCAPE,
+        "\u202e\ud800",
+        "9999-99-99T99:99:99",
+        "x" * 100_000,
+        [],
+        {},
+        [[]],
+        [None],
+        {"a": 1},
+        [1, 2, 3],
+        {"$": "tensor", "key": "layers.0.weight"},
+        {"$": "tensor", "key": "nowhere"},
+        {"$": "tuple", "value": 3},
+        {"$": "int", "value": "0x" + "f" * 999},
+        {"$": "int", "value": "no"},
+        {"$": "set", "value": [[]]},
         {"$": "sharded", "key": "x", "shape": [2**40, 2**40], "dtype": "float32"},
-        {"$": "sharded", "key": "x", "shape": "ab", "dtype": "load"}, {"$": "what"}, {"$": None}, {"$": "dict", "value": [[1]]},
-        {"$": "float", "value": []}, nested(rng.choice((30, 300, 700, 5000))),
-    ]  # fmt: skip
+        {"$": "sharded", "key": "x", "shape": "ab", "dtype": "load"},
+        {"$": "what"},
+        {"$": None},
+        {"$": "dict", "value": [[1]]},
+        {"$": "float", "value": []},
+        nested(rng.choice((30, 300, 700, 5000))),
+    ]
 
 
 def nested(levels: int) -> Any:
@@ -39,7 +87,9 @@ def nested(levels: int) -> Any:
 
 def mutate(rng: random.Random, checkpoint: Path) -> str:
     """Change something in a checkpoint and sign it again. Returns what was changed, in words."""
-    way = rng.choice((_in_manifest, _in_manifest, _in_state, _in_state, _in_state, _in_state, _in_text, _in_header))
+    way = rng.choice(
+        (_in_manifest, _in_manifest, _in_state, _in_state, _in_state, _in_state, _in_text, _in_header)
+    )
     return way(rng, checkpoint)
 
 
@@ -68,11 +118,16 @@ def _in_text(rng: random.Random, checkpoint: Path) -> str:
     text = (checkpoint / file).read_text()
     changes: dict[str, Callable[[], str]] = {
         "a key twice": lambda: text.replace("{", '{"step": 1, "step": 2, "run": "a", "run": "b", ', 1),
-        "not text": lambda: text.replace("{", '{"\x00": 1,', 1), "half of it": lambda: text[: rng.randrange(len(text))],
-        "something after it": lambda: text + text, "deep brackets": lambda: "[" * 200_000,
-        "deep tables": lambda: '{"a":' * 50_000, "a list": lambda: "[]", "null": lambda: "null",
-        "a long number": lambda: text.replace(": 0", ": " + "9" * 5000, 1), "gigabytes": lambda: "",
-    }  # fmt: skip
+        "not text": lambda: text.replace("{", '{"\x00": 1,', 1),
+        "half of it": lambda: text[: rng.randrange(len(text))],
+        "something after it": lambda: text + text,
+        "deep brackets": lambda: "[" * 200_000,
+        "deep tables": lambda: '{"a":' * 50_000,
+        "a list": lambda: "[]",
+        "null": lambda: "null",
+        "a long number": lambda: text.replace(": 0", ": " + "9" * 5000, 1),
+        "gigabytes": lambda: "",
+    }
     said = rng.choice(sorted(changes))
     if file == "state.json":
         write_state(checkpoint, changes[said](), grown=3 << 30 if said == "gigabytes" else 0)
@@ -103,11 +158,13 @@ def _in_header(rng: random.Random, checkpoint: Path) -> str:
     return f"{name}: {said}"
 
 
-# ---- changing ----------------------------------------------------------------------------------------------------
+# ---- changing ----------------------------------------------------------------------------------------------
 
 
 def _change(rng: random.Random, value: Any) -> str:
-    """Change one entry somewhere in a table, in place. Every level is as likely as the others, however much is in it."""
+    """Change one entry somewhere in a table, in place. Every level is as likely as the others, however much
+    is in it.
+    """
     where, owner, key = "", value, rng.choice(list(value))
     while isinstance(owner[key], dict | list) and owner[key] and rng.random() < 0.7:
         owner, where = owner[key], f"{where}.{key}"
@@ -137,7 +194,11 @@ def dump(value: Any) -> str:
         if isinstance(each, _Raw):
             pieces.append(each)
         elif isinstance(each, dict):
-            inner = [part for key, inside in each.items() for part in (_Raw(f"{json.dumps(key)}: "), inside, _Raw(", "))]
+            inner = [
+                part
+                for key, inside in each.items()
+                for part in (_Raw(f"{json.dumps(key)}: "), inside, _Raw(", "))
+            ]
             stack += reversed([_Raw("{"), *inner[:-1], _Raw("}")])
         elif isinstance(each, list):
             inner = [part for inside in each for part in (inside, _Raw(", "))]
@@ -151,7 +212,7 @@ class _Raw(str):
     """A piece that is JSON already."""
 
 
-# ---- signing -----------------------------------------------------------------------------------------------------
+# ---- signing -----------------------------------------------------------------------------------------------
 
 
 def write_state(checkpoint: Path, text: str, grown: int = 0) -> None:

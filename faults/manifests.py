@@ -1,4 +1,6 @@
-"""Hostile checkpoints whose checksums are right: a resume takes what it can use, the next one, or raises an error of ours."""
+"""Hostile checkpoints whose checksums are right: a resume takes what it can use, the next one, or raises an
+error of ours.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Manifests(Kind):
         settings = Settings(rng.choice(("32", "bf16-mixed")), accumulate=rng.choice((1, 5)), stop_at=STOP_AT)
         before = Child(folder / "before", settings)
         if before.wait() != 0 or not newest_first(folder / "before" / RUN):
-            return Outcome(number, wrong=f"the run to be changed could not be made: {last_words(before.said)}")
+            return Outcome(
+                number, wrong=f"the run to be changed could not be made: {last_words(before.said)}"
+            )
         child = Child(folder / "tried", settings, body=lambda: try_many(rng, folder, settings))
         child.wait(AT_ONCE * LONGEST)
         found = folder / "found.json"
@@ -92,13 +96,18 @@ def resume(place: Path, settings: Settings, hostile: Path) -> str:
     try:
         with limited():
             train(place, Settings(settings.precision, settings.accumulate, logger=False), hooks=(where,))
-        outcome = "taken" if where.path == hostile else "passed over" if where.path is not None else "it began anew"
+        outcome = (
+            "taken" if where.path == hostile else "passed over" if where.path is not None else "it began anew"
+        )
     except NonFiniteLoss:
         outcome = "taken"  # odd numbers were trained on, and noticed
     except HooklineError:
         outcome = "refused"
     except BaseException as error:
-        if any("in load_state_dict" in note and "hook 'record'" in note for note in getattr(error, "__notes__", ())):
+        if any(
+            "in load_state_dict" in note and "hook 'record'" in note
+            for note in getattr(error, "__notes__", ())
+        ):
             return "refused"  # by the user's own hook, which is named: what state it takes is its own matter
         frame = traceback.extract_tb(error.__traceback__)[-1]
         outcome = f"{type(error).__name__}: {str(error)[:200]} ({Path(frame.filename).name}:{frame.lineno})"
@@ -132,6 +141,7 @@ def is_clean(text: str) -> bool:
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
     """What takes too long is an error: a hostile checkpoint must not keep a job busy."""
+
     def too_long(number: int, frame: Any) -> None:
         raise TimeoutError(f"it was not over after {LONGEST} s")
 

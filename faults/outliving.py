@@ -1,4 +1,6 @@
-"""Processes that outlive a run: it ends nevertheless, and the next one can begin at once in the same directory."""
+"""Processes that outlive a run: it ends nevertheless, and the next one can begin at once in the same
+directory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Outliving(Kind):
         return some(30, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run that ends in some way while a process that it has started does not; then it is started again at once."""
+        """A run that ends in some way while a process that it has started does not; then it is started again
+        at once.
+        """
         rng = random.Random(f"workers {self.seed} {number}")
         who, ending = rng.choice(OUTLIVING), rng.choice(ENDINGS)
         if who == "torchdata" and importlib.util.find_spec("torchdata") is None:
@@ -46,11 +50,15 @@ class Outliving(Kind):
         try:
             if hung := wait_alone(child):
                 outcome.wrong = hung
-            elif who == "torchdata":  # where it is in the data, it does not know to the bit: what counts is that it ends
+            elif (
+                who == "torchdata"
+            ):  # where it is in the data, it does not know to the bit: what counts is that it ends
                 again = Child(folder, begun)
                 outcome.wrong = wait_alone(again)
                 outcome.resumed = outcome.exact = int(again.result is not None)
-                outcome.wrong = outcome.wrong or ("" if outcome.resumed else f"it never ended; it said: {last_words(again.said)}")
+                outcome.wrong = outcome.wrong or (
+                    "" if outcome.resumed else f"it never ended; it said: {last_words(again.said)}"
+                )
                 end_group(again)
             else:
                 outcome.note += "" if is_left(child) else ", nobody was left"
@@ -88,7 +96,10 @@ def wait_alone(child: Child) -> str:
     until = time.monotonic() + LONGEST
     while not child.is_over():
         if time.monotonic() > until:
-            return f"it did not end in {LONGEST:g} s, in phase {child.phase[0]}; it said: {last_words(child.said)}"
+            return (
+                f"it did not end in {LONGEST:g} s, in phase {child.phase[0]}; it said: "
+                f"{last_words(child.said)}"
+            )
         time.sleep(0.002)
     return ""
 

@@ -26,9 +26,13 @@ class Hung(Exception):
 
 
 class Child:
-    """One process of a training, in a process group of its own, so that its workers can be reached with it."""
+    """One process of a training, in a process group of its own, so that its workers can be
+    reached with it.
+    """
 
-    def __init__(self, folder: Path, settings: Settings, *, body: Callable[[], Any] | None = None, fresh: bool = False) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, *, body: Callable[[], Any] | None = None, fresh: bool = False
+    ) -> None:
         """`body` replaces the training in a forked child."""
         self.folder = prepare(folder)
         self.output = folder / OUTPUT
@@ -38,8 +42,10 @@ class Child:
                 command = [sys.executable, str(Path(__file__).with_name("training.py")), str(folder)]
                 self.pid = subprocess.Popen(
                     [*command, json.dumps(dataclasses.asdict(settings))],
-                    stdout=output, stderr=output, start_new_session=True,
-                ).pid  # fmt: skip
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                ).pid
             else:
                 self.pid = os.fork()
                 if self.pid == 0:
@@ -95,7 +101,9 @@ class Child:
 
 
 def become_child(output: int, body: Callable[[], Any]) -> None:
-    """In the forked process: be like a program of one's own, and end as Python would, without the parent's clean-up."""
+    """In the forked process: be like a program of one's own, and end as Python would, without the parent's
+    clean-up.
+    """
     code = 1
     try:
         os.setsid()
@@ -125,7 +133,9 @@ def notes(folder: Path) -> list[list[str]]:
 
 
 def lost_steps(folder: Path) -> str:
-    """Empty if every resume began at the newest checkpoint that had been announced by then, else the first that did not."""
+    """Empty if every resume began at the newest checkpoint that had been announced by then, else the first
+    that did not.
+    """
     newest = 0
     for kind, step, name in notes(folder):
         if kind == "resumed" and int(step) < newest:

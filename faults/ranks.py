@@ -1,4 +1,6 @@
-"""SIGKILL to one of two ranks at random moments; then both are started again, until the run gets to its end."""
+"""SIGKILL to one of two ranks at random moments; then both are started again, until the run
+gets to its end.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ class Ranks(Kind):
     def try_it(self, number: int, folder: Path) -> Outcome:
         """One run of two ranks, one of which is killed, once or twice."""
         rng = random.Random(f"ranks {self.seed} {number}")
-        settings = Settings("32", rng.choice(ACCUMULATIONS), rng.choice((0.5, 1.0)), save=rng.choice(SAVES),
-                            strategy=rng.choice(STRATEGIES))  # fmt: skip
+        settings = Settings(
+            "32",
+            rng.choice(ACCUMULATIONS),
+            rng.choice((0.5, 1.0)),
+            save=rng.choice(SAVES),
+            strategy=rng.choice(STRATEGIES),
+        )
         expected, seconds = reference(self.references, settings)
         outcome = Outcome(number)
         for _ in range(rng.choice((1, 1, 2))):
@@ -62,7 +69,13 @@ class Job:
 
     def _start(self, rank: int, port: int, settings: Settings) -> Child:
         own = prepare(self.folder / f"rank-{rank}")
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_PORT": port}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": RANKS,
+            "LOCAL_WORLD_SIZE": RANKS,
+            "MASTER_PORT": port,
+        }
 
         def body() -> None:
             os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
@@ -101,7 +114,9 @@ def reference(references: References, settings: Settings) -> tuple[list[dict[str
             job.wait(DOWN_WITHIN)
             found = job.digests()
             if found is None:
-                raise RuntimeError(f"the run that nothing happens to did not end: {last_words(job.ranks[0].said)}")
+                raise RuntimeError(
+                    f"the run that nothing happens to did not end: {last_words(job.ranks[0].said)}"
+                )
             done = Path(aside) / "done"
             done.write_text(json.dumps([found, time.monotonic() - started]))
             with contextlib.suppress(FileExistsError):
@@ -111,15 +126,21 @@ def reference(references: References, settings: Settings) -> tuple[list[dict[str
 
 
 def judge(outcome: Outcome, last: Job, expected: list[dict[str, str]]) -> Outcome:
-    """The run that was started for the last time must get to its end, on every rank as if nothing had happened."""
+    """The run that was started for the last time must get to its end, on every rank as if nothing had
+    happened.
+    """
     hung = last.wait(60.0)
     found = last.digests()
     if hung or found is None:
         outcome.wrong = hung or f"it never ended; it said: {last_words(last.ranks[0].said)}"
         return outcome
     outcome.resumed = 1
-    differing = [f"{name} of rank {rank}" for rank, digest in enumerate(expected) for name in digest
-                 if found[rank].get(name) != digest[name]]  # fmt: skip
+    differing = [
+        f"{name} of rank {rank}"
+        for rank, digest in enumerate(expected)
+        for name in digest
+        if found[rank].get(name) != digest[name]
+    ]
     outcome.exact = int(not differing)
     if differing:
         outcome.silent, outcome.wrong = 1, f"not the same at the end: {', '.join(differing)}"

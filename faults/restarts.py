@@ -1,4 +1,6 @@
-"""A run that has ended, in every way it can, and is started again: it has the very state that fit had left in memory."""
+"""A run that has ended, in every way it can, and is started again: it has the very state that fit had left in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -104,10 +106,11 @@ def digest(trainer: Trainer) -> dict[str, str]:
     """A sha256 each of what must be the same, so that a difference has a name."""
     state, found = trainer.state, {}
     parts = {
-        "module": trainer.module.state_dict(), "optimizer": [each.state_dict() for each in state.optimizers],
+        "module": trainer.module.state_dict(),
+        "optimizer": [each.state_dict() for each in state.optimizers],
         "schedule": [each.state_dict() for each in state.schedulers],
         "counters": [state.step, state.epochs_seen, state.batches_seen, state.samples_seen],
-    }  # fmt: skip
+    }
     for name, value in parts.items():
         into = hashlib.sha256()
         feed(into, value)
@@ -124,10 +127,19 @@ def train(folder: Path, settings: Settings, plan: Plan, again: bool = False) -> 
         torch.manual_seed(3)
         net = Net()
     trainer = Trainer(
-        run_dir=folder / RUN, seed=7, device="cpu", enable_progress_bar=False, log_every_n_steps=4, num_sanity_val_steps=0,
-        precision=settings.precision, accumulate_grad_batches=settings.accumulate, val_check_interval=settings.validate_every,
-        save=settings.save, hooks=[*plan.hooks(), ends], **plan.limits(),
-    )  # fmt: skip
+        run_dir=folder / RUN,
+        seed=7,
+        device="cpu",
+        enable_progress_bar=False,
+        log_every_n_steps=4,
+        num_sanity_val_steps=0,
+        precision=settings.precision,
+        accumulate_grad_batches=settings.accumulate,
+        val_check_interval=settings.validate_every,
+        save=settings.save,
+        hooks=[*plan.hooks(), ends],
+        **plan.limits(),
+    )
     data = DataLoader(Noisy(SAMPLES), batch_size=3, shuffle=True, num_workers=settings.workers)
     try:
         trainer.fit(net, data, DataLoader(Noisy(6, noise=0.0), batch_size=3), resume="auto")
@@ -139,9 +151,15 @@ def train(folder: Path, settings: Settings, plan: Plan, again: bool = False) -> 
             load_weights(other := Net(), folder / RUN, weights="raw")
             feed(into, other.state_dict())
         result = {
-            "status": trainer.status, "step": trainer.global_step, "left": digest(trainer), "loaded": ends.loaded,
-            "trained": ends.trained, "batches": ends.batches, "answer": ends.answer, "weights": into.hexdigest(),
-        }  # fmt: skip
+            "status": trainer.status,
+            "step": trainer.global_step,
+            "left": digest(trainer),
+            "loaded": ends.loaded,
+            "trained": ends.trained,
+            "batches": ends.batches,
+            "answer": ends.answer,
+            "weights": into.hexdigest(),
+        }
         (folder / f".{RESULT}").write_text(json.dumps(result))
         os.rename(folder / f".{RESULT}", folder / RESULT)
 
@@ -163,8 +181,13 @@ class Restarts(Kind):
         rng = random.Random(f"restarts {self.seed} {number}")
         settings = draw(rng)
         updates = EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / settings.accumulate)
-        plan = Plan(ENDINGS[number % len(ENDINGS)], rng.randint(1, updates - 1), rng.choice((1, 3, 5, 7)),
-                    rng.choice(("steps", "steps", "epochs", "best", "last")), rng.random() < 0.3)  # fmt: skip
+        plan = Plan(
+            ENDINGS[number % len(ENDINGS)],
+            rng.randint(1, updates - 1),
+            rng.choice((1, 3, 5, 7)),
+            rng.choice(("steps", "steps", "epochs", "best", "last")),
+            rng.random() < 0.3,
+        )
         outcome = Outcome(number, note=plan.ending)
         first = Child(folder, settings, body=lambda: train(folder, settings, plan))
         code, left = first.wait(), first.result
@@ -178,7 +201,9 @@ class Restarts(Kind):
         second = Child(folder, settings, body=lambda: train(folder, settings, plan, again=True))
         code, found = second.wait(), second.result
         if code != 0 or found is None:
-            outcome.wrong = f"started again, exit code {code} ({plan}, {settings}); said: {last_words(second.said)}"
+            outcome.wrong = (
+                f"started again, exit code {code} ({plan}, {settings}); said: {last_words(second.said)}"
+            )
             return outcome
         outcome.resumed = 1
         outcome.wrong = _judge(plan, left, found)
@@ -196,10 +221,14 @@ def _judge(plan: Plan, left: dict[str, Any], found: dict[str, Any]) -> str:
     if differing:
         wrong.append(f"not as fit had left it: {', '.join(differing)}")
     if is_over and (found["batches"], found["status"], found["step"]) != (0, left["status"], left["step"]):
-        wrong.append(f"started again it was {found['status']} at step {found['step']} after {found['batches']} batches")
+        wrong.append(
+            f"started again it was {found['status']} at step {found['step']} after {found['batches']} batches"
+        )
     if is_over and found["weights"] != left["trained"]["module"]:
         wrong.append("load_weights has given other weights")
     answer = left["answer"]
-    if plan.ending == "control" and (answer is None or not answer.get("saved") or answer["saved_step"] != left["step"]):
+    if plan.ending == "control" and (
+        answer is None or not answer.get("saved") or answer["saved_step"] != left["step"]
+    ):
         wrong.append(f"control stop at step {left['step']} was answered with {answer}")
     return f"{'; '.join(wrong)} ({plan})" if wrong else ""

@@ -1,4 +1,6 @@
-"""`python3 dev.py faults`: faults of every kind happen to real trainings, and a table says what became of them."""
+"""`python3 dev.py faults`: faults of every kind happen to real trainings, and a table says what became of
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,33 @@ from twojobs import TwoJobs
 USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
-    "kills": Kills, "crashes": Crashes, "damage": Damage, "disk-full": DiskFull, "signals": Signals, "exceptions": Exceptions,
-    "ranks": Ranks, "restarts": Restarts, "extras": Extras, "manifests": Manifests, "two-jobs": TwoJobs, "clock": Clocks,
+    "kills": Kills,
+    "crashes": Crashes,
+    "damage": Damage,
+    "disk-full": DiskFull,
+    "signals": Signals,
+    "exceptions": Exceptions,
+    "ranks": Ranks,
+    "restarts": Restarts,
+    "extras": Extras,
+    "manifests": Manifests,
+    "two-jobs": TwoJobs,
+    "clock": Clocks,
     "workers": Outliving,
-}  # fmt: skip
+}
 
 
 def main() -> int:
     """Run the kinds that were asked for; 1 if anything was not as promised."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=USUAL, help=f"about how long; fewer mean fewer trials ({USUAL:g})")
+    parser.add_argument(
+        "--minutes", type=float, default=USUAL, help=f"about how long; fewer mean fewer trials ({USUAL:g})"
+    )
     parser.add_argument("--kind", default=",".join(KINDS), help=f"one or several of {','.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=0, help="other random choices")
-    parser.add_argument("--trials", type=int, help="so many of each kind, instead of as many as the minutes allow")
+    parser.add_argument(
+        "--trials", type=int, help="so many of each kind, instead of as many as the minutes allow"
+    )
     parser.add_argument("--trial", type=int, help="only this trial of the kind, to look at a failure again")
     parser.add_argument("--json", type=Path, help="write the outcomes of all trials to this file too")
     chosen = parser.parse_args()
@@ -53,7 +69,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hookline-faults-") as folder:
         for name in names:
             kind = KINDS[name](chosen.seed, References(Path(folder)))
-            trials = kind.trials(chosen.minutes / USUAL) if chosen.trials is None else list(range(chosen.trials))
+            trials = (
+                kind.trials(chosen.minutes / USUAL) if chosen.trials is None else list(range(chosen.trials))
+            )
             if chosen.trial is not None:
                 trials = [chosen.trial]
             outcomes, seconds = carry_out(kind, trials)
@@ -69,10 +87,16 @@ def main() -> int:
 def report(name: str, outcomes: list[Outcome], seed: int) -> None:
     """Where the faults fell, and each failure with the command that repeats it."""
     where = collections.Counter(each.note for each in outcomes if each.note)
-    print(f"{name}: " + (", ".join(f"{number} {what}" for what, number in where.most_common()) or f"{len(outcomes)} trials"))
+    print(
+        f"{name}: "
+        + (", ".join(f"{number} {what}" for what, number in where.most_common()) or f"{len(outcomes)} trials")
+    )
     for each in outcomes:
         if each.wrong:
-            print(f"  FAILED: {each.wrong}\n    python3 dev.py faults --kind {name} --seed {seed} --trial {each.number}")
+            print(
+                f"  FAILED: {each.wrong}\n    python3 dev.py faults --kind {name} --seed {seed} --trial "
+                f"{each.number}"
+            )
     sys.stdout.flush()
 
 

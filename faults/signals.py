@@ -1,4 +1,6 @@
-"""SIGTERM, SIGUSR1 and SIGINT at random moments: the run ends in good order, and goes on exactly when it is started again."""
+"""SIGTERM, SIGUSR1 and SIGINT at random moments: the run ends in good order, and goes on exactly when it is
+started again.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,19 @@ class Signals(Kind):
             child.kill(kind, group)
         code = child.wait()
         outcome = Outcome(number, note=f"{phase}{', twice' if twice else ''}")
-        if code != CODES[kind] and not (code == 0 and child.result) and not (phase == "starting" and code == -kind):
-            outcome.wrong = (f"exit code {code} after {kind.name} in phase {phase} (group {group}, twice {twice}, {settings}), "
-                             f"not {CODES[kind]}; said: {last_words(child.said)}")  # fmt: skip
+        if (
+            code != CODES[kind]
+            and not (code == 0 and child.result)
+            and not (phase == "starting" and code == -kind)
+        ):
+            outcome.wrong = (
+                f"exit code {code} after {kind.name} in phase {phase} (group {group}, twice {twice}, "
+                f"{settings}), not {CODES[kind]}; said: {last_words(child.said)}"
+            )
         elif time.monotonic() - started > AT_ONCE:
-            outcome.wrong = f"it took {time.monotonic() - started:.1f} s to end after {kind.name} in phase {phase}"
+            outcome.wrong = (
+                f"it took {time.monotonic() - started:.1f} s to end after {kind.name} in phase {phase}"
+            )
         wrong = outcome.wrong
         go_on(outcome, child, settings, expected)
         outcome.wrong = "; ".join(filter(None, (wrong, outcome.wrong)))

@@ -1,4 +1,5 @@
-"""The training that the faults happen to: small, but with everything that a resume must bring back, and a digest at its end.
+"""The training that the faults happen to: small, but with everything that a resume must bring back, and a
+digest at its end.
 
 As a script, `python faults/training.py FOLDER SETTINGS`, it is one really fresh process of it.
 """
@@ -30,7 +31,9 @@ from hookline.hooks import EarlyStopping, ModelCheckpoint
 
 PHASES = ("starting", "set-up", "steps", "validation", "save", "ending", "over")
 RUN, RESULT, PHASE, NOTES, OUTPUT = "run", "result.json", "phase", "notes", "output.txt"
-"""What lies in a trial's folder: the run's directory, what it ended with, where it is, what it announced, what it said."""
+"""What lies in a trial's folder: the run's directory, what it ended with, where it is, what it announced,
+what it said.
+"""
 
 WITHOUT_WORKERS = ("torch", "memory", "iterable")
 """The ways to read batches without workers."""
@@ -54,17 +57,21 @@ class Settings:
     persistent: bool = False
     """Whether workers stay from one epoch to the next."""
     loader: str = "torch"
-    """How batches are read: by torch's DataLoader, "memory" (rows of tensors), "iterable" (an object with `__iter__`), or by
-    the DataLoader of "torchdata", which says itself where it is, and so is left alone."""
+    """How batches are read: by torch's DataLoader, "memory" (rows of tensors), "iterable" (an object with
+    `__iter__`), or by the DataLoader of "torchdata", which says itself where it is, and so is left alone.
+    """
 
     @property
     def numbers(self) -> Settings:
         """Those that the numbers depend on; the others must change nothing.
 
-        Without workers a dataset draws its random numbers from the main stream, with any number of them from one of its own.
+        Without workers a dataset draws its random numbers from the main stream, with any number of them from
+        one of its own.
         """
         loader = self.loader if self.loader in WITHOUT_WORKERS else "torch"
-        return Settings(self.precision, self.accumulate, self.validate_every, workers=min(1, self.workers), loader=loader)
+        return Settings(
+            self.precision, self.accumulate, self.validate_every, workers=min(1, self.workers), loader=loader
+        )
 
 
 class Noisy(Dataset[Any]):
@@ -96,8 +103,12 @@ class Stream:
         order = random.sample(range(len(self.samples)), len(self.samples))
         for first in range(0, len(order), self.size):
             shift = float(np.random.randn())  # every second one is kept from the first
-            yield [each + shift * (place == 1) for place, each in enumerate(
-                default_collate([self.samples[index] for index in order[first : first + self.size]]))]  # fmt: skip
+            yield [
+                each + shift * (place == 1)
+                for place, each in enumerate(
+                    default_collate([self.samples[index] for index in order[first : first + self.size]])
+                )
+            ]
 
 
 class Net(Module):
@@ -105,7 +116,9 @@ class Net(Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss, logged by the epoch as well."""
@@ -120,11 +133,16 @@ class Net(Module):
     def configure_optimizers(self) -> Any:
         """Both kinds of state: moments and a schedule."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.97), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.97), "interval": "step"},
+        }
 
 
 class Record(Hook):
-    """Which samples were used at which step, every loss and every validation: a hook's state, so a resume must bring it back."""
+    """Which samples were used at which step, every loss and every validation: a hook's state, so a resume
+    must bring it back.
+    """
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -152,7 +170,9 @@ class Record(Hook):
 
 
 class Witness(Hook):
-    """Tells whoever watches, through files that outlive the process, where the run is and what it has announced."""
+    """Tells whoever watches, through files that outlive the process, where the run is and what it has
+    announced.
+    """
 
     def __init__(self, folder: Path, stop_at: int = 0) -> None:
         self.stop_at = stop_at
@@ -211,7 +231,9 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_dir: Path | None = None) -> Trainer:
+def train(
+    folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_dir: Path | None = None
+) -> Trainer:
     """Train from wherever the run is, and write down what it ended with."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
@@ -219,17 +241,29 @@ def train(folder: Path, settings: Settings, hooks: tuple[Hook, ...] = (), run_di
     torch.manual_seed(os.getpid())  # from here on the trainer's seed counts, and what a resume brings back
     witness, record = Witness(folder, settings.stop_at), Record()
     trainer = Trainer(
-        max_epochs=3, run_dir=run_dir or folder / RUN, seed=7, device="cpu", enable_progress_bar=False, log_every_n_steps=4,
-        precision=settings.precision, accumulate_grad_batches=settings.accumulate, val_check_interval=settings.validate_every,
-        num_sanity_val_steps=1, save=settings.save, on_save_error=settings.on_save_error, logger=settings.logger,
+        max_epochs=3,
+        run_dir=run_dir or folder / RUN,
+        seed=7,
+        device="cpu",
+        enable_progress_bar=False,
+        log_every_n_steps=4,
+        precision=settings.precision,
+        accumulate_grad_batches=settings.accumulate,
+        val_check_interval=settings.validate_every,
+        num_sanity_val_steps=1,
+        save=settings.save,
+        on_save_error=settings.on_save_error,
+        logger=settings.logger,
         strategy=settings.strategy,
         hooks=[
-            record, witness, *hooks,
+            record,
+            witness,
+            *hooks,
             EarlyStopping("val/loss", patience=50),
             ModelCheckpoint(every_n_train_steps=3, save_top_k=3, save_last=True),
             ModelCheckpoint("val/loss", save_top_k=1, dirpath="checkpoints/best", name="best"),
         ],
-    )  # fmt: skip
+    )
     loader = make_loader(settings)
     trainer.fit(net, loader, DataLoader(Noisy(6, noise=0.0), batch_size=3), resume="auto")
     result = {"status": trainer.status, "step": trainer.global_step, "digest": digest(trainer, record)}
@@ -252,13 +286,22 @@ def make_loader(settings: Settings) -> Any:
         from torchdata import stateful_dataloader
 
         loader = stateful_dataloader.StatefulDataLoader
-    return loader(Noisy(35), batch_size=3, shuffle=True, num_workers=settings.workers, persistent_workers=settings.persistent)
+    return loader(
+        Noisy(35),
+        batch_size=3,
+        shuffle=True,
+        num_workers=settings.workers,
+        persistent_workers=settings.persistent,
+    )
 
 
 def digest(trainer: Trainer, record: Record) -> dict[str, str]:
     """One sha256 for each thing that must be the same, so that a difference has a name."""
-    hooks = {name: trainer.hooks[name].state_dict() for name in trainer.hooks.list_hooks()
-             if hasattr(trainer.hooks[name], "state_dict") and trainer.hooks[name] is not record}  # fmt: skip
+    hooks = {
+        name: trainer.hooks[name].state_dict()
+        for name in trainer.hooks.list_hooks()
+        if hasattr(trainer.hooks[name], "state_dict") and trainer.hooks[name] is not record
+    }
     # a checkpoint written beside a damaged one of its name gets a number after it
     hooks = json.loads(re.sub(r'-v\d+(?=")', "", json.dumps(hooks).replace(str(trainer.run_dir), "RUN")))
     state = trainer.state
@@ -285,7 +328,10 @@ def feed(into: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         if hasattr(value, "to_local"):  # this rank's part of it
             value = value.to_local()
-        into.update(f"{value.dtype}{tuple(value.shape)}".encode() + value.detach().contiguous().view(-1).numpy().tobytes())
+        into.update(
+            f"{value.dtype}{tuple(value.shape)}".encode()
+            + value.detach().contiguous().view(-1).numpy().tobytes()
+        )
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             into.update(repr(key).encode())

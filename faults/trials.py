@@ -39,7 +39,9 @@ class Outcome:
 
 
 class Kind(abc.ABC):
-    """One kind of fault. A trial's number decides everything that is random about it, so that it can be done again."""
+    """One kind of fault. A trial's number decides everything that is random about it, so that it can be done
+    again.
+    """
 
     def __init__(self, seed: int, references: References) -> None:
         self.seed, self.references = seed, references
@@ -60,8 +62,13 @@ def some(usual: int, share: float) -> list[int]:
 
 def draw(rng: random.Random) -> Settings:
     """Settings of a trial."""
-    settings = Settings(rng.choice(PRECISIONS), rng.choice(ACCUMULATIONS), rng.choice((0.5, 1.0)),
-                        workers=rng.choice((0, 0, 1, 2)), save=rng.choice(SAVES))  # fmt: skip
+    settings = Settings(
+        rng.choice(PRECISIONS),
+        rng.choice(ACCUMULATIONS),
+        rng.choice((0.5, 1.0)),
+        workers=rng.choice((0, 0, 1, 2)),
+        save=rng.choice(SAVES),
+    )
     return settings if settings.workers else dataclasses.replace(settings, loader=rng.choice(WITHOUT_WORKERS))
 
 
@@ -81,7 +88,13 @@ class References:
 
     def _made(self, settings: Settings) -> tuple[dict[str, str], float]:
         numbers = settings.numbers
-        parts = (numbers.precision, numbers.accumulate, numbers.validate_every, numbers.workers, numbers.loader)
+        parts = (
+            numbers.precision,
+            numbers.accumulate,
+            numbers.validate_every,
+            numbers.workers,
+            numbers.loader,
+        )
         path = self.folder / f"{'-'.join(map(str, parts))}.json"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=self.folder) as aside:
@@ -89,7 +102,9 @@ class References:
                 child = Child(Path(aside), numbers)
                 code = child.wait()
                 if code != 0 or child.result is None:
-                    raise RuntimeError(f"the run that nothing happens to ended with exit code {code}:\n{child.said}")
+                    raise RuntimeError(
+                        f"the run that nothing happens to ended with exit code {code}:\n{child.said}"
+                    )
                 done = Path(aside) / "done"
                 done.write_text(json.dumps([child.result["digest"], time.monotonic() - started]))
                 done.rename(path)
@@ -97,8 +112,12 @@ class References:
         return found
 
 
-def go_on(outcome: Outcome, before: Child, settings: Settings, expected: dict[str, str], fresh: bool = False) -> Outcome:
-    """Start the run again after what has happened to it, and judge its end. One that was over already must train nothing."""
+def go_on(
+    outcome: Outcome, before: Child, settings: Settings, expected: dict[str, str], fresh: bool = False
+) -> Outcome:
+    """Start the run again after what has happened to it, and judge its end. One that was over already must
+    train nothing.
+    """
     if before.result is not None:
         compare(outcome, before, expected)
         if outcome.wrong:
@@ -133,7 +152,9 @@ def last_words(said: str) -> str:
 
 
 def warm_up() -> None:
-    """One training here, so that everything torch loads when it is first used is there before lanes are forked."""
+    """One training here, so that everything torch loads when it is first used is there before lanes are
+    forked.
+    """
     torch.set_num_threads(1)  # a forked process cannot take a pool of threads with it
     silence = logging.NullHandler()
     logging.getLogger("hookline").addHandler(silence)
@@ -143,7 +164,9 @@ def warm_up() -> None:
 
 
 def carry_out(kind: Kind, trials: list[int]) -> tuple[list[Outcome], float]:
-    """All trials of a kind, two at a time, in lanes forked from this process, which has torch already; and the seconds."""
+    """All trials of a kind, two at a time, in lanes forked from this process, which has torch already; and
+    the seconds.
+    """
     started = time.monotonic()
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as lanes:
         outcomes = list(lanes.map(_guarded, [kind] * len(trials), trials))
@@ -157,16 +180,23 @@ def _guarded(kind: Kind, number: int) -> Outcome:
             return kind.try_it(number, Path(folder))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            return Outcome(number, wrong=f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})")
+            return Outcome(
+                number, wrong=f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            )
 
 
 def table(rows: Iterable[tuple[str, list[Outcome], float]]) -> str:
     """Kind, trials, resumed, bit-exact, lost, silent, failed, seconds."""
-    lines = [f"{'kind':<14}{'trials':>8}{'resumed':>9}{'bit-exact':>11}{'lost':>6}{'silent':>8}{'failed':>8}{'seconds':>9}"]
+    lines = [
+        f"{'kind':<14}{'trials':>8}{'resumed':>9}{'bit-exact':>11}{'lost':>6}{'silent':>8}{'failed':>8}{'seconds':>9}"
+    ]
     for name, outcomes, seconds in rows:
         resumed, exact, lost, silent, trials = (
-            sum(getattr(each, column) for each in outcomes) for column in ("resumed", "exact", "lost", "silent", "counts")
+            sum(getattr(each, column) for each in outcomes)
+            for column in ("resumed", "exact", "lost", "silent", "counts")
         )
         failed = sum(bool(each.wrong) for each in outcomes)
-        lines.append(f"{name:<14}{trials:>8}{resumed:>9}{exact:>11}{lost:>6}{silent:>8}{failed:>8}{seconds:>9.1f}")
+        lines.append(
+            f"{name:<14}{trials:>8}{resumed:>9}{exact:>11}{lost:>6}{silent:>8}{failed:>8}{seconds:>9.1f}"
+        )
     return "\n".join(lines)

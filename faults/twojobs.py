@@ -1,4 +1,6 @@
-"""Two jobs in one directory: one trains and the other is refused, or waits and takes over when the first has ended or died."""
+"""Two jobs in one directory: one trains and the other is refused, or waits and takes over when the first has
+ended or died.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class TwoJobs(Kind):
         return some(40, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """Start a job, start a second one in its directory at some moment, and perhaps kill the first; then start once more."""
+        """Start a job, start a second one in its directory at some moment, and perhaps kill the first; then
+        start once more.
+        """
         rng = random.Random(f"two-jobs {self.seed} {number}")
         settings, way = draw(rng), rng.choice(WAYS)
         expected = self.references.digest(settings)
@@ -33,7 +37,9 @@ class TwoJobs(Kind):
         if way != "together":
             wait_for(jobs[0], rng, rng.choice(AIMS), self.references.seconds(settings))
         # one that waits gets the directory when the first has ended, one that does not is refused
-        jobs.append(start(folder, 1, settings, LONGEST if way == "killed" else rng.choice((0.0, 0.0, LONGEST))))
+        jobs.append(
+            start(folder, 1, settings, LONGEST if way == "killed" else rng.choice((0.0, 0.0, LONGEST)))
+        )
         if way == "killed":
             time.sleep(rng.uniform(0.0, self.references.seconds(settings)))
             jobs[0].kill(signal.SIGKILL, group=rng.random() < 0.5)
@@ -60,15 +66,21 @@ def start(folder: Path, number: int, settings: Settings, patience: float) -> Chi
 
 
 def judge(outcome: Outcome, jobs: list[Child], expected: dict[str, str]) -> Outcome:
-    """At least one has come to its end as if it had been alone; whoever has not was killed, or was told about the other."""
+    """At least one has come to its end as if it had been alone; whoever has not was killed, or was told about
+    the other.
+    """
     ended = [each for each in jobs if each.result is not None]
     if not ended:
-        outcome.wrong = f"neither came to its end; they said: {last_words(jobs[0].said)} / {last_words(jobs[1].said)}"
+        outcome.wrong = (
+            f"neither came to its end; they said: {last_words(jobs[0].said)} / {last_words(jobs[1].said)}"
+        )
         return outcome
     for each, other in ((jobs[0], jobs[1]), (jobs[1], jobs[0])):
         if each.result is None and each.code != -signal.SIGKILL and not is_refusal(each, other):
-            outcome.wrong = (f"it ended with exit code {each.code} and did not name the other job; "
-                             f"it said: {last_words(each.said)}")  # fmt: skip
+            outcome.wrong = (
+                f"it ended with exit code {each.code} and did not name the other job; "
+                f"it said: {last_words(each.said)}"
+            )
     # the second of two that came to their end found a run that was over, and has counted and measured nothing
     differs = () if len(ended) == 1 else ("counters", "metrics")
     counted = {name: each for name, each in expected.items() if name not in differs}

@@ -12,10 +12,12 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = (
-    "needs Playwright: pip install hookline[browser]" if importlib.util.find_spec("playwright") is None
-    else "needs an installed Chromium (Debian: apt-get install chromium); Playwright's own download is not used" if CHROMIUM is None
+    "needs Playwright: pip install hookline[browser]"
+    if importlib.util.find_spec("playwright") is None
+    else "needs an installed Chromium (Debian: apt-get install chromium); Playwright's own download is not used"
+    if CHROMIUM is None
     else ""
-)  # fmt: skip
+)
 REQUIRED = os.environ.get("HOOKLINE_BROWSER_REQUIRED") == "1"
 
 in_browser = [

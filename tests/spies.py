@@ -33,7 +33,9 @@ class Notes:
 
     def note(self, event: str) -> None:
         s = self.scene.trainer.state
-        self.scene.recorder.calls.append(Call(self.receiver, getattr(self, "name", ""), event, s.epoch, s.batch_idx, s.step))
+        self.scene.recorder.calls.append(
+            Call(self.receiver, getattr(self, "name", ""), event, s.epoch, s.batch_idx, s.step)
+        )
 
 
 def method_of(row: Event) -> str:
@@ -166,7 +168,9 @@ class WatchedData(WatchedState, DataModule):
 SpyHook = type("SpyHook", (WatchedState, Hook), {"receiver": "H", **listening("H")})
 SpyModule = type("SpyModule", (WatchedNet,), {**listening("M"), **acting("M", WatchedNet)})
 SpyData = type("SpyData", (WatchedData,), {**listening("D"), **acting("D", WatchedData)})
-SpyStrategy = type("SpyStrategy", (Notes, SingleDevice), {"receiver": "S", **listening("S"), **standing_around()})
+SpyStrategy = type(
+    "SpyStrategy", (Notes, SingleDevice), {"receiver": "S", **listening("S"), **standing_around()}
+)
 
 
 def stepped_by_epoch(module: Any) -> Any:
@@ -181,17 +185,27 @@ def stepped_by_step(module: Any) -> Any:
 
 def stepped_on_metric(module: Any) -> Any:
     optimizer = SGD(module.parameters(), lr=0.1)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "val/loss"}}
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "val/loss"},
+    }
 
 
 class Scene:
     """A trainer with spies everywhere, and one record of what they hear. `does` maps `'WHO EVENT'` to a deed."""
 
     def __init__(
-        self, hooks: Iterable[str] = ("plain", "monitor"), does: dict[str, Deed] | None = None, *,
-        from_module: Iterable[str] = (), batches_of: dict[str, list[int]] | None = None, datamodule: bool = True,
-        automatic: bool = True, optimizers: Callable[[Any], Any] = stepped_by_epoch, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        hooks: Iterable[str] = ("plain", "monitor"),
+        does: dict[str, Deed] | None = None,
+        *,
+        from_module: Iterable[str] = (),
+        batches_of: dict[str, list[int]] | None = None,
+        datamodule: bool = True,
+        automatic: bool = True,
+        optimizers: Callable[[Any], Any] = stepped_by_epoch,
+        **options: Any,
+    ) -> None:
         self.does = does or {}
         self.batches_of = {"train": [2], "val": [1], "test": [2], "predict": [2], **(batches_of or {})}
         self.optimizers = optimizers
@@ -201,7 +215,9 @@ class Scene:
         self.hooks_of_the_module = [self._hook(name) for name in from_module]
         own = [self._hook(name) for name in hooks]
         options = {"num_sanity_val_steps": 1, "log_every_n_steps": 1, **options}
-        self.trainer = quiet(hooks=own, strategy=self.strategy, **options)  # without `checkpoints/last`: the recordings of other trainers have no such save
+        self.trainer = quiet(
+            hooks=own, strategy=self.strategy, **options
+        )  # without `checkpoints/last`: the recordings of other trainers have no such save
         self.recorder = Recorder(self.trainer)
         for spy in (self.module, self.strategy, self.data):
             if spy is not None:

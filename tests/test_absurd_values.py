@@ -18,16 +18,45 @@ from hookline.registry import BUILTIN_HOOKS, hook_class
 from hookline.seeding import seed_everything
 
 ABSURD: dict[str, Any] = {
-    "None": None, "True": True, "empty": "", "blank": "  ", "text": "nonsense", "NUL": "a\0b", "long": "x" * 300, "-1": -1, "-2": -2, "0": 0,
-    "half": 0.5, "1.5": 1.5, "huge": 2**70, "1e300": 1e300, "nan": math.nan, "inf": math.inf, "-inf": -math.inf, "list": [], "[None]": [None],
-    "[text]": ["nonsense"], "dict": {}, "{1: 2}": {1: 2}, "bytes": b"x", "object": Hook, "function": abs,
-}  # fmt: skip
+    "None": None,
+    "True": True,
+    "empty": "",
+    "blank": "  ",
+    "text": "nonsense",
+    "NUL": "a\0b",
+    "long": "x" * 300,
+    "-1": -1,
+    "-2": -2,
+    "0": 0,
+    "half": 0.5,
+    "1.5": 1.5,
+    "huge": 2**70,
+    "1e300": 1e300,
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "list": [],
+    "[None]": [None],
+    "[text]": ["nonsense"],
+    "dict": {},
+    "{1: 2}": {1: 2},
+    "bytes": b"x",
+    "object": Hook,
+    "function": abs,
+}
 NEEDED: dict[str, dict[str, Any]] = {
-    "freeze_schedule": {"schedule": {"layer.*": "1 steps"}}, "webhook": {"url": "https://localhost:1/x"},
-    "upload_checkpoint": {"url": "memory://absurd"}, "mixture_schedule": {"phases": {0: {"train": 1}}},
-}  # fmt: skip
+    "freeze_schedule": {"schedule": {"layer.*": "1 steps"}},
+    "webhook": {"url": "https://localhost:1/x"},
+    "upload_checkpoint": {"url": "memory://absurd"},
+    "mixture_schedule": {"phases": {0: {"train": 1}}},
+}
 
-LATER = {("early_stopping", "monitor"), ("model_checkpoint", "monitor"), ("loss_schedule", "replace"), ("loss_schedule", "weight")}
+LATER = {
+    ("early_stopping", "monitor"),
+    ("model_checkpoint", "monitor"),
+    ("loss_schedule", "replace"),
+    ("loss_schedule", "weight"),
+}
 """What only shows in the first step or validation: a metric of any name may be logged, and a loss is judged when it is computed."""
 
 
@@ -44,7 +73,14 @@ class Counts(Net):
 def verdict(options: dict[str, Any]) -> str:
     """'trained', 'refused', or what went wrong."""
     net = Counts()
-    given = {"max_steps": 2, "max_epochs": 1, "logger": False, "enable_progress_bar": False, "control": False, **options}
+    given = {
+        "max_steps": 2,
+        "max_epochs": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "control": False,
+        **options,
+    }
     try:
         trainer = Trainer(**given)
         trainer.fit(net, batches(2), batches(1))
@@ -87,14 +123,22 @@ def test_a_hooks_parameter_is_refused_before_the_first_step(name: str) -> None:
                     came = f"{type(error).__name__} when it was made: {str(error)[:200]}"
             if hook is not None:
                 came = verdict({"hooks": [hook]})
-            if came not in ("trained", "refused") and not ((name, parameter.name) in LATER and came.startswith("refused only after")):
+            if came not in ("trained", "refused") and not (
+                (name, parameter.name) in LATER and came.startswith("refused only after")
+            ):
                 wrong[f"{parameter.name}={about}"] = came
     assert wrong == {}, wrong
 
 
-@pytest.mark.parametrize("argument", ["hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"])
+@pytest.mark.parametrize(
+    "argument", ["hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
+)
 def test_the_other_arguments_of_the_trainer_too(argument: str) -> None:
-    wrong = {name: came for name, value in ABSURD.items() if (came := verdict({argument: value})) not in ("trained", "refused")}
+    wrong = {
+        name: came
+        for name, value in ABSURD.items()
+        if (came := verdict({argument: value})) not in ("trained", "refused")
+    }
     assert wrong == {}, wrong
 
 
@@ -103,27 +147,45 @@ def test_a_loggers_parameter_is_refused_before_the_first_step(name: str) -> None
     cls, wrong = getattr(loggers, name), {}
     for parameter in inspect.signature(cls).parameters.values():
         for about, value in ABSURD.items():
-            given = {**({"logger": JSONLines("queued.jsonl")} if name == "Queued" else {}), parameter.name: value}
+            given = {
+                **({"logger": JSONLines("queued.jsonl")} if name == "Queued" else {}),
+                parameter.name: value,
+            }
             try:
                 made = cls(**given)
             except OptionError:
                 continue
             except Exception as error:
-                wrong[f"{parameter.name}={about}"] = f"{type(error).__name__} when it was made: {str(error)[:200]}"
+                wrong[f"{parameter.name}={about}"] = (
+                    f"{type(error).__name__} when it was made: {str(error)[:200]}"
+                )
                 continue
             if (came := verdict({"logger": made})) not in ("trained", "refused"):
                 wrong[f"{parameter.name}={about}"] = came
     assert wrong == {}, wrong
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"seed": 2**70}, r"seed=1180591620717411303424 must be a whole number from 0 to 18446744073709551615 \(2\*\*64 - 1\)"),
-    ({"seed": -1}, "seed=-1 must be a whole number from 0"), ({"seed": 1.5}, "seed=1.5"), ({"seed": True}, "seed=True"),
-    ({"seed": "1"}, "seed='1'"), ({"max_time": 1e300}, "max_time=1e"), ({"hang_after": math.nan}, "hang_after=nan"),
-    ({"compile": {1: 2}}, "compile="), ({"val_aggregation": "primary:"}, "val_aggregation='primary:'"),
-    ({"val_aggregation": "primry:web"}, "val_aggregation='primry:web'"), ({"limit_val_batches": math.nan}, "limit_val_batches=nan"),
-    ({"gradient_clip_val": math.nan}, "gradient_clip_val=nan"), ({"val_check_interval": 0}, "val_check_interval=0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"seed": 2**70},
+            r"seed=1180591620717411303424 must be a whole number from 0 to 18446744073709551615 \(2\*\*64 - 1\)",
+        ),
+        ({"seed": -1}, "seed=-1 must be a whole number from 0"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"seed": True}, "seed=True"),
+        ({"seed": "1"}, "seed='1'"),
+        ({"max_time": 1e300}, "max_time=1e"),
+        ({"hang_after": math.nan}, "hang_after=nan"),
+        ({"compile": {1: 2}}, "compile="),
+        ({"val_aggregation": "primary:"}, "val_aggregation='primary:'"),
+        ({"val_aggregation": "primry:web"}, "val_aggregation='primry:web'"),
+        ({"limit_val_batches": math.nan}, "limit_val_batches=nan"),
+        ({"gradient_clip_val": math.nan}, "gradient_clip_val=nan"),
+        ({"val_check_interval": 0}, "val_check_interval=0"),
+    ],
+)
 def test_these_are_refused_when_the_trainer_is_made(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Trainer(**options)

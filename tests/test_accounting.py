@@ -20,8 +20,7 @@ class Slow(Hook):
 
 
 class Quick(Hook):
-    def on_train_batch_end(self):
-        ...
+    def on_train_batch_end(self): ...
 
 
 def shown(**options) -> Trainer:
@@ -34,7 +33,9 @@ def test_a_fit_ends_with_a_table_that_names_the_slow_hook(capfd):
     table = lines[next(n for n, line in enumerate(lines) if line.startswith("Hooks took")) :]
     assert table[1].split() == ["hook", "event", "calls", "total", "mean", "worst", "share"]
     assert ["slow", "on_train_batch_end", "4"] in [line.split()[:3] for line in table]
-    assert any(line.startswith("  slow: slow, ") and line.endswith("% of the training time") for line in table)
+    assert any(
+        line.startswith("  slow: slow, ") and line.endswith("% of the training time") for line in table
+    )
     assert not any("slow: quick" in line for line in table)
 
 
@@ -75,7 +76,9 @@ def test_the_log_has_the_table_with_the_hooks_that_the_module_brought():
     records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
     (cost,) = [each for each in records if each["type"] == "cost"]
     assert {(row["hook"], row["event"], row["calls"]) for row in cost["rows"]} == {
-        ("slow", "on_train_batch_end", 2), ("quick", "on_train_batch_end", 2)}  # fmt: skip
+        ("slow", "on_train_batch_end", 2),
+        ("quick", "on_train_batch_end", 2),
+    }
     slow = cost["rows"][0]
     assert set(slow) == {"hook", "event", "calls", "total", "mean", "worst", "share"}
     assert slow["total"] == pytest.approx(slow["mean"] * 2) and slow["worst"] <= slow["total"]
@@ -90,8 +93,12 @@ def test_only_the_dearest_rows_are_shown_and_the_rest_is_summed_up():
 
 
 def test_a_hook_is_slow_by_all_its_events_together_but_not_in_a_blink():
-    rows = [Cost("two", "on_step_end", 10, 1.0, 0.1, 0.03), Cost("two", "on_train_batch_end", 10, 1.0, 0.1, 0.03),
-            Cost("blink", "on_step_end", 10, 0.01, 0.001, 0.9), Cost("light", "on_step_end", 10, 1.0, 0.1, 0.01)]  # fmt: skip
+    rows = [
+        Cost("two", "on_step_end", 10, 1.0, 0.1, 0.03),
+        Cost("two", "on_train_batch_end", 10, 1.0, 0.1, 0.03),
+        Cost("blink", "on_step_end", 10, 0.01, 0.001, 0.9),
+        Cost("light", "on_step_end", 10, 1.0, 0.1, 0.01),
+    ]
     assert slow_hooks(rows) == {"two": pytest.approx(0.06)}
 
 
@@ -110,7 +117,10 @@ def test_a_finished_run_that_is_started_again_shows_neither_costs_nor_times(capf
     assert "Hooks took" not in said and "Time: " not in said and "Model: " in said
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")],
+)
 def test_times_read_well(seconds, text):
     assert duration(seconds) == text
 

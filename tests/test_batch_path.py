@@ -45,7 +45,9 @@ class BatchPath:
     def note(self, frame: FrameType) -> None:
         file = Path(frame.f_code.co_filename)
         if file.is_relative_to(SOURCE):  # neither generated code nor the user's own
-            self.calls.setdefault((file.relative_to(SOURCE).as_posix(), re.sub(r"\.<.*", "", frame.f_code.co_qualname)))
+            self.calls.setdefault(
+                (file.relative_to(SOURCE).as_posix(), re.sub(r"\.<.*", "", frame.f_code.co_qualname))
+            )
 
 
 def path_of_a_batch() -> list[tuple[str, str]]:

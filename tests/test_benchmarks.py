@@ -60,10 +60,23 @@ def test_an_error_in_a_training_ends_the_measurement(runner: Any) -> None:
         runner(broken, 1, 2, turns=3).turn()
 
 
-def test_one_command_makes_the_table_with_medians_quartiles_minimum_and_both_baselines(tmp_path: Path) -> None:
+def test_one_command_makes_the_table_with_medians_quartiles_minimum_and_both_baselines(
+    tmp_path: Path,
+) -> None:
     sections = {"loader-1": "Linear, DataLoader(batch 1)", "validation": "Linear, validation pass, list"}
-    command = [sys.executable, str(FOLDER / "overhead.py"), "--hookline-only", "--rounds", "2", "--minutes", "0.001", "--out", str(tmp_path),
-               "--sections", *sections]
+    command = [
+        sys.executable,
+        str(FOLDER / "overhead.py"),
+        "--hookline-only",
+        "--rounds",
+        "2",
+        "--minutes",
+        "0.001",
+        "--out",
+        str(tmp_path),
+        "--sections",
+        *sections,
+    ]
     environment = {**os.environ, "COLUMNS": "200", "MPLCONFIGDIR": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr

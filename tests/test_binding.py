@@ -104,7 +104,12 @@ def test_facts_known_everywhere_can_be_asked_for_at_every_event():
     trainer.on(*names)(hook)
     trainer.fit(Net(), batches(1), batches(1))
     at_setup = dict(zip(everywhere, seen[0], strict=True))
-    assert (at_setup["trainer"], at_setup["stage"], at_setup["step"], at_setup["lr"]) == (trainer, "fit", 0, None)
+    assert (at_setup["trainer"], at_setup["stage"], at_setup["step"], at_setup["lr"]) == (
+        trainer,
+        "fit",
+        0,
+        None,
+    )
     at_the_end = dict(zip(everywhere, seen[-1], strict=True))
     assert (at_the_end["step"], at_the_end["lr"], at_the_end["status"]) == (1, 0.1, "completed")
 
@@ -227,7 +232,12 @@ def test_any_callable_will_do():
             got.append(("static", epoch))
 
     trainer = quiet()
-    for function in (Counter(), Counter().method, Counter.static, functools.wraps(Counter.static)(lambda *a, **k: Counter.static(*a, **k))):
+    for function in (
+        Counter(),
+        Counter().method,
+        Counter.static,
+        functools.wraps(Counter.static)(lambda *a, **k: Counter.static(*a, **k)),
+    ):
         trainer.on("train_epoch_end")(function)
     trainer.fit(Net(), batches(1))
     assert got == [("object", 0), ("method", 0), ("static", 0), ("static", 0)]
@@ -255,8 +265,7 @@ def test_binding_is_done_once_and_never_per_call():
 
 def test_a_parameter_that_is_no_fact_is_refused_with_the_closest_name_and_the_list():
     class Wrong(Hook):
-        def on_train_batch_end(self, batch_indx):
-            ...
+        def on_train_batch_end(self, batch_indx): ...
 
     with pytest.raises(HookError) as caught:
         quiet(hooks=[Wrong()])
@@ -273,8 +282,7 @@ def test_a_fact_of_another_event_is_refused():
 
 
 def test_a_keyword_only_parameter_without_default_must_be_a_fact_too():
-    def hook(*, nonsense):
-        ...
+    def hook(*, nonsense): ...
 
     with pytest.raises(HookError, match="function hook asks for 'nonsense'"):
         quiet().on("epoch_start")(hook)
@@ -282,8 +290,7 @@ def test_a_keyword_only_parameter_without_default_must_be_a_fact_too():
 
 def test_a_wrong_parameter_in_the_module_is_found_before_anything_runs():
     class Wrong(Net):
-        def on_train_batch_end(self, los):
-            ...
+        def on_train_batch_end(self, los): ...
 
         def setup(self):
             raise AssertionError("the run had begun")
@@ -363,7 +370,9 @@ def test_a_step_that_demands_more_than_there_is_is_refused_before_the_run():
         def training_step(self, a, b, c, d, optimizers_idx):
             raise AssertionError("called")
 
-    with pytest.raises(HookError, match=r"Wrong.training_step asks for 'optimizers_idx'.*Did you mean 'optimizers'"):
+    with pytest.raises(
+        HookError, match=r"Wrong.training_step asks for 'optimizers_idx'.*Did you mean 'optimizers'"
+    ):
         quiet().fit(Wrong(), batches(1))
 
 
@@ -398,11 +407,17 @@ def test_a_step_that_names_another_of_its_facts_in_the_wrong_place_is_refused() 
 
 def asking(*built_in: type[Hook]) -> list[Any]:
     """Each event method of these hooks that is called in a fit."""
-    return [pytest.param(cls, method, id=f"{cls.__name__}.{method}") for cls in built_in
-            for method in vars(cls) if (event := EVENTS.find(method)) and "fit" in event.verbs]  # fmt: skip
+    return [
+        pytest.param(cls, method, id=f"{cls.__name__}.{method}")
+        for cls in built_in
+        for method in vars(cls)
+        if (event := EVENTS.find(method)) and "fit" in event.verbs
+    ]
 
 
-@pytest.mark.parametrize(("cls", "method"), asking(ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer))
+@pytest.mark.parametrize(
+    ("cls", "method"), asking(ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer)
+)
 def test_a_subclass_of_a_built_in_hook_may_hand_its_arguments_on(tmp_path, cls, method):
     got: list[int] = []
     source = f"def {method}(self, *args, **kwargs):\n    got.append(1)\n    return super(made[0], self).{method}(*args, **kwargs)\n"
@@ -491,11 +506,9 @@ def test_it_works_through_a_mixin_and_past_a_class_that_does_not_have_the_method
             self.noise = True
             super().on_train_epoch_end(*args, **kwargs)
 
-    class Between(Asks):
-        ...
+    class Between(Asks): ...
 
-    class Mixed(Noisy, Between):
-        ...
+    class Mixed(Noisy, Between): ...
 
     hook = Mixed()
     heard(hook)
@@ -561,14 +574,15 @@ def test_an_override_that_keeps_its_star_arguments_to_itself_gets_the_events_own
 
 def test_a_method_handed_on_to_that_asks_for_no_fact_is_refused():
     class Base(Hook):
-        def on_step_end(self, los):
-            ...
+        def on_step_end(self, los): ...
 
     class Derived(Base):
         def on_step_end(self, *args, **kwargs):
             super().on_step_end(*args, **kwargs)
 
-    with pytest.raises(HookError, match=r"asks for 'los', which is no fact of on_step_end. Did you mean 'loss'"):
+    with pytest.raises(
+        HookError, match=r"asks for 'los', which is no fact of on_step_end. Did you mean 'loss'"
+    ):
         quiet(hooks=[Derived()])
 
 

@@ -64,7 +64,9 @@ def test_it_is_switched_off_and_keeps_its_teardown(caplog):
 def test_it_is_called_less_often_until_the_mean_is_within_the_budget_and_hears_every_ending(caplog):
     hook = Sleeps("throttle")
     quiet(hooks=[hook]).fit(Net(), batches(40))
-    assert 3 <= hook.calls <= 12  # 4 ms or more at each call, 1 ms at each of 40 batches; three calls are too soon to judge
+    assert (
+        3 <= hook.calls <= 12
+    )  # 4 ms or more at each call, 1 ms at each of 40 batches; three calls are too soon to judge
     assert hook.ends == ["train", "teardown"]
     assert len(warnings_of(caplog)) == 1
 
@@ -138,12 +140,13 @@ def test_a_failing_hook_with_a_budget_fails_as_it_was_told(caplog):
 
 def test_hooks_without_a_budget_carry_nothing_of_it():
     class Plain(Hook):
-        def on_train_batch_end(self):
-            ...
+        def on_train_batch_end(self): ...
 
     trainer = quiet(hooks=[Plain(), Sleeps()])
     assert [each.allowance for each in trainer.hooks.entry("plain").listeners] == [None]
-    allowed = {each.event.name for each in trainer.hooks.entry("sleeps").listeners if each.allowance is not None}
+    allowed = {
+        each.event.name for each in trainer.hooks.entry("sleeps").listeners if each.allowance is not None
+    }
     assert allowed == {"on_train_batch_end"}
 
 
@@ -195,7 +198,10 @@ def test_a_share_is_judged_after_the_first_second_and_then_at_once(caplog):
     while not off:
         steps.step()
     assert WARM_UP <= clock.now <= WARM_UP + 200 * MS
-    assert "over its budget of 10%: 22% of the training time; in on_train_batch_end 11 calls, 20.0 ms each" in warnings_of(caplog)[0]
+    assert (
+        "over its budget of 10%: 22% of the training time; in on_train_batch_end 11 calls, 20.0 ms each"
+        in warnings_of(caplog)[0]
+    )
 
 
 def test_within_its_share_a_hook_is_looked_at_less_and_less_often(monkeypatch):
@@ -230,10 +236,18 @@ def test_all_events_of_a_hook_share_one_budget(caplog):
 # ---- what may be written ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "means"), [
-    ("1%", (0.01, 0)), ("0.5 %", (0.005, 0)), ("100%", (1.0, 0)), ("5 ms", (None, 5e6)), ("200us", (None, 2e5)),
-    ("200 µs", (None, 2e5)), ("0.1 s", (None, 1e8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("1%", (0.01, 0)),
+        ("0.5 %", (0.005, 0)),
+        ("100%", (1.0, 0)),
+        ("5 ms", (None, 5e6)),
+        ("200us", (None, 2e5)),
+        ("200 µs", (None, 2e5)),
+        ("0.1 s", (None, 1e8)),
+    ],
+)
 def test_budgets_are_shares_or_times(text, means):
     assert parse_budget(text, "x") == pytest.approx(means)
 
@@ -242,12 +256,17 @@ def test_budgets_are_shares_or_times(text, means):
 def test_a_wrong_budget_is_an_error_when_the_hook_is_added(wrong):
     hook = Sleeps()
     hook.budget = wrong
-    with pytest.raises(HookError, match=r"hook 'sleeps': budget=.*allowed: a share of the training time such as '1%'"):
+    with pytest.raises(
+        HookError, match=r"hook 'sleeps': budget=.*allowed: a share of the training time such as '1%'"
+    ):
         quiet(hooks=[hook])
 
 
 def test_a_wrong_policy_is_an_error_with_the_closest_right_one():
-    with pytest.raises(HookError, match=r"over_budget='throtle', allowed: 'warn', 'throttle', 'disable'. Did you mean 'throttle'"):
+    with pytest.raises(
+        HookError,
+        match=r"over_budget='throtle', allowed: 'warn', 'throttle', 'disable'. Did you mean 'throttle'",
+    ):
         quiet(hooks=[Sleeps("throtle")])
 
 
@@ -255,8 +274,7 @@ def test_an_object_that_is_no_hook_class_may_use_the_word_for_itself():
     class Own:
         budget = 3
 
-        def on_step_end(self):
-            ...
+        def on_step_end(self): ...
 
     quiet(hooks=[Own()])
 
@@ -264,7 +282,8 @@ def test_an_object_that_is_no_hook_class_may_use_the_word_for_itself():
 def test_a_configuration_gives_any_hook_a_budget(tmp_path):
     (tmp_path / "run.toml").write_text(
         '[module]\nclass_path = "torch.nn.Linear"\nin_features = 4\nout_features = 2\n'
-        '[hooks.throughput]\nbudget = "2%"\nover_budget = "disable"\n')  # fmt: skip
+        '[hooks.throughput]\nbudget = "2%"\nover_budget = "disable"\n'
+    )
     parts = load_config(tmp_path / "run.toml").build()
     trainer = parts.make_trainer(Trainer)
     listeners = trainer.hooks.entry("throughput").listeners
@@ -317,6 +336,8 @@ def test_a_long_set_up_is_no_training_time_that_a_share_could_be_of(caplog, monk
 def test_one_that_was_switched_off_for_its_cost_gets_a_new_chance_when_it_is_switched_on(caplog):
     hook = Sleeps("disable")
     trainer = quiet(hooks=[hook])
-    trainer.on("train_batch_start", name="switch")(lambda batch_idx: trainer.enable_hook("sleeps") if batch_idx == 5 else None)
+    trainer.on("train_batch_start", name="switch")(
+        lambda batch_idx: trainer.enable_hook("sleeps") if batch_idx == 5 else None
+    )
     trainer.fit(Net(), batches(12))
     assert hook.calls == 6  # three calls are too soon to judge, each time

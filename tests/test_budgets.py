@@ -70,7 +70,9 @@ def per_step(train: Train, counts: Callable[[FrameType], bool] = lambda frame: T
     for _ in range(2):  # whatever is done only the first time, and what that leaves to be looked up anew
         train(batches(2))
     short, long = batches(FEW), batches(MANY)
-    return (python_calls(lambda: train(long), counts) - python_calls(lambda: train(short), counts)) / (MANY - FEW)
+    return (python_calls(lambda: train(long), counts) - python_calls(lambda: train(short), counts)) / (
+        MANY - FEW
+    )
 
 
 def bare(data: list[tuple[Tensor, Tensor]]) -> None:
@@ -112,14 +114,20 @@ class Samples(Dataset[Any]):
 
 
 def rows(data: list[tuple[Tensor, Tensor]]) -> TensorDataset:
-    return TensorDataset(torch.cat([inputs for inputs, _ in data]), torch.cat([targets for _, targets in data]))
+    return TensorDataset(
+        torch.cat([inputs for inputs, _ in data]), torch.cat([targets for _, targets in data])
+    )
 
 
 SOURCES: dict[str, tuple[Callable[[list[tuple[Tensor, Tensor]]], Any], int, int]] = {
     "iterable": (Batches, 9, 16),
     "DataLoader": (lambda data: DataLoader(Samples(data), 1), 6, -6),
     "in memory": (lambda data: DataLoader(rows(data), 3, shuffle=True), 9, -30),
-    "subset in memory": (lambda data: DataLoader(Subset(rows(data), range(3 * len(data))), 3, shuffle=True), 11, -30),
+    "subset in memory": (
+        lambda data: DataLoader(Subset(rows(data), range(3 * len(data))), 3, shuffle=True),
+        11,
+        -30,
+    ),
 }
 """Each with the calls that a batch may cost over one of a list, ours alone, and all over a bare loop with the same source."""
 
@@ -156,6 +164,7 @@ def test_a_batch_of_a_list_costs_few_calls() -> None:
 
 def test_keeping_the_last_checkpoint_costs_a_step_nothing() -> None:
     """Counted in the loops alone: how many calls a write takes depends on the disk."""
+
     def in_loops(frame: FrameType) -> bool:
         return frame.f_code.co_filename in (fit.__code__.co_filename, TrainStep.__call__.__code__.co_filename)
 
@@ -225,7 +234,9 @@ def test_outputs_are_detached_once_and_only_for_listeners_that_request_them() ->
     ten, others = [[kind(f"hook_{index}") for index in range(10)] for kind in (Requests, Counts)]
     assert per_step(with_hooks(*others), detaches) == 0
     assert per_step(with_hooks(*ten), detaches) == 1
-    assert per_step(with_hooks(*ten)) - per_step(with_hooks(*others)) <= 10 + 1  # one call each reads them, one detaches
+    assert (
+        per_step(with_hooks(*ten)) - per_step(with_hooks(*others)) <= 10 + 1
+    )  # one call each reads them, one detaches
 
 
 def test_the_way_from_fit_to_the_training_step_is_short() -> None:
@@ -235,7 +246,9 @@ def test_the_way_from_fit_to_the_training_step_is_short() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             frame, way = sys._getframe(1), []
             while frame is not None:
-                if frame.f_code.co_filename.startswith(SOURCE):  # generated code and the user's own do not count
+                if frame.f_code.co_filename.startswith(
+                    SOURCE
+                ):  # generated code and the user's own do not count
                     way.append((frame.f_code.co_filename, frame.f_code.co_name))
                 if frame.f_code.co_qualname == "Trainer.fit":
                     break
@@ -257,7 +270,13 @@ def test_an_event_nobody_hears_is_an_empty_slot() -> None:
     class Looks(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             plan = self.trainer.plan
-            heard.update({event.name: getattr(plan, event.name) is not noop for event in plan.table if not event.action})
+            heard.update(
+                {
+                    event.name: getattr(plan, event.name) is not noop
+                    for event in plan.table
+                    if not event.action
+                }
+            )
             return super().training_step(batch, batch_idx)
 
     quiet(hooks=[Counts(), Silent()]).fit(Looks(), batches(1))

@@ -16,13 +16,23 @@ IDS = {
     "000-": "1-18",
     "001-": "1-8 10-14 15a-f 16-28 29a-f 30-32 40a-b 41a-f 42a-b 43a-b 44a-d 45a-c",
     "002-": "1-6 10-41 50-57 60-67 68a-b 69a-b 70-78 80-95",
-    "003-": "1-23", "004-": "1-27",
-    "C": "1-19", "N": "1-17", "M": "1-15", "T": "1-20", "K": "1-14", "S": "1-11", "L": "1-9",
-}  # fmt: skip
+    "003-": "1-23",
+    "004-": "1-27",
+    "C": "1-19",
+    "N": "1-17",
+    "M": "1-15",
+    "T": "1-20",
+    "K": "1-14",
+    "S": "1-11",
+    "L": "1-9",
+}
+
 
 def spelled_out(ranges: dict[str, str]) -> list[str]:
     """`{"001-": "1-2 15a-b"}` -> 001-1, 001-2, 001-15a, 001-15b."""
-    return [prefix + each for prefix, text in ranges.items() for part in text.split() for each in one_range(part)]
+    return [
+        prefix + each for prefix, text in ranges.items() for part in text.split() for each in one_range(part)
+    ]
 
 
 def one_range(part: str) -> list[str]:
@@ -63,7 +73,9 @@ def test_every_test_named_exists() -> None:
     for id, entry in CHECKLIST.items():
         nodes = entry.get("tests", [])
         assert len(set(nodes)) == len(nodes), id
-        assert [node for node in nodes if node.partition("::")[2] not in functions_of(node.partition("::")[0])] == [], id
+        assert [
+            node for node in nodes if node.partition("::")[2] not in functions_of(node.partition("::")[0])
+        ] == [], id
 
 
 def test_every_test_about_the_documents_is_in_the_checklist() -> None:

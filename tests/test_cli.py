@@ -22,7 +22,7 @@ from hookline.checkpoint.files import read_manifest
 from hookline.cli import CODES, main, make_parser
 from hookline.registry import BUILTIN_HOOKS
 
-PARTS = '''
+PARTS = """
 import os
 import signal
 import time
@@ -63,7 +63,7 @@ class Ends(Hook):
 
 class HasToken(Hook):
     def __init__(self, api_key: str) -> None: self.api_key = api_key
-'''
+"""
 RUN = """
 module = "cli_parts.Net"
 datamodule = "cli_parts.Data"
@@ -87,8 +87,15 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.modules.pop("cli_parts", None)
 
 
-def hookline(*arguments: str | Path, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "hookline")) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "PYTHONWARNINGS": "error"}
+def hookline(
+    *arguments: str | Path, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "hookline")
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONWARNINGS": "error",
+    }
     command = [sys.executable, *start, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -97,7 +104,9 @@ def hookline(*arguments: str | Path, cwd: Path | None = None, start: tuple[str, 
 
 
 def test_fit_with_overrides_in_a_process_of_its_own(project: Path, tmp_path: Path) -> None:
-    done = hookline("fit", project / "run.toml", "--trainer.max_epochs", "1", "--module.lr=0.2", "--json", cwd=tmp_path)
+    done = hookline(
+        "fit", project / "run.toml", "--trainer.max_epochs", "1", "--module.lr=0.2", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)  # one document and nothing else, whatever hooks print
     assert (told["status"], told["step"], told["epochs"]) == ("completed", 4, 1)
@@ -110,9 +119,21 @@ def test_what_needs_no_torch_does_not_wait_for_it(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("[")
     (tmp_path / "unknown.toml").write_text("modul = 'x.Y'")
     (tmp_path / "hook.toml").write_text("module = 'x.Y'\nhooks = ['progres_bar']")
-    commands = [["--help"], ["fit", "--help"], ["--version"], ["events"], ["events", "step_end"], ["hooks"], ["hooks", "--json"],
-                ["new", "project"], ["fit", "missing.toml"], ["fit", "broken.toml"], ["fit", "unknown.toml"], ["fit", "hook.toml"],
-                ["fit", "unknown.toml", "--a"]]  # fmt: skip
+    commands = [
+        ["--help"],
+        ["fit", "--help"],
+        ["--version"],
+        ["events"],
+        ["events", "step_end"],
+        ["hooks"],
+        ["hooks", "--json"],
+        ["new", "project"],
+        ["fit", "missing.toml"],
+        ["fit", "broken.toml"],
+        ["fit", "unknown.toml"],
+        ["fit", "hook.toml"],
+        ["fit", "unknown.toml", "--a"],
+    ]
     code = f"""
 import sys
 from hookline.cli import main
@@ -151,12 +172,26 @@ def read_until(master: int, seconds: float, enough: str) -> str:
     return text
 
 
-def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(project: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(
+    project: Path, tmp_path: Path
+) -> None:
     master, terminal = pty.openpty()
-    command = [sys.executable, "-m", "hookline", "fit", str(project / "run.toml"), "--trainer.max_epochs=100", "--hook=cli_parts.Slow",
-               "--trainer.enable_progress_bar=true", "--trainer.min_epochs=3", "--trainer.run_dir=here"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "hookline",
+        "fit",
+        str(project / "run.toml"),
+        "--trainer.max_epochs=100",
+        "--hook=cli_parts.Slow",
+        "--trainer.enable_progress_bar=true",
+        "--trainer.min_epochs=3",
+        "--trainer.run_dir=here",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "160"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
+    )
     os.close(terminal)
     text = read_until(master, 120, "batch 3")
     process.send_signal(signal.SIGINT)
@@ -169,10 +204,25 @@ def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(proje
     assert text.rfind("\x1b[?25h") >= text.rfind("\x1b[?25l")  # the cursor is back
     (saved,) = (tmp_path / "here" / "checkpoints").iterdir()
     again = text.replace("\r\n", "").partition("To continue: ")[2].partition("Model: ")[0]
-    assert "--trainer.run_dir=here" in again and "--checkpoint" not in again  # a run with a name finds its newest by itself
+    assert (
+        "--trainer.run_dir=here" in again and "--checkpoint" not in again
+    )  # a run with a name finds its newest by itself
     step = read_manifest(saved)["step"]
-    assert main(["fit", str(project / "run.toml"), "--checkpoint", str(saved), "--trainer.max_steps", str(step + 2),
-                 "--trainer.max_epochs=100", "--trainer.run_dir=there"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "fit",
+                str(project / "run.toml"),
+                "--checkpoint",
+                str(saved),
+                "--trainer.max_steps",
+                str(step + 2),
+                "--trainer.max_epochs=100",
+                "--trainer.run_dir=there",
+            ]
+        )
+        == 0
+    )
 
 
 # ---- in this process ---------------------------------------------------------------------------------------------
@@ -191,7 +241,9 @@ def test_a_run_that_a_hook_stops_went_well(project: Path, capsys: pytest.Capture
     assert "fit stopped (enough) at step 1, in the first epoch" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_is_told_from_a_wrong_configuration(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_is_told_from_a_wrong_configuration(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", str(project / "run.toml"), "--hook", "cli_parts.Fails", "--json"]) == 1
     out, err = capsys.readouterr()
     assert "RuntimeError: broken on purpose" in err
@@ -201,7 +253,9 @@ def test_a_run_that_fails_is_told_from_a_wrong_configuration(project: Path, caps
     assert any("fit at epoch 0" in note for note in error["notes"])
 
 
-def test_a_wrong_configuration_is_told_without_a_traceback_and_for_programs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_configuration_is_told_without_a_traceback_and_for_programs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", str(project / "run.toml"), "--trainer.max_epocs", "3", "--json"]) == 2
     out, err = capsys.readouterr()
     assert "Traceback" not in err
@@ -210,7 +264,9 @@ def test_a_wrong_configuration_is_told_without_a_traceback_and_for_programs(proj
     assert (error["type"], error["key"], error["value"]) == ("ConfigError", "trainer.max_epocs", 3)
 
 
-def test_only_the_person_at_the_command_line_can_allow_what_runs_commands(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_person_at_the_command_line_can_allow_what_runs_commands(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "greedy.toml").write_text("allow = ['code']\n" + RUN)
     assert main(["fit", str(project / "greedy.toml")]) == 2
     assert "add --allow code" in capsys.readouterr().err
@@ -223,12 +279,21 @@ def test_only_the_person_at_the_command_line_can_allow_what_runs_commands(projec
 
 def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(project / "run.toml")
-    keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.every_n_train_steps", "3"]
+    keep = [
+        "--hooks.keep.class_path",
+        "hookline.hooks.model_checkpoint.ModelCheckpoint",
+        "--hooks.keep.every_n_train_steps",
+        "3",
+    ]
     for _ in range(2):  # started again, it has the same to say
         assert main(["fit", config, "--trainer.run_dir", "trained", *keep]) == 0
         out = capsys.readouterr().out
         step = re.search(r"fit completed.* at step (\d+)", out)
-        assert step is not None and out.count("trained/checkpoints/last (step ") == 1 and "checkpoint: " not in out
+        assert (
+            step is not None
+            and out.count("trained/checkpoints/last (step ") == 1
+            and "checkpoint: " not in out
+        )
         assert f"Model: trained/checkpoints/last (step {step[1]}). " in out
     assert main(["fit", config, "--trainer.run_dir", "trained", *keep, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -239,12 +304,22 @@ def test_a_fit_says_which_step_is_on_disk(project: Path, capsys: pytest.CaptureF
     assert "checkpoint: none; nothing of this run is saved\n" in capsys.readouterr().out
 
 
-def test_a_command_with_hidden_values_says_that_they_have_to_be_filled_in(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_with_hidden_values_says_that_they_have_to_be_filled_in(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = str(project / "run.toml")
     end = ["--hook", "cli_parts.Ends", "--trainer.run_dir=ended"]
-    assert main(["fit", config, *end, "--hooks.token.class_path=cli_parts.HasToken", "--hooks.token.api_key=word"]) == 143
+    assert (
+        main(
+            ["fit", config, *end, "--hooks.token.class_path=cli_parts.HasToken", "--hooks.token.api_key=word"]
+        )
+        == 143
+    )
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("To continue")]
-    assert line.startswith("To continue (fill in the hidden value of --hooks.token.api_key): hookline fit ") and "word" not in line
+    assert (
+        line.startswith("To continue (fill in the hidden value of --hooks.token.api_key): hookline fit ")
+        and "word" not in line
+    )
     assert "--hooks.token.api_key=..." in line
     assert main(["fit", config, *end, "--fresh"]) == 143
     assert "To continue: hookline fit " in capsys.readouterr().out
@@ -253,11 +328,23 @@ def test_a_command_with_hidden_values_says_that_they_have_to_be_filled_in(projec
 def test_the_last_line_of_a_fit_says_where_the_model_is_and_how_to_load_it(
     project: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained", "--trainer.enable_progress_bar=true"]) == 0
+    assert (
+        main(
+            [
+                "fit",
+                str(project / "run.toml"),
+                "--trainer.run_dir",
+                "trained",
+                "--trainer.enable_progress_bar=true",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == (
         f'Model: trained/checkpoints/last (step 8). Load it: import sys; sys.path.insert(0, "{project.as_posix()}"); '
-        'from cli_parts import Net; model = Net.load_from_checkpoint("trained/checkpoints/last")')  # fmt: skip
+        'from cli_parts import Net; model = Net.load_from_checkpoint("trained/checkpoints/last")'
+    )
     assert "Model: " not in err  # once is enough
     assert main(["fit", str(project / "run.toml"), "--trainer.run_dir", "trained"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("Model: trained/checkpoints/last (step 8). ")
@@ -267,7 +354,11 @@ def test_the_last_line_of_a_fit_says_where_the_model_is_and_how_to_load_it(
 
 
 @pytest.mark.parametrize("given", ["checkpoint.write=async", "checkpoint=async", "save=async"])
-@pytest.mark.parametrize("more", [[], ["--trainer.checkpoint.every=2 minutes"], ["--trainer.checkpoint.last=false"]], ids=["", "every", "last"])
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--trainer.checkpoint.every=2 minutes"], ["--trainer.checkpoint.last=false"]],
+    ids=["", "every", "last"],
+)
 def test_how_to_save_is_a_table_or_a_word_and_has_an_older_name(
     project: Path, given: str, more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,14 +380,18 @@ def test_a_run_over_checkpoints_that_cannot_be_used_is_begun_anew_only_by_an_exp
         (each / "model.safetensors").write_text("damaged")
     assert main(fit) == 1
     said = capsys.readouterr().err
-    assert "none of them can be used" in said and "--fresh" in said and all(str(each) in said for each in saved)
+    assert (
+        "none of them can be used" in said and "--fresh" in said and all(str(each) in said for each in saved)
+    )
     assert main([*fit, "--fresh"]) == 0
     assert "fit completed at step 8" in capsys.readouterr().out
     assert main([*fit, "--fresh", "--checkpoint", "auto"]) == 2
     assert "--fresh begins a new run and --checkpoint continues one" in capsys.readouterr().err
 
 
-def test_fresh_takes_the_place_of_a_checkpoint_in_the_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fresh_takes_the_place_of_a_checkpoint_in_the_file(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "continues.toml").write_text("checkpoint = 'auto'\n" + RUN)
     fit = ["fit", str(project / "continues.toml"), "--trainer.run_dir=out", "--hook", "model_checkpoint"]
     assert main(fit) == 0
@@ -305,9 +400,16 @@ def test_fresh_takes_the_place_of_a_checkpoint_in_the_file(project: Path, capsys
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["epochs"] == 2
 
 
-def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = str(project / "run.toml")
-    keep = ["--hooks.keep.class_path", "hookline.hooks.model_checkpoint.ModelCheckpoint", "--hooks.keep.filename", "best"]
+    keep = [
+        "--hooks.keep.class_path",
+        "hookline.hooks.model_checkpoint.ModelCheckpoint",
+        "--hooks.keep.filename",
+        "best",
+    ]
     assert main(["fit", config, "--trainer.run_dir", "trained", "--json", *keep]) == 0
     trained = json.loads(capsys.readouterr().out)
     assert trained["checkpoint"].startswith("trained/checkpoints/")
@@ -316,15 +418,24 @@ def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(project: Path
         assert main([*arguments, "--json", "--trainer.seed=7"]) == 0
         return json.loads(capsys.readouterr().out)["metrics"]
 
-    assert measured("validate", config, "--checkpoint", trained["checkpoint"])["val/loss"] == pytest.approx(trained["metrics"]["val/loss"])
+    assert measured("validate", config, "--checkpoint", trained["checkpoint"])["val/loss"] == pytest.approx(
+        trained["metrics"]["val/loss"]
+    )
     assert measured("validate", config)["val/loss"] > 2 * trained["metrics"]["val/loss"]
-    assert measured("test", config, "--checkpoint", trained["checkpoint"])["test/loss"] == pytest.approx(trained["metrics"]["val/loss"])
-    assert main(["predict", config, "--checkpoint", trained["checkpoint"], "--trainer.run_dir", "predicted"]) == 0
+    assert measured("test", config, "--checkpoint", trained["checkpoint"])["test/loss"] == pytest.approx(
+        trained["metrics"]["val/loss"]
+    )
+    assert (
+        main(["predict", config, "--checkpoint", trained["checkpoint"], "--trainer.run_dir", "predicted"])
+        == 0
+    )
     lines = [json.loads(line) for line in Path("predicted/predictions.jsonl").read_text().splitlines()]
     assert [len(each) for each in lines] == [2, 2, 2, 2]
 
 
-def test_explain_shows_the_listeners_and_runs_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_the_listeners_and_runs_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["explain", str(project / "run.toml")]) == 0
     said = capsys.readouterr().out
     assert "hook speaking: Speaking.on_train_start" in said
@@ -361,8 +472,9 @@ def test_every_built_in_hook_can_be_described(name: str, capsys: pytest.CaptureF
     assert not re.search(r"\bAny\b|class_path|null|\)\s+\(|typing", listed), listed
 
 
-
-def test_a_hooks_events_come_in_the_order_of_a_run_and_what_it_needs_is_in_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hooks_events_come_in_the_order_of_a_run_and_what_it_needs_is_in_the_example(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["hooks", "webhook"]) == 0
     said = capsys.readouterr().out
     events = re.findall(r"\w+", said.partition("Listens to")[2].partition(".")[0])
@@ -388,12 +500,19 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["required"] == ["module"]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "required: COMMAND"), (["fitt"], "invalid choice: 'fitt'"), (["fit"], "CONFIG"),
-    (["fit", "run.toml", "--max_epochs", "3"], "This is an option of the trainer: --trainer.max_epochs"),
-    (["events", "--jsn"], "unrecognized arguments: --jsn"),
-])  # fmt: skip
-def test_a_wrong_command_is_explained(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["fitt"], "invalid choice: 'fitt'"),
+        (["fit"], "CONFIG"),
+        (["fit", "run.toml", "--max_epochs", "3"], "This is an option of the trainer: --trainer.max_epochs"),
+        (["events", "--jsn"], "unrecognized arguments: --jsn"),
+    ],
+)
+def test_a_wrong_command_is_explained(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -424,7 +543,9 @@ def test_a_wrong_name_is_a_wrong_command() -> None:
 
 def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    commands = next(action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    commands = next(
+        action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ).choices
     assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
     codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}
     assert codes == set(re.findall(r"\b\d+\b", CODES))
@@ -432,4 +553,8 @@ def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> Non
 
 def test_the_list_of_hooks_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hooks", "--json"]) == 0
-    assert [each["name"] for each in json.loads(capsys.readouterr().out) if each["builtin"] and not each["doc"].endswith(".")] == []
+    assert [
+        each["name"]
+        for each in json.loads(capsys.readouterr().out)
+        if each["builtin"] and not each["doc"].endswith(".")
+    ] == []

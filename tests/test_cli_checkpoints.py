@@ -37,8 +37,16 @@ class Rich(Net):
 def net() -> Net:
     """Trained into `run`, with three checkpoints."""
     net = Rich()
-    hooks = [ModelCheckpoint(monitor="val/loss", save_top_k=2, save_last=True, filename="{epoch}", auto_insert_metric_name=False),
-             WeightAveraging(decay=0.5)]  # fmt: skip
+    hooks = [
+        ModelCheckpoint(
+            monitor="val/loss",
+            save_top_k=2,
+            save_last=True,
+            filename="{epoch}",
+            auto_insert_metric_name=False,
+        ),
+        WeightAveraging(decay=0.5),
+    ]
     quiet(run_dir="run", max_epochs=2, hooks=hooks).fit(net, batches(), batches())
     return net
 
@@ -88,11 +96,15 @@ def test_a_checkpoint_is_told_to_programs(net: Net, capsys: pytest.CaptureFixtur
     assert "tensors_by_name" not in told(capsys, "show", "run/checkpoints/last")
 
 
-def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(
+    net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
     damage("run/checkpoints/last/model.safetensors")
     assert main(["checkpoint", "show", "run"]) == 0
     first, missing, _, last, newest, older = capsys.readouterr().out.splitlines()
-    assert missing.startswith("Its last state is not on disk: it was completed at step 8, but its newest checkpoint is of step 8 before")
+    assert missing.startswith(
+        "Its last state is not on disk: it was completed at step 8, but its newest checkpoint is of step 8 before"
+    )
     assert first.startswith("run: run ") and first.endswith(", completed at step 8")
     assert last.split()[:4] == ["checkpoints/last", "8", "1", "last"]
     assert last.endswith("damaged: model.safetensors is not what its manifest says (its sha256 differs).")
@@ -101,12 +113,18 @@ def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(net: Net, capsys
     assert older.split()[0] == "checkpoints/0" and older.endswith("whole")
     Path("run/checkpoints/0/manifest.json").unlink()
     rows = told(capsys, "show", "run")["checkpoints"]
-    assert [(each["path"].rpartition("/")[2], each["whole"], each["step"]) for each in rows] == [("last", False, 8), ("1", True, 8), ("0", False, None)]
+    assert [(each["path"].rpartition("/")[2], each["whole"], each["step"]) for each in rows] == [
+        ("last", False, 8),
+        ("1", True, 8),
+        ("0", False, None),
+    ]
     assert "no manifest.json" in rows[2]["problem"]
 
 
 def test_a_run_whose_last_state_is_not_on_disk_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=3)], checkpoint=True).fit(Net(), batches(4))
+    quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=3)], checkpoint=True).fit(
+        Net(), batches(4)
+    )
     assert told(capsys, "show", "run")["unsaved"] == ""
     shutil.rmtree("run/checkpoints/last")
     missing = "completed at step 4, but its newest checkpoint is of step 3"
@@ -117,7 +135,9 @@ def test_a_run_whose_last_state_is_not_on_disk_is_told_apart(capsys: pytest.Capt
     assert "(step 3)" in capsys.readouterr().out
 
 
-def test_how_a_run_stands_is_said_in_the_words_of_the_list_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_run_stands_is_said_in_the_words_of_the_list_of_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Fails(Hook):
         def on_step_end(self, step: int) -> None:
             if step == 3:
@@ -128,18 +148,24 @@ def test_how_a_run_stands_is_said_in_the_words_of_the_list_of_runs(capsys: pytes
     assert main(["checkpoint", "show", "run"]) == 0
     assert "failed at step 3" in capsys.readouterr().out.splitlines()[0]
     record = json.loads(Path("run/run.json").read_text())
-    Path("run/run.json").write_text(json.dumps({**record, "status": "training", "noted_at": "2020-01-01T00:00:00+00:00"}))
+    Path("run/run.json").write_text(
+        json.dumps({**record, "status": "training", "noted_at": "2020-01-01T00:00:00+00:00"})
+    )
     for path in Path("run").glob("run.lock"):
         path.unlink()
     assert main(["checkpoint", "show", "run"]) == 0
-    assert "killed? at step 3" in capsys.readouterr().out.splitlines()[0]  # without a lock it cannot be certain
+    assert (
+        "killed? at step 3" in capsys.readouterr().out.splitlines()[0]
+    )  # without a lock it cannot be certain
     assert [(each.status, each.is_certain) for each in list_runs("run").runs] == [("killed", False)]
     run = told(capsys, "show", "run")["run"]
     assert (run["status"], run["is_certain"]) == ("killed", False)
 
 
 def test_what_resume_takes_is_what_the_table_says(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = {word: each["path"] for each in told(capsys, "show", "run")["checkpoints"] for word in each["resume"]}
+    shown = {
+        word: each["path"] for each in told(capsys, "show", "run")["checkpoints"] for word in each["resume"]
+    }
     for word in ("auto", "best"):
         trainer = quiet(run_dir="run", max_epochs=3)
         taken: list[Path] = []
@@ -155,7 +181,10 @@ def test_a_url_is_shown_as_well(bucket: str, capsys: pytest.CaptureFixture[str])
     for name in ("old", "new"):
         trainer.save_checkpoint(f"{bucket}/run/{name}")
     data = told(capsys, "show", f"{bucket}/run/new", "--tensors")
-    assert data["step"] == 1 and [each["name"] for each in data["tensors_by_name"]] == ["layer.weight", "layer.bias"]
+    assert data["step"] == 1 and [each["name"] for each in data["tensors_by_name"]] == [
+        "layer.weight",
+        "layer.bias",
+    ]
     assert main(["checkpoint", "show", bucket]) == 0
     _, new, old = capsys.readouterr().out.splitlines()
     assert new.startswith("run/new") and new.endswith("not verified") and old.startswith("run/old")
@@ -164,7 +193,9 @@ def test_a_url_is_shown_as_well(bucket: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
-def test_show_does_not_make_things_up_about_a_damaged_checkpoint(net: Net, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_does_not_make_things_up_about_a_damaged_checkpoint(
+    net: Net, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("run/checkpoints/last", file).write_bytes(b"{}")
     assert main(["checkpoint", "show", "run/checkpoints/last"]) == 1
     assert f"run/checkpoints/last is damaged: {file}" in capsys.readouterr().err
@@ -176,14 +207,20 @@ def test_show_does_not_make_things_up_about_a_damaged_checkpoint(net: Net, file:
 # ---- verify ------------------------------------------------------------------------------------------------------
 
 
-def test_verify_reads_every_file_of_a_run_and_fails_if_one_is_damaged(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reads_every_file_of_a_run_and_fails_if_one_is_damaged(
+    net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["checkpoint", "verify", "run"]) == 0
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"whole  run/checkpoints/{name}" for name in ("0", "1", "last")]
+    assert sorted(capsys.readouterr().out.splitlines()) == [
+        f"whole  run/checkpoints/{name}" for name in ("0", "1", "last")
+    ]
     damage("run/checkpoints/1/state.safetensors")
     assert main(["checkpoint", "verify", "run/checkpoints/0", "run/checkpoints/1"]) == 1
     whole, wrong = capsys.readouterr().out.splitlines()
     assert whole == "whole  run/checkpoints/0"
-    assert wrong.startswith("wrong  The checkpoint run/checkpoints/1 is damaged: state.safetensors is not what its manifest says")
+    assert wrong.startswith(
+        "wrong  The checkpoint run/checkpoints/1 is damaged: state.safetensors is not what its manifest says"
+    )
     rows = told(capsys, "verify", "run", "nowhere", code=1)
     assert [each["path"] for each in rows if not each["whole"]] == ["run/checkpoints/1", "nowhere"]
     assert "nowhere does not exist" in rows[-1]["problem"]
@@ -193,7 +230,9 @@ def test_verify_fetches_what_lies_at_a_url(bucket: str, capsys: pytest.CaptureFi
     trainer = quiet()
     trainer.fit(Net(), batches(1))
     trainer.save_checkpoint(f"{bucket}/made")
-    assert told(capsys, "verify", bucket) == [{"path": f"{bucket}/made", "whole": True, "problem": None, "extra": []}]
+    assert told(capsys, "verify", bucket) == [
+        {"path": f"{bucket}/made", "whole": True, "problem": None, "extra": []}
+    ]
     fsspec.filesystem("memory").pipe_file("/shown/made/state.json", b"{}")
     (row,) = told(capsys, "verify", bucket, code=1)
     assert "memory://shown/made is damaged: state.json has 2 bytes" in row["problem"]
@@ -207,24 +246,45 @@ def test_weights_are_exported_for_other_tools(capsys: pytest.CaptureFixture[str]
     hook = WeightAveraging(decay=0.5)
     quiet(run_dir="run", hooks=[hook, ModelCheckpoint()]).fit(net, batches())
     assert main(["checkpoint", "export", "run", "net.safetensors"]) == 0
-    assert "wrote net.safetensors (" in (said := capsys.readouterr().out) and "2 tensors, 10 numbers, from run/checkpoints/" in said
+    assert (
+        "wrote net.safetensors (" in (said := capsys.readouterr().out)
+        and "2 tensors, 10 numbers, from run/checkpoints/" in said
+    )
     assert torch.equal(load_file("net.safetensors")["layer.weight"], hook.averages["layer.weight"])
-    assert main(["checkpoint", "export", "run", "raw.safetensors", "--weights", "raw"]) == 0 and capsys.readouterr()
+    assert (
+        main(["checkpoint", "export", "run", "raw.safetensors", "--weights", "raw"]) == 0
+        and capsys.readouterr()
+    )
     assert torch.equal(load_file("raw.safetensors")["layer.weight"], net.layer.weight)
     about = told(capsys, "export", "run", "ema.pt", "--hook", "weight_averaging")
-    assert (about["out"], about["hook"], about["tensors"], about["bytes"]) == ("ema.pt", "weight_averaging", 2, Path("ema.pt").stat().st_size)
+    assert (about["out"], about["hook"], about["tensors"], about["bytes"]) == (
+        "ema.pt",
+        "weight_averaging",
+        2,
+        Path("ema.pt").stat().st_size,
+    )
     assert torch.equal(torch.load("ema.pt", weights_only=True)["layer.weight"], hook.averages["layer.weight"])
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "taken.pt"], "taken.pt exists; --force replaces it"), (["run", "net.onnx"], "net.onnx must end with .safetensors or .pt"),
-    (["run", "x.pt", "--hook", "model_chekpoint"], "Did you mean 'model_checkpoint'?"), (["run", "s3://bucket/x.pt"], "not to a URL"),
-])  # fmt: skip
-def test_a_wrong_export_is_explained_and_writes_nothing(net: Net, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "taken.pt"], "taken.pt exists; --force replaces it"),
+        (["run", "net.onnx"], "net.onnx must end with .safetensors or .pt"),
+        (["run", "x.pt", "--hook", "model_chekpoint"], "Did you mean 'model_checkpoint'?"),
+        (["run", "s3://bucket/x.pt"], "not to a URL"),
+    ],
+)
+def test_a_wrong_export_is_explained_and_writes_nothing(
+    net: Net, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("taken.pt").write_text("precious")
     assert main(["checkpoint", "export", *arguments]) == 2
     assert said in capsys.readouterr().err
-    assert Path("taken.pt").read_text() == "precious" and sorted(each.name for each in Path().iterdir()) == ["run", "taken.pt"]
+    assert Path("taken.pt").read_text() == "precious" and sorted(each.name for each in Path().iterdir()) == [
+        "run",
+        "taken.pt",
+    ]
 
 
 def test_force_replaces_a_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,19 +297,28 @@ def test_force_replaces_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- wrong paths, and help ---------------------------------------------------------------------------------------
 
 
-def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(net: Net, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(
+    net: Net, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["checkpoint", "show", "run/checkpoints/lats"]) == 1
     said = capsys.readouterr().err
-    assert "run/checkpoints/lats does not exist. Did you mean 'last'? run/checkpoints has: 0, 1, last." in said
+    assert (
+        "run/checkpoints/lats does not exist. Did you mean 'last'? run/checkpoints has: 0, 1, last." in said
+    )
     assert main(["checkpoint", "show", "run/checkpoints/last/state.json"]) == 1
     assert "is a file, and a checkpoint is a directory" in capsys.readouterr().err
     Path("bare").mkdir()
     assert main(["checkpoint", "show", "bare", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert "There is no checkpoint in bare or below it. A fit writes checkpoints/last" in err and json.loads(out)["error"]["type"] == "CheckpointError"
+    assert (
+        "There is no checkpoint in bare or below it. A fit writes checkpoints/last" in err
+        and json.loads(out)["error"]["type"] == "CheckpointError"
+    )
 
 
-@pytest.mark.parametrize("arguments", [["checkpoint", "--help"], ["checkpoint", "export", "--help"], ["checkpoint", "sho"]])
+@pytest.mark.parametrize(
+    "arguments", [["checkpoint", "--help"], ["checkpoint", "export", "--help"], ["checkpoint", "sho"]]
+)
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     code = f"import sys\nfrom hookline.cli import main\ntry: main({arguments!r})\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

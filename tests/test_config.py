@@ -35,7 +35,7 @@ from hookline.strategies import DDP, FSDP, Accelerated
 LOGGERS = (CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB)
 STOP = "hookline.hooks.early_stopping.EarlyStopping"
 KEEP = "hookline.hooks.model_checkpoint.ModelCheckpoint"
-PARTS = '''
+PARTS = """
 from __future__ import annotations
 import abc
 from typing import Literal
@@ -103,7 +103,7 @@ def hello(step): print("hello at", step)
 def not_a_class(): pass
 
 def mean_loss(outputs, targets): return (outputs - targets).abs().mean()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,9 @@ QUIET = "[trainer]\nmax_epochs = 1\nenable_progress_bar = false\n"
 BASIC = f'module = "parts_here.Net"\ndatamodule = "parts_here.Data"\nloggers = false\n{QUIET}'
 
 
-def config_of(project: Path, text: str = BASIC, *overrides: str, name: str = "run.toml", **more: Any) -> Config:
+def config_of(
+    project: Path, text: str = BASIC, *overrides: str, name: str = "run.toml", **more: Any
+) -> Config:
     (project / name).write_text(text)
     return load_config(project / name, overrides, **more)
 
@@ -137,7 +139,9 @@ def trainer_of(project: Path, text: str = BASIC, *overrides: str, **more: Any) -
 
 
 def test_a_file_becomes_a_run(project: Path) -> None:
-    trainer, parts = trainer_of(project, BASIC + '[hooks.stop]\nclass_path = "parts_here.Threshold"\nthreshold = 3\n')
+    trainer, parts = trainer_of(
+        project, BASIC + '[hooks.stop]\nclass_path = "parts_here.Threshold"\nthreshold = 3\n'
+    )
     trainer.fit(parts.module, datamodule=parts.datamodule, **parts.fit_arguments)
     assert trainer.status == "completed"
     assert trainer.global_step == 3
@@ -169,7 +173,14 @@ threshold = 1e-2
         assert parts.make_trainer(Trainer).options.max_time == 3600.0
 
 
-@pytest.mark.parametrize("form", ['class_path = "parts_here.Threshold"\nthreshold = 2.5', 'class_path = "parts_here.Threshold"\ninit_args = {threshold = 2.5}', 'class_path = "parts_here:Threshold"\nthreshold = 2.5'])
+@pytest.mark.parametrize(
+    "form",
+    [
+        'class_path = "parts_here.Threshold"\nthreshold = 2.5',
+        'class_path = "parts_here.Threshold"\ninit_args = {threshold = 2.5}',
+        'class_path = "parts_here:Threshold"\nthreshold = 2.5',
+    ],
+)
 def test_arguments_stand_beside_the_class_path_or_in_init_args(project: Path, form: str) -> None:
     _, parts = trainer_of(project, f"{BASIC}[hooks.mine]\n{form}\n")
     assert parts.hooks["mine"].threshold == 2.5
@@ -204,7 +215,9 @@ def test_init_args_can_be_overridden_under_either_spelling(project: Path) -> Non
 
 def test_sections_can_be_overridden_as_a_whole(project: Path) -> None:
     text = f'{BASIC}[hooks.one]\nclass_path = "parts_here.Threshold"\n'
-    trainer, parts = trainer_of(project, text, "--hooks", "false", "--module", "parts_here.Needy", "--module.classes", "3")
+    trainer, parts = trainer_of(
+        project, text, "--hooks", "false", "--module", "parts_here.Needy", "--module.classes", "3"
+    )
     assert trainer.hooks.list_hooks() == []
     assert parts.module.classes == 3
 
@@ -228,7 +241,9 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_wanted(project: 
 
 def test_a_hook_is_left_out_switched_off_or_added_from_the_command_line(project: Path) -> None:
     text = f'{BASIC}[hooks.one]\nclass_path = "parts_here.Threshold"\n[hooks.two]\nclass_path = "parts_here.Second"\n'
-    trainer, _ = trainer_of(project, text, "--hooks.one", "false", "--hooks.two.enabled", "false", hooks=["parts_here.hello"])
+    trainer, _ = trainer_of(
+        project, text, "--hooks.one", "false", "--hooks.two.enabled", "false", hooks=["parts_here.hello"]
+    )
     assert "one" not in trainer.hooks
     assert "two" in trainer.hooks
     assert trainer.hooks.list_hooks() == ["hello"]
@@ -237,7 +252,11 @@ def test_a_hook_is_left_out_switched_off_or_added_from_the_command_line(project:
 def test_settings_of_any_hook_are_set_beside_its_own(project: Path) -> None:
     text = f'{BASIC}[hooks.one]\nclass_path = "parts_here.Second"\non_error = "warn"\norder = 7\nranks = "zero"\n'
     _, parts = trainer_of(project, text)
-    assert (parts.hooks["one"].on_error, parts.hooks["one"].order, parts.hooks["one"].ranks) == ("warn", 7, "zero")
+    assert (parts.hooks["one"].on_error, parts.hooks["one"].order, parts.hooks["one"].ranks) == (
+        "warn",
+        7,
+        "zero",
+    )
 
 
 def test_a_hook_by_its_registered_name_needs_no_class_path(project: Path) -> None:
@@ -255,7 +274,9 @@ def offer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = folder / "offering_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "hooks.py").write_text("from hookline import Hook\nclass Shiny(Hook):\n    def __init__(self, n: int = 1): self.n = n\n")
+    (package / "hooks.py").write_text(
+        "from hookline import Hook\nclass Shiny(Hook):\n    def __init__(self, n: int = 1): self.n = n\n"
+    )
     monkeypatch.syspath_prepend(str(folder))
 
 
@@ -342,7 +363,10 @@ def test_the_seed_of_the_file_also_decides_the_first_weights(project: Path) -> N
 
 
 def test_a_mapping_is_a_configuration_too() -> None:
-    given = {"module": {"class_path": "torch.nn.Linear", "in_features": 1, "out_features": 1}, "trainer": {"max_epochs": 2}}
+    given = {
+        "module": {"class_path": "torch.nn.Linear", "in_features": 1, "out_features": 1},
+        "trainer": {"max_epochs": 2},
+    }
     parts = load_config(given, ["--trainer.max_epochs=5"]).build()
     assert parts.trainer_arguments["max_epochs"] == 5
     assert given["trainer"]["max_epochs"] == 2
@@ -353,21 +377,47 @@ def test_a_mapping_is_a_configuration_too() -> None:
 SWITCHED = {
     "enable_logging_hook": True,
     "enable_gradient_monitor": True,
-    "gradient_monitor_config": {"log_frequency": 50, "log_histogram": True, "log_norm": True,
-                                "param_filter": ["encoder", "decoder"], "percentiles": [10, 50, 90]},
+    "gradient_monitor_config": {
+        "log_frequency": 50,
+        "log_histogram": True,
+        "log_norm": True,
+        "param_filter": ["encoder", "decoder"],
+        "percentiles": [10, 50, 90],
+    },
     "enable_model_checkpoint_hook": True,
-    "model_checkpoint_config": {"save_top_k": 3, "monitor": "val/loss", "mode": "min", "save_last": True,
-                                "save_on_train_epoch_end": False, "filename": "epoch_{epoch}_loss_{val/loss:.2f}",
-                                "auto_insert_metric_name": False},
+    "model_checkpoint_config": {
+        "save_top_k": 3,
+        "monitor": "val/loss",
+        "mode": "min",
+        "save_last": True,
+        "save_on_train_epoch_end": False,
+        "filename": "epoch_{epoch}_loss_{val/loss:.2f}",
+        "auto_insert_metric_name": False,
+    },
     "enable_early_stopping_hook": True,
-    "early_stopping_config": {"monitor": "val/loss", "patience": 7, "mode": "min", "min_delta": 0.0001,
-                              "check_on_train_epoch_end": False, "strict": True, "verbose": True},
+    "early_stopping_config": {
+        "monitor": "val/loss",
+        "patience": 7,
+        "mode": "min",
+        "min_delta": 0.0001,
+        "check_on_train_epoch_end": False,
+        "strict": True,
+        "verbose": True,
+    },
     "enable_lr_monitor": True,
     "lr_monitor_config": {"log_momentum": True, "log_weight_decay": True, "frequency": "epoch"},
     "hook_classes": ["parts_here.Threshold", "parts_here.Second"],
     "hook_configs": {"parts_here.Threshold": {"threshold": 5.0}},
-}  # fmt: skip
-IN_ORDER = ["Threshold", "Second", "ConsoleLog", "GradientMonitor", "ModelCheckpoint", "EarlyStopping", "LRMonitor"]
+}
+IN_ORDER = [
+    "Threshold",
+    "Second",
+    "ConsoleLog",
+    "GradientMonitor",
+    "ModelCheckpoint",
+    "EarlyStopping",
+    "LRMonitor",
+]
 
 
 def check_switched(hooks: list[Hook]) -> None:
@@ -376,7 +426,11 @@ def check_switched(hooks: list[Hook]) -> None:
     assert threshold.threshold == 5.0
     assert isinstance(console, ConsoleLog)
     assert isinstance(gradients, GradientMonitor)
-    assert (gradients.log_frequency, gradients.log_histogram, gradients.percentiles) == (50, True, (10, 50, 90))
+    assert (gradients.log_frequency, gradients.log_histogram, gradients.percentiles) == (
+        50,
+        True,
+        (10, 50, 90),
+    )
     assert isinstance(checkpoint, ModelCheckpoint)
     assert (checkpoint.save_top_k, checkpoint.monitor, checkpoint.save_last) == (3, "val/loss", True)
     assert isinstance(stop, EarlyStopping)
@@ -385,7 +439,9 @@ def check_switched(hooks: list[Hook]) -> None:
     assert (rates.log_momentum, rates.log_weight_decay, rates.frequency) == (True, True, "epoch")
 
 
-def test_hooks_config_builds_every_hook_it_names_in_order(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_config_builds_every_hook_it_names_in_order(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(project))
     check_switched(HooksConfig(**SWITCHED).build())
 
@@ -410,18 +466,30 @@ def test_nothing_is_switched_on_by_default() -> None:
 
 
 def test_hook_classes_may_be_names_of_hooks() -> None:
-    assert [type(each).__name__ for each in HooksConfig(hook_classes=["progress_bar", "ProgressBar"]).build()] == ["ProgressBar"] * 2
+    assert [
+        type(each).__name__ for each in HooksConfig(hook_classes=["progress_bar", "ProgressBar"]).build()
+    ] == ["ProgressBar"] * 2
 
 
-def test_the_bare_class_name_is_taken_where_it_is_clear(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bare_class_name_is_taken_where_it_is_clear(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(project))
-    (hook,) = HooksConfig(hook_classes=["parts_here.Threshold"], hook_configs={"Threshold": {"threshold": 2.0}}).build()
+    (hook,) = HooksConfig(
+        hook_classes=["parts_here.Threshold"], hook_configs={"Threshold": {"threshold": 2.0}}
+    ).build()
     assert hook.threshold == 2.0
 
 
-@pytest.mark.parametrize(("given", "policy"), [({}, None), ({"continue_on_hook_error": False}, "raise"),
-                                               ({"continue_on_hook_error": True}, "warn"),
-                                               ({"continue_on_hook_error": True, "log_hook_errors": False}, "disable")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, None),
+        ({"continue_on_hook_error": False}, "raise"),
+        ({"continue_on_hook_error": True}, "warn"),
+        ({"continue_on_hook_error": True, "log_hook_errors": False}, "disable"),
+    ],
+)
 def test_what_happens_when_a_hook_fails_is_decided_by_its_switches(
     given: dict[str, bool], policy: str | None, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,15 +500,24 @@ def test_what_happens_when_a_hook_fails_is_decided_by_its_switches(
     assert rates.on_error == (policy or LRMonitor.on_error)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"early_stopping_config": {"patience": 3}}, "would do nothing: set enable_early_stopping_hook to true"),
-    ({"log_hook_errors": False}, "needs continue_on_hook_error=True"),
-    ({"enable_lr_monitor": "yes"}, "enable_lr_monitor='yes' must be true or false"),
-    ({"hook_classes": "a.B"}, "hook_classes='a.B' must be a list of class paths"),
-    ({"hook_classes": [3]}, "hook_classes=3 must be a list of class paths as text"),
-    ({"hook_classes": ["a.B"], "hook_configs": {"a.C": {}}}, "'a.C' is none of hook_classes. Did you mean 'a.B'"),
-    ({"lr_monitor_config": 3}, "lr_monitor_config=3 must be a table"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"early_stopping_config": {"patience": 3}},
+            "would do nothing: set enable_early_stopping_hook to true",
+        ),
+        ({"log_hook_errors": False}, "needs continue_on_hook_error=True"),
+        ({"enable_lr_monitor": "yes"}, "enable_lr_monitor='yes' must be true or false"),
+        ({"hook_classes": "a.B"}, "hook_classes='a.B' must be a list of class paths"),
+        ({"hook_classes": [3]}, "hook_classes=3 must be a list of class paths as text"),
+        (
+            {"hook_classes": ["a.B"], "hook_configs": {"a.C": {}}},
+            "'a.C' is none of hook_classes. Did you mean 'a.B'",
+        ),
+        ({"lr_monitor_config": 3}, "lr_monitor_config=3 must be a table"),
+    ],
+)
 def test_switches_that_cannot_be_meant_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("(", r"\(")):
         HooksConfig(**given)
@@ -457,88 +534,266 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "unknown section": (BASIC + "[hoks.h]\n", "hoks", ("Did you mean 'hooks'?", "datamodule")),
     "trainer option at the top": ("max_epochs = 3\n" + BASIC, "max_epochs", ("write trainer.max_epochs",)),
     "hook at the top": (BASIC + "[progress_bar]\n", "progress_bar", ("write hooks.progress_bar",)),
-    "misspelt trainer option": (BASIC + "max_epoch = 3\n", "trainer.max_epoch", ("Did you mean 'max_epochs'?", "= 3")),
+    "misspelt trainer option": (
+        BASIC + "max_epoch = 3\n",
+        "trainer.max_epoch",
+        ("Did you mean 'max_epochs'?", "= 3"),
+    ),
     "number as text": (BASIC + 'max_steps = "many"\n', "trainer.max_steps", ('"many"', "a whole number")),
     "fraction of epochs": (BASIC + "min_epochs = 1.5\n", "trainer.min_epochs", ("1.5", "a whole number")),
-    "epochs below minus one": (BASIC.replace("max_epochs = 1", "max_epochs = -5"), "trainer.max_epochs", ("-5", "from -1")),
+    "epochs below minus one": (
+        BASIC.replace("max_epochs = 1", "max_epochs = -5"),
+        "trainer.max_epochs",
+        ("-5", "from -1"),
+    ),
     "text for a flag": (BASIC + 'deterministic = "perhaps"\n', "trainer.deterministic", ("true or false",)),
-    "unknown precision": (BASIC + 'precision = "bf61-mixed"\n', "trainer.precision", ("Did you mean 'bf16-mixed'?",)),
+    "unknown precision": (
+        BASIC + 'precision = "bf61-mixed"\n',
+        "trainer.precision",
+        ("Did you mean 'bf16-mixed'?",),
+    ),
     "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is no device",)),
     "unknown strategy": (BASIC + 'strategy = "sinle"\n', "trainer.strategy", ("Did you mean 'single'?",)),
-    "unknown accumulation": (BASIC + 'accumulate_by = "token"\n', "trainer.accumulate_by", ("Did you mean 'tokens'?",)),
-    "unknown clipping": (BASIC + 'gradient_clip_algorithm = "nrm"\n', "trainer.gradient_clip_algorithm", ("Did you mean 'norm'?",)),
+    "unknown accumulation": (
+        BASIC + 'accumulate_by = "token"\n',
+        "trainer.accumulate_by",
+        ("Did you mean 'tokens'?",),
+    ),
+    "unknown clipping": (
+        BASIC + 'gradient_clip_algorithm = "nrm"\n',
+        "trainer.gradient_clip_algorithm",
+        ("Did you mean 'norm'?",),
+    ),
     "negative clipping": (BASIC + "gradient_clip_val = -1\n", "trainer.gradient_clip_val", ("above 0",)),
     "time that is none": (BASIC + 'max_time = "soon"\n', "trainer.max_time", ("2 hours",)),
-    "more epochs at least than at most": (BASIC + "min_epochs = 9\n", "trainer.min_epochs", ("max_epochs=1",)),
-    "trainer as a list": ("trainer = [3]\n" + BASIC.partition("[trainer]")[0], "trainer", ("table of options",)),
-    "unknown hook name": (HOOK + 'class_path = "progres_bar"\n', "hooks.h.class_path", ("Did you mean 'progress_bar'?",)),
+    "more epochs at least than at most": (
+        BASIC + "min_epochs = 9\n",
+        "trainer.min_epochs",
+        ("max_epochs=1",),
+    ),
+    "trainer as a list": (
+        "trainer = [3]\n" + BASIC.partition("[trainer]")[0],
+        "trainer",
+        ("table of options",),
+    ),
+    "unknown hook name": (
+        HOOK + 'class_path = "progres_bar"\n',
+        "hooks.h.class_path",
+        ("Did you mean 'progress_bar'?",),
+    ),
     "hook without a class": (HOOK + "patience = 3\n", "hooks.h", ("class_path is missing",)),
-    "misspelt class_path": (HOOK + 'clas_path = "parts_here.Second"\n', "hooks.h", ("'class_path' instead of 'clas_path'",)),
-    "misspelt class": (HOOK + 'class_path = "parts_here.Treshold"\n', "hooks.h.class_path", ("Did you mean 'Threshold'?",)),
-    "misspelt module": (HOOK + 'class_path = "hookline.hoks.Second"\n', "hooks.h.class_path", ("no module 'hookline.hoks'",)),
+    "misspelt class_path": (
+        HOOK + 'clas_path = "parts_here.Second"\n',
+        "hooks.h",
+        ("'class_path' instead of 'clas_path'",),
+    ),
+    "misspelt class": (
+        HOOK + 'class_path = "parts_here.Treshold"\n',
+        "hooks.h.class_path",
+        ("Did you mean 'Threshold'?",),
+    ),
+    "misspelt module": (
+        HOOK + 'class_path = "hookline.hoks.Second"\n',
+        "hooks.h.class_path",
+        ("no module 'hookline.hoks'",),
+    ),
     "no dotted name": (HOOK + 'class_path = "parts here"\n', "hooks.h.class_path", ("package.module.Class",)),
-    "misspelt parameter": (HOOK + f'class_path = "{STOP}"\npatienc = 3\n', "hooks.h.patienc", ("Did you mean 'patience'?", "= 3")),
-    "misspelt init_args": (HOOK + f'class_path = "{STOP}"\ninit_arg = {{}}\n', "hooks.h.init_arg", ("no parameter 'init_arg'",)),
-    "init_args is no table": (HOOK + f'class_path = "{STOP}"\ninit_args = 3\n', "hooks.h.init_args", ("table of arguments",)),
-    "the same parameter twice": (HOOK + f'class_path = "{STOP}"\npatience = 1\ninit_args = {{patience = 2}}\n', "hooks.h.patience",
-                                 ("given twice",)),
-    "parameter of the wrong type": (HOOK + f'class_path = "{STOP}"\npatience = "three"\n', "hooks.h.patience", ("a whole number",)),
-    "negative patience": (HOOK + f'class_path = "{STOP}"\npatience = -1\n', "hooks.h.patience", ("-1", "from 0")),
-    "unknown mode": (HOOK + f'class_path = "{STOP}"\nmode = "mim"\n', "hooks.h.mode", ("Did you mean 'min'?",)),
-    "leaving the folder": (HOOK + f'class_path = "{KEEP}"\nfilename = "../../{{epoch}}"\n', "hooks.h.filename", ("'..'",)),
-    "a file from the root": (HOOK + f'class_path = "{KEEP}"\nfilename = "/etc/x"\n', "hooks.h.filename", ("run's directory",)),
-    "refused by the class": (HOOK + 'class_path = "parts_here.Threshold"\nthreshold = -2.0\n', "hooks.h.threshold", ("negative",)),
+    "misspelt parameter": (
+        HOOK + f'class_path = "{STOP}"\npatienc = 3\n',
+        "hooks.h.patienc",
+        ("Did you mean 'patience'?", "= 3"),
+    ),
+    "misspelt init_args": (
+        HOOK + f'class_path = "{STOP}"\ninit_arg = {{}}\n',
+        "hooks.h.init_arg",
+        ("no parameter 'init_arg'",),
+    ),
+    "init_args is no table": (
+        HOOK + f'class_path = "{STOP}"\ninit_args = 3\n',
+        "hooks.h.init_args",
+        ("table of arguments",),
+    ),
+    "the same parameter twice": (
+        HOOK + f'class_path = "{STOP}"\npatience = 1\ninit_args = {{patience = 2}}\n',
+        "hooks.h.patience",
+        ("given twice",),
+    ),
+    "parameter of the wrong type": (
+        HOOK + f'class_path = "{STOP}"\npatience = "three"\n',
+        "hooks.h.patience",
+        ("a whole number",),
+    ),
+    "negative patience": (
+        HOOK + f'class_path = "{STOP}"\npatience = -1\n',
+        "hooks.h.patience",
+        ("-1", "from 0"),
+    ),
+    "unknown mode": (
+        HOOK + f'class_path = "{STOP}"\nmode = "mim"\n',
+        "hooks.h.mode",
+        ("Did you mean 'min'?",),
+    ),
+    "leaving the folder": (
+        HOOK + f'class_path = "{KEEP}"\nfilename = "../../{{epoch}}"\n',
+        "hooks.h.filename",
+        ("'..'",),
+    ),
+    "a file from the root": (
+        HOOK + f'class_path = "{KEEP}"\nfilename = "/etc/x"\n',
+        "hooks.h.filename",
+        ("run's directory",),
+    ),
+    "refused by the class": (
+        HOOK + 'class_path = "parts_here.Threshold"\nthreshold = -2.0\n',
+        "hooks.h.threshold",
+        ("negative",),
+    ),
     "refused by the class, which does not say for what": (
-        HOOK + 'class_path = "parts_here.Threshold"\ntags = []\n', "hooks.h", ("tags=[] must not be empty",)),
-    "module as a hook": (HOOK + 'class_path = "parts_here.Net"\n', "hooks.h.class_path", ("subclass of hookline.Hook",)),
-    "function as a hook": (HOOK + 'class_path = "parts_here.not_a_class"\n', "hooks.h.class_path", ("not a class",)),
+        HOOK + 'class_path = "parts_here.Threshold"\ntags = []\n',
+        "hooks.h",
+        ("tags=[] must not be empty",),
+    ),
+    "module as a hook": (
+        HOOK + 'class_path = "parts_here.Net"\n',
+        "hooks.h.class_path",
+        ("subclass of hookline.Hook",),
+    ),
+    "function as a hook": (
+        HOOK + 'class_path = "parts_here.not_a_class"\n',
+        "hooks.h.class_path",
+        ("not a class",),
+    ),
     "abstract hook": (HOOK + 'class_path = "parts_here.Abstract"\n', "hooks.h.class_path", ("abstract",)),
-    "hook as a module": (BASIC.replace("parts_here.Net", "parts_here.Second"), "module.class_path", ("subclass of torch.nn.Module",)),
-    "hook as a logger": (BASIC.replace("loggers = false", 'loggers = ["parts_here.Second"]'), "loggers.second.class_path",
-                         ("subclass of hookline.Logger",)),
-    "module as data": (BASIC.replace("parts_here.Data", "parts_here.Net"), "datamodule.class_path", ("hookline.DataModule",)),
-    "event that does not exist": (HOOK + 'class_path = "parts_here.Typo"\n', "hooks.h", ("on_step_ned", "Did you mean 'on_step_end'?")),
-    "unknown error policy": (HOOK + 'class_path = "parts_here.Second"\non_error = "ignore"\n', "hooks.h", ("'warn'",)),
-    "enabled is no flag": (HOOK + 'class_path = "parts_here.Second"\nenabled = "x"\n', "hooks.h.enabled", ("true or false",)),
+    "hook as a module": (
+        BASIC.replace("parts_here.Net", "parts_here.Second"),
+        "module.class_path",
+        ("subclass of torch.nn.Module",),
+    ),
+    "hook as a logger": (
+        BASIC.replace("loggers = false", 'loggers = ["parts_here.Second"]'),
+        "loggers.second.class_path",
+        ("subclass of hookline.Logger",),
+    ),
+    "module as data": (
+        BASIC.replace("parts_here.Data", "parts_here.Net"),
+        "datamodule.class_path",
+        ("hookline.DataModule",),
+    ),
+    "event that does not exist": (
+        HOOK + 'class_path = "parts_here.Typo"\n',
+        "hooks.h",
+        ("on_step_ned", "Did you mean 'on_step_end'?"),
+    ),
+    "unknown error policy": (
+        HOOK + 'class_path = "parts_here.Second"\non_error = "ignore"\n',
+        "hooks.h",
+        ("'warn'",),
+    ),
+    "enabled is no flag": (
+        HOOK + 'class_path = "parts_here.Second"\nenabled = "x"\n',
+        "hooks.h.enabled",
+        ("true or false",),
+    ),
     "hook as a number": (BASIC + "[hooks]\nh = 3\n", "hooks.h", ("class path", "= 3")),
-    "misspelt switch": (BASIC + "[hooks]\nenable_early_stoping_hook = true\n", "hooks.enable_early_stoping_hook",
-                        ("Did you mean 'enable_early_stopping_hook'?",)),
+    "misspelt switch": (
+        BASIC + "[hooks]\nenable_early_stoping_hook = true\n",
+        "hooks.enable_early_stoping_hook",
+        ("Did you mean 'enable_early_stopping_hook'?",),
+    ),
     "misspelt parameter under a switch": (
-        BASIC + "[hooks]\nenable_lr_monitor = true\nlr_monitor_config = {frequenzy = 'step'}\n", "hooks.lr_monitor_config.frequenzy",
-        ("Did you mean 'frequency'?",)),
-    "switch that would do nothing": (BASIC + "[hooks]\nlr_monitor_config = {frequency = 'step'}\n", "hooks.lr_monitor_config",
-                                     ("enable_lr_monitor",)),
-    "missing parameter": (BASIC.replace("parts_here.Net", "parts_here.Needy"), "module", ("needs classes", "module.classes")),
-    "missing parameter without a type": (HOOK + 'class_path = "parts_here.Untyped"\n', "hooks.h", ("Untyped needs url", "hooks.h.url")),
-    "misspelt module beside the file": (BASIC.replace("parts_here.Net", "part_here.Net"), "module.class_path",
-                                        ("may not be imported", "Did you mean 'parts_here.Net'?")),
-    "misspelt package": (BASIC.replace("parts_here.Net", "hokline.demos.BoringModel"), "module.class_path",
-                         ("Did you mean 'hookline.demos.BoringModel'?",)),
-    "none of the choices": (BASIC.replace('"parts_here.Net"', '{class_path = "parts_here.Net", kind = "deap"}'), "module.kind",
-                            ('"plain" or "deep"', "Did you mean 'deep'?")),
+        BASIC + "[hooks]\nenable_lr_monitor = true\nlr_monitor_config = {frequenzy = 'step'}\n",
+        "hooks.lr_monitor_config.frequenzy",
+        ("Did you mean 'frequency'?",),
+    ),
+    "switch that would do nothing": (
+        BASIC + "[hooks]\nlr_monitor_config = {frequency = 'step'}\n",
+        "hooks.lr_monitor_config",
+        ("enable_lr_monitor",),
+    ),
+    "missing parameter": (
+        BASIC.replace("parts_here.Net", "parts_here.Needy"),
+        "module",
+        ("needs classes", "module.classes"),
+    ),
+    "missing parameter without a type": (
+        HOOK + 'class_path = "parts_here.Untyped"\n',
+        "hooks.h",
+        ("Untyped needs url", "hooks.h.url"),
+    ),
+    "misspelt module beside the file": (
+        BASIC.replace("parts_here.Net", "part_here.Net"),
+        "module.class_path",
+        ("may not be imported", "Did you mean 'parts_here.Net'?"),
+    ),
+    "misspelt package": (
+        BASIC.replace("parts_here.Net", "hokline.demos.BoringModel"),
+        "module.class_path",
+        ("Did you mean 'hookline.demos.BoringModel'?",),
+    ),
+    "none of the choices": (
+        BASIC.replace('"parts_here.Net"', '{class_path = "parts_here.Net", kind = "deap"}'),
+        "module.kind",
+        ('"plain" or "deep"', "Did you mean 'deep'?"),
+    ),
     "wrong class inside the arguments": (
-        BASIC.replace('"parts_here.Net"', '{class_path = "parts_here.Net", act = {class_path = "parts_here.Second"}}'), "module.act",
-        ("Second",)),
+        BASIC.replace(
+            '"parts_here.Net"', '{class_path = "parts_here.Net", act = {class_path = "parts_here.Second"}}'
+        ),
+        "module.act",
+        ("Second",),
+    ),
     "unknown optimizer": ('optimizer = "AdmW"\n' + BASIC, "optimizer.class_path", ("Did you mean 'AdamW'?",)),
-    "negative learning rate": ('optimizer = {class_path = "SGD", lr = -1.0}\n' + BASIC, "optimizer", ("-1.0",)),
-    "misspelt optimizer option": ('optimizer = {class_path = "SGD", momentom = 0.9}\n' + BASIC, "optimizer.momentom",
-                                  ("Did you mean 'momentum'?",)),
-    "schedule without an optimizer": ('lr_scheduler = "StepLR"\n' + BASIC, "lr_scheduler", ("needs an optimizer",)),
-    "schedule without its parameter": ('optimizer = {class_path = "SGD", lr = 0.1}\nlr_scheduler = "StepLR"\n' + BASIC, "lr_scheduler",
-                                       ("needs step_size",)),
-    "unknown interval": ('optimizer = {class_path = "SGD", lr = 0.1}\n'
-                         'lr_scheduler = {class_path = "StepLR", step_size = 1, interval = "stpe"}\n' + BASIC, "lr_scheduler",
-                         ("interval='stpe'", "'step', 'epoch'")),
-    "loss for a module with steps of its own": ('loss = "torch.nn.functional.mse_loss"\n' + BASIC, "loss", ("plain torch.nn.Module",)),
+    "negative learning rate": (
+        'optimizer = {class_path = "SGD", lr = -1.0}\n' + BASIC,
+        "optimizer",
+        ("-1.0",),
+    ),
+    "misspelt optimizer option": (
+        'optimizer = {class_path = "SGD", momentom = 0.9}\n' + BASIC,
+        "optimizer.momentom",
+        ("Did you mean 'momentum'?",),
+    ),
+    "schedule without an optimizer": (
+        'lr_scheduler = "StepLR"\n' + BASIC,
+        "lr_scheduler",
+        ("needs an optimizer",),
+    ),
+    "schedule without its parameter": (
+        'optimizer = {class_path = "SGD", lr = 0.1}\nlr_scheduler = "StepLR"\n' + BASIC,
+        "lr_scheduler",
+        ("needs step_size",),
+    ),
+    "unknown interval": (
+        'optimizer = {class_path = "SGD", lr = 0.1}\n'
+        'lr_scheduler = {class_path = "StepLR", step_size = 1, interval = "stpe"}\n' + BASIC,
+        "lr_scheduler",
+        ("interval='stpe'", "'step', 'epoch'"),
+    ),
+    "loss for a module with steps of its own": (
+        'loss = "torch.nn.functional.mse_loss"\n' + BASIC,
+        "loss",
+        ("plain torch.nn.Module",),
+    ),
     "checkpoint that is not there": ('checkpoint = "nowhere"\n' + BASIC, "checkpoint", ("no checkpoint at",)),
     "own values that are no table": ("config = 3\n" + BASIC, "config", ("table",)),
-    "two progress bars": (BASIC.replace("bar = false", "bar = true") + "[hooks.progress_bar]\n", "hooks.progress_bar", ("two progress bars",)),
-    "a path outside": (HOOK + 'class_path = "wave.Wave_read"\n', "hooks.h.class_path", ("may not be imported", "--allow wave")),
+    "two progress bars": (
+        BASIC.replace("bar = false", "bar = true") + "[hooks.progress_bar]\n",
+        "hooks.progress_bar",
+        ("two progress bars",),
+    ),
+    "a path outside": (
+        HOOK + 'class_path = "wave.Wave_read"\n',
+        "hooks.h.class_path",
+        ("may not be imported", "--allow wave"),
+    ),
     "a path outside, deep inside": (
-        HOOK + 'class_path = "parts_here.Nested"\nloss = {class_path = "colorsys.x"}\n', "hooks.h.loss", ("may not be imported",)),
+        HOOK + 'class_path = "parts_here.Nested"\nloss = {class_path = "colorsys.x"}\n',
+        "hooks.h.loss",
+        ("may not be imported",),
+    ),
     "a file that allows commands": ('allow = ["subprocess"]\n' + BASIC, "allow", ("--allow subprocess",)),
     "allow is no list": ("allow = 3\n" + BASIC, "allow", ("list of packages",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -561,14 +816,19 @@ def test_there_are_enough_bad_configurations() -> None:
     assert len(BAD) >= 40
 
 
-@pytest.mark.parametrize(("typed", "key", "said"), [
-    (["--trainer.max_epocs", "3"], "trainer.max_epocs", "Did you mean 'max_epochs'?"),
-    (["--hooks.stp.patience", "3"], "hooks.stp", "no hook of this name"),
-    (["--hooks.stop.patience", "many"], "hooks.stop.patience", "a whole number"),
-    (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "nothing below it"),
-    (["--modle.width", "3"], "modle", "Did you mean 'module'?"),
-])  # fmt: skip
-def test_a_wrong_override_is_refused_with_the_option_that_was_typed(project: Path, typed: list[str], key: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "key", "said"),
+    [
+        (["--trainer.max_epocs", "3"], "trainer.max_epocs", "Did you mean 'max_epochs'?"),
+        (["--hooks.stp.patience", "3"], "hooks.stp", "no hook of this name"),
+        (["--hooks.stop.patience", "many"], "hooks.stop.patience", "a whole number"),
+        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "nothing below it"),
+        (["--modle.width", "3"], "modle", "Did you mean 'module'?"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_the_option_that_was_typed(
+    project: Path, typed: list[str], key: str, said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         trainer_of(project, f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\npatience = 2\n', *typed)
     assert caught.value.key == key
@@ -584,7 +844,9 @@ def test_a_misspelt_loss_is_refused_when_the_hook_is_made(project: Path, monitor
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val-loss"])
 def test_a_metric_that_nobody_logs_is_refused_before_the_first_step(project: Path, monitor: str) -> None:
-    trainer, parts = trainer_of(project, f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "{monitor}"\n')
+    trainer, parts = trainer_of(
+        project, f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "{monitor}"\n'
+    )
     with pytest.raises(ConfigError, match="hooks.stop.monitor.*Did you mean 'val/loss'") as caught:
         trainer.fit(parts.module, datamodule=parts.datamodule)
     assert "run.toml" in str(caught.value)
@@ -592,13 +854,18 @@ def test_a_metric_that_nobody_logs_is_refused_before_the_first_step(project: Pat
 
 
 def test_a_metric_of_training_is_not_missed_before_training(project: Path) -> None:
-    trainer, parts = trainer_of(project, f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "train/loss"\ncheck_on_train_epoch_end = true\n')
+    trainer, parts = trainer_of(
+        project,
+        f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "train/loss"\ncheck_on_train_epoch_end = true\n',
+    )
     trainer.fit(parts.module, datamodule=parts.datamodule)
     assert trainer.status == "completed"
 
 
 def test_what_breaks_in_a_users_class_keeps_its_own_error(project: Path) -> None:
-    (project / "parts_here_broken.py").write_text("from hookline import Hook\nclass Bad(Hook):\n    def __init__(self): self.nothing.more\n")
+    (project / "parts_here_broken.py").write_text(
+        "from hookline import Hook\nclass Bad(Hook):\n    def __init__(self): self.nothing.more\n"
+    )
     with pytest.raises(AttributeError) as caught:
         trainer_of(project, f'{BASIC}[hooks.h]\nclass_path = "parts_here_broken.Bad"\n')
     assert "hooks.h" in caught.value.__notes__[0]
@@ -611,11 +878,16 @@ def test_a_module_that_needs_another_one_says_which(project: Path) -> None:
     assert "hooks.h.class_path of" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("lines", [
-    'url = "https://hooks.example/T0P-S3CRET"\ntimout = 3\n', 'url = ["https://hooks.example/T0P-S3CRET"]\n',
-    'clas_path = "x"\nurl = "https://hooks.example/T0P-S3CRET"\n', 'url = "https://hooks.example/T0P-S3CRET"\ntimeout = -1\n',
-    'url = "T0P-S3CRET"\n',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'url = "https://hooks.example/T0P-S3CRET"\ntimout = 3\n',
+        'url = ["https://hooks.example/T0P-S3CRET"]\n',
+        'clas_path = "x"\nurl = "https://hooks.example/T0P-S3CRET"\n',
+        'url = "https://hooks.example/T0P-S3CRET"\ntimeout = -1\n',
+        'url = "T0P-S3CRET"\n',
+    ],
+)
 def test_a_secret_is_never_in_an_error(project: Path, lines: str) -> None:
     path = "" if "clas_path" in lines else 'class_path = "hookline.hooks.webhook.Webhook"\n'
     with pytest.raises(ConfigError) as caught:
@@ -647,11 +919,17 @@ def test_a_configuration_is_never_taken_from_a_checkpoint(project: Path, tmp_pat
         load_config(tmp_path / "kept")
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("a: [1\n", "no valid YAML"), ("module: x\nmodule: y\n", "module: this key is there 2 times; the last is in line 2"),
-    ("trainer:\n  max_epochs: 1\n  max_epochs: 2\n", "max_epochs: this key is there 2 times"), ("- 1\n", "table of keys"),
-    ("hooks:\n  on: {}\n", "put it in quotes"), ("!!python/object/apply:os.system ['true']\n", "no valid YAML"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1\n", "no valid YAML"),
+        ("module: x\nmodule: y\n", "module: this key is there 2 times; the last is in line 2"),
+        ("trainer:\n  max_epochs: 1\n  max_epochs: 2\n", "max_epochs: this key is there 2 times"),
+        ("- 1\n", "table of keys"),
+        ("hooks:\n  on: {}\n", "put it in quotes"),
+        ("!!python/object/apply:os.system ['true']\n", "no valid YAML"),
+    ],
+)
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
@@ -659,14 +937,35 @@ def test_bad_yaml_is_refused(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_overrides_are_told_from_other_arguments() -> None:
-    given = ["fit", "run.toml", "--trainer.max_epochs", "-1", "--a.b=x=y", "--json", "--trainer.deterministic", "--", "--c.d"]
+    given = [
+        "fit",
+        "run.toml",
+        "--trainer.max_epochs",
+        "-1",
+        "--a.b=x=y",
+        "--json",
+        "--trainer.deterministic",
+        "--",
+        "--c.d",
+    ]
     pairs, rest = split_overrides(given)
     assert pairs == [("trainer.max_epochs", "-1"), ("a.b", "x=y"), ("trainer.deterministic", "true")]
     assert rest == ["fit", "run.toml", "--json", "--", "--c.d"]
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("3", 3), ("1e-3", 1e-3), ("true", True), ("None", None), ("[1, x]", [1, "x"]),
-                                              ("00:01:00:00", "00:01:00:00"), ("text", "text"), ("[broken", "[broken")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("None", None),
+        ("[1, x]", [1, "x"]),
+        ("00:01:00:00", "00:01:00:00"),
+        ("text", "text"),
+        ("[broken", "[broken"),
+    ],
+)
 def test_what_a_typed_value_means(typed: str, meant: Any) -> None:
     assert Override(typed).guess == meant
 
@@ -684,13 +983,19 @@ def test_types_are_spelled_in_words() -> None:
         assert spelled(anything) == "anything"
 
 
-@pytest.mark.parametrize("cls", [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSettings, DDP, FSDP, Accelerated], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls",
+    [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSettings, DDP, FSDP, Accelerated],
+    ids=lambda cls: cls.__name__,
+)
 def test_every_parameter_of_what_hookline_brings_has_a_type_in_words(cls: type) -> None:
     words = {name: spelled(hint) for name in parameters(cls) if (hint := annotation(cls, name)) is not None}
     assert words or cls is DDP
     for name, text in words.items():
         assert not re.search(r"\bAny\b|typing|<|\[|collections|'>|\ba [AEIOU]", text), f"{name}: {text}"
-        assert "class_path" not in text or re.search(r"(Logger|Module|Accelerator) \(a table", text), f"{name}: {text}"
+        assert "class_path" not in text or re.search(r"(Logger|Module|Accelerator) \(a table", text), (
+            f"{name}: {text}"
+        )
 
 
 # ---- where class paths may import from ---------------------------------------------------------------------------
@@ -711,17 +1016,20 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mark
 
 
-@pytest.mark.parametrize("text", [
-    f'{BASIC}[hooks.h]\nclass_path = "stranger.Seen"\n',
-    f'hooks = ["stranger.Seen"]\n{BASIC}',
-    f'{BASIC}[hooks]\nhook_classes = ["stranger.Seen"]\n',
-    BASIC.replace("parts_here.Net", "stranger.Loss"),
-    f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = {{class_path = "stranger.Loss"}}\n',
-    f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = "stranger.Loss"\n',
-    f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = {{class_path = "torch.nn.MSELoss"}}\nanything = {{class_path = "stranger.Loss"}}\n',
-    f'loss = "stranger.Loss"\n{BASIC}',
-    f'optimizer = "stranger.Loss"\n{BASIC}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{BASIC}[hooks.h]\nclass_path = "stranger.Seen"\n',
+        f'hooks = ["stranger.Seen"]\n{BASIC}',
+        f'{BASIC}[hooks]\nhook_classes = ["stranger.Seen"]\n',
+        BASIC.replace("parts_here.Net", "stranger.Loss"),
+        f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = {{class_path = "stranger.Loss"}}\n',
+        f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = "stranger.Loss"\n',
+        f'{BASIC}[hooks.h]\nclass_path = "parts_here.Nested"\nloss = {{class_path = "torch.nn.MSELoss"}}\nanything = {{class_path = "stranger.Loss"}}\n',
+        f'loss = "stranger.Loss"\n{BASIC}',
+        f'optimizer = "stranger.Loss"\n{BASIC}',
+    ],
+)
 def test_a_path_that_is_not_allowed_is_not_imported(project: Path, outside: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="not be imported"):
         trainer_of(project, text)
@@ -729,8 +1037,15 @@ def test_a_path_that_is_not_allowed_is_not_imported(project: Path, outside: Path
     assert not outside.exists()
 
 
-@pytest.mark.parametrize(("text", "allow"), [(f"allow = ['stranger']\n{BASIC}", []), (BASIC, ["stranger"]), (BASIC, ["x,stranger"]),
-                                             (f"{BASIC}[allow]\nmodules = ['stranger']\n", [])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "allow"),
+    [
+        (f"allow = ['stranger']\n{BASIC}", []),
+        (BASIC, ["stranger"]),
+        (BASIC, ["x,stranger"]),
+        (f"{BASIC}[allow]\nmodules = ['stranger']\n", []),
+    ],
+)
 def test_what_the_user_allows_is_imported(project: Path, outside: Path, text: str, allow: list[str]) -> None:
     trainer, _ = trainer_of(project, f'{text}[hooks.h]\nclass_path = "stranger.Seen"\n', allow=allow)
     assert outside.exists()
@@ -779,7 +1094,12 @@ def test_the_schema_knows_every_section_option_and_built_in_hook(project: Path) 
     assert set(described["properties"]) == set(SECTIONS)
     assert set(described["properties"]["trainer"]["properties"]) == set(option_names())
     trainer = described["properties"]["trainer"]["properties"]
-    assert trainer["max_steps"] == {"type": "integer", "minimum": -1, "default": -1, "description": "Optimizer updates to make. -1: no limit."}
+    assert trainer["max_steps"] == {
+        "type": "integer",
+        "minimum": -1,
+        "default": -1,
+        "description": "Optimizer updates to make. -1: no limit.",
+    }
     assert trainer["nonfinite"]["enum"] == ["stop", "skip"] and trainer["accounting"]["type"] == "boolean"
     assert all(each["description"] for each in trainer.values())
     assert described["additionalProperties"] is False
@@ -789,12 +1109,22 @@ def test_the_schema_knows_every_section_option_and_built_in_hook(project: Path) 
     assert bar["refresh"]["type"] == bar["init_args"]["properties"]["refresh"]["type"] == "number"
 
 
-@pytest.mark.parametrize(("hint", "described"), [
-    (int | None, {"type": ["integer", "null"]}), (list[str], {"type": "array", "items": {"type": "string"}}),
-    (dict[str, int], {"type": "object"}), (Literal["a", "b"], {"enum": ["a", "b"]}), (Any, {}), (None, {}),
-    (Sequence[float] | str, {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}),
-    (Callable[..., Any], {"type": ["string", "object"]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hint", "described"),
+    [
+        (int | None, {"type": ["integer", "null"]}),
+        (list[str], {"type": "array", "items": {"type": "string"}}),
+        (dict[str, int], {"type": "object"}),
+        (Literal["a", "b"], {"enum": ["a", "b"]}),
+        (Any, {}),
+        (None, {}),
+        (
+            Sequence[float] | str,
+            {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]},
+        ),
+        (Callable[..., Any], {"type": ["string", "object"]}),
+    ],
+)
 def test_types_as_schemas(hint: Any, described: dict[str, Any]) -> None:
     assert of_type(hint) == described
     assert "class_path" in json.dumps(of_type(nn.Module))
@@ -839,7 +1169,11 @@ def test_a_wrong_mixture_is_refused_with_its_key(project: Path, text: str, key: 
 
 def test_the_page_on_configuration_names_every_section() -> None:
     page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert [name for name in SECTIONS if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page] == []
+    assert [
+        name
+        for name in SECTIONS
+        if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page
+    ] == []
 
 
 # ---- files that are made to exhaust the machine ------------------------------------------------------------------
@@ -849,29 +1183,40 @@ def bomb(kind: str, levels: int = 30) -> str:
     """Nine of the level below at every level."""
     made = ["config:", "  a0: &a0 [x]" if kind == "list" else "  a0: &a0 {x: 1}"]
     for level in range(1, levels):
-        inner = ", ".join(f"*a{level - 1}" if kind == "list" else f"k{each}: *a{level - 1}" for each in range(9))
+        inner = ", ".join(
+            f"*a{level - 1}" if kind == "list" else f"k{each}: *a{level - 1}" for each in range(9)
+        )
         made.append(f"  a{level}: &a{level} " + (f"[{inner}]" if kind == "list" else f"{{{inner}}}"))
     return "\n".join(made)
 
 
 HUGE = {
-    "aliases of lists": ("yaml", bomb("list"), "100000 values"), "aliases of tables": ("yaml", bomb("table"), "100000 values"),
+    "aliases of lists": ("yaml", bomb("list"), "100000 values"),
+    "aliases of tables": ("yaml", bomb("table"), "100000 values"),
     "merged tables": ("yaml", bomb("table").replace("k0: *", "<<: *"), "100000 values"),
-    "an alias of itself": ("yaml", "config: &a {b: *a}", "part of"), "a list in itself": ("yaml", "config: &a [*a]", "part of"),
+    "an alias of itself": ("yaml", "config: &a {b: *a}", "part of"),
+    "a list in itself": ("yaml", "config: &a [*a]", "part of"),
     "many aliases": ("yaml", "config:\n  x: &x 1\n  y: [" + "*x, " * 2000 + "]", "1000 aliases"),
     "deep lists": ("yaml", "config: " + "[" * 3000 + "]" * 3000, "50 levels"),
-    "deep tables": ("yaml", "config:\n" + "".join(" " * (each + 1) + f"k{each}:\n" for each in range(500)), "50 levels"),
+    "deep tables": (
+        "yaml",
+        "config:\n" + "".join(" " * (each + 1) + f"k{each}:\n" for each in range(500)),
+        "50 levels",
+    ),
     "deep lists in TOML": ("toml", "config.x = " + "[" * 3000 + "]" * 3000, "50 levels"),
     "less deep lists in TOML": ("toml", "config.x = " + "[" * 100 + "]" * 100, "50 levels"),
     "deep tables in TOML": ("toml", "config." + ".".join("a" * 3000) + " = 1", "50 levels"),
-    "very deep tables in TOML": ("toml", "a" + " .a" * 20_000 + " = 1", "50 levels"), "a deep header": ("toml", "[a" + '."a"' * 20_000 + "]", "50 levels"),
+    "very deep tables in TOML": ("toml", "a" + " .a" * 20_000 + " = 1", "50 levels"),
+    "a deep header": ("toml", "[a" + '."a"' * 20_000 + "]", "50 levels"),
     "a deep key in a table": ("toml", "config.x = {a" + ".a" * 20_000 + " = 1}", "50 levels"),
-    "a long number": ("yaml", "config: {x: " + "9" * 500_000 + "}", "1000 digits"), "in TOML": ("toml", "config.x = " + "9" * 5000, "1000 digits"),
+    "a long number": ("yaml", "config: {x: " + "9" * 500_000 + "}", "1000 digits"),
+    "in TOML": ("toml", "config.x = " + "9" * 5000, "1000 digits"),
     "a long number that is tagged": ("yaml", 'config: {x: !!int "' + "9" * 5000 + '"}', "1000 digits"),
-    "a long hexadecimal number": ("yaml", "config: {x: 0x" + "f" * 500_000 + "}", "1000 digits"), "so in TOML": ("toml", "config.x = 0x" + "f" * 50_000, "1000 digits"),
+    "a long hexadecimal number": ("yaml", "config: {x: 0x" + "f" * 500_000 + "}", "1000 digits"),
+    "so in TOML": ("toml", "config.x = 0x" + "f" * 50_000, "1000 digits"),
     "a number in base 60": ("yaml", "config: {x: " + ":".join(["59"] * 100_000) + "}", "1000 digits"),
     "megabytes": ("yaml", "config:\n" + "".join(f"  k{each}: 1\n" for each in range(150_000)), "1 MB"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HUGE)
@@ -888,7 +1233,9 @@ def test_what_is_typed_has_the_same_limits() -> None:
     typed = "[" + bomb("list").partition("\n")[2].replace("\n", ", ").replace("  a", "a") + "]"
     for text in (typed, "[" * 3000, "[" * 3000 + "]" * 3000, '{"a": ' * 3000):
         began = time.process_time()
-        assert load_config({}, [f"--config.x={text}"]).values["config"]["x"] == text  # it is text, and stays so
+        assert (
+            load_config({}, [f"--config.x={text}"]).values["config"]["x"] == text
+        )  # it is text, and stays so
         assert time.process_time() - began < 20
     with pytest.raises(ConfigError, match="levels|no valid YAML"):
         load_config({}, ["--module=" + '{"a": ' * 3000 + "1" + "}" * 3000])

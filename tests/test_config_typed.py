@@ -14,7 +14,7 @@ from hookline import Trainer
 from hookline.config import ConfigError, load_config
 from hookline.config.problems import Override, has_secret
 
-PARTS = '''
+PARTS = """
 import os
 from collections.abc import Callable, Mapping
 import torch
@@ -57,7 +57,7 @@ class Outer:
 def halves(step): return 0.5**step
 def asks_too_much(weather): return 1.0
 number = 3
-'''
+"""
 HEAD = """
 module = {class_path = "typed_here.Net", width = 5}
 datamodule = "typed_here.Data"
@@ -117,20 +117,28 @@ def test_functions_deep_in_the_arguments_and_inside_a_class(project: Path) -> No
     assert hook.more["a"](1) == 0.5
 
 
-@pytest.mark.parametrize(("path", "said"), [
-    ("typed_here.number", "typed_here.number is 3 (int), which cannot be called"),
-    ("typed_here.halvs", "typed_here has no 'halvs'. Did you mean 'halves'? It has: asks_too_much, halves."),
-    ("typed_here.os", "is a module, which cannot be called"),
-    ("typed_here.Threshold", "a class whose objects cannot be called"),
-    ("typed_here.os.system", "may not be imported from here"),
-    ("os.system", "'os.system' may not be imported from here"),
-    ("hookline.nowhere.f", "there is no module 'hookline.nowhere'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("typed_here.number", "typed_here.number is 3 (int), which cannot be called"),
+        (
+            "typed_here.halvs",
+            "typed_here has no 'halvs'. Did you mean 'halves'? It has: asks_too_much, halves.",
+        ),
+        ("typed_here.os", "is a module, which cannot be called"),
+        ("typed_here.Threshold", "a class whose objects cannot be called"),
+        ("typed_here.os.system", "may not be imported from here"),
+        ("os.system", "'os.system' may not be imported from here"),
+        ("hookline.nowhere.f", "there is no module 'hookline.nowhere'"),
+    ],
+)
 def test_what_cannot_be_called_is_refused_with_the_reason(project: Path, path: str, said: str) -> None:
-    for key, text in {"hooks.lr.schedule": f'{SCHEDULE}schedule = "{path}"\n',
-                      "hooks.c.what": f'[hooks.c]\nclass_path = "typed_here.Calls"\nwhat = "{path}"\n',
-                      "hooks.c.more.x": f'[hooks.c]\nclass_path = "typed_here.Calls"\nwhat = "typed_here.halves"\n'
-                                        f'more = {{x = "{path}"}}\n'}.items():  # fmt: skip
+    for key, text in {
+        "hooks.lr.schedule": f'{SCHEDULE}schedule = "{path}"\n',
+        "hooks.c.what": f'[hooks.c]\nclass_path = "typed_here.Calls"\nwhat = "{path}"\n',
+        "hooks.c.more.x": f'[hooks.c]\nclass_path = "typed_here.Calls"\nwhat = "typed_here.halves"\n'
+        f'more = {{x = "{path}"}}\n',
+    }.items():
         error = refused(project, text)
         assert error.key == key
         assert said in str(error), error
@@ -143,7 +151,9 @@ def test_the_loss_and_the_step_are_no_way_round_that(project: Path, key: str) ->
     assert "this leads to posix.system, and 'posix.system' may not be imported from here" in str(error), error
 
 
-def test_a_module_that_may_not_be_imported_is_not(project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_may_not_be_imported_is_not(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "stranger_here.py").write_text("def f(step): return 1.0\n")
     monkeypatch.syspath_prepend(str(elsewhere))
@@ -154,7 +164,9 @@ def test_a_module_that_may_not_be_imported_is_not(project: Path, tmp_path_factor
 
 
 def test_a_function_with_the_wrong_parameters_is_refused_before_the_first_step(project: Path) -> None:
-    assert "asks for 'weather'. It may ask for step, epoch, total" in str(refused(project, f'{SCHEDULE}schedule = "typed_here.asks_too_much"\n'))
+    assert "asks for 'weather'. It may ask for step, epoch, total" in str(
+        refused(project, f'{SCHEDULE}schedule = "typed_here.asks_too_much"\n')
+    )
 
 
 def test_a_name_stays_a_name_and_a_function_is_spelled_in_words(project: Path) -> None:
@@ -166,10 +178,16 @@ def test_a_name_stays_a_name_and_a_function_is_spelled_in_words(project: Path) -
 # ---- tables on the command line ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("typed", [
-    '{"class_path": "typed_here.Net", "init_args": {"width": 9}}', '{"class_path": "typed_here.Net", "width": 9}',
-    "{class_path: typed_here.Net, init_args: {width: 9}}", '{"width": 9}', '{"init_args": {"width": 9}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "typed",
+    [
+        '{"class_path": "typed_here.Net", "init_args": {"width": 9}}',
+        '{"class_path": "typed_here.Net", "width": 9}',
+        "{class_path: typed_here.Net, init_args: {width: 9}}",
+        '{"width": 9}',
+        '{"init_args": {"width": 9}}',
+    ],
+)
 def test_the_module_as_a_table(project: Path, typed: str) -> None:
     assert build(project, "", f"--module={typed}").module.width == 9
     assert build(project, "", "--module", typed, "--module.width", "10").module.width == 10
@@ -180,29 +198,48 @@ def test_another_class_does_not_inherit_the_arguments_of_the_one_before(project:
     assert (type(module).__name__, module.width) == ("Other", 4)
 
 
-@pytest.mark.parametrize("typed", [
-    '--hooks.one={"threshold": 7, "note": "3"}', '--hooks.one.init_args={"threshold": 7, "note": "3"}',
-    "--hooks.one.init_args={threshold: 7e0, note: '3'}", '--hooks.one={"init_args": {"threshold": 7, "note": "3"}}',
-])  # fmt: skip
-@pytest.mark.parametrize("written", [HOOK, HOOK.replace("threshold = 3.0\ntags", "init_args.threshold = 3.0\ninit_args.tags")])
-def test_a_hook_as_a_table_keeps_what_the_table_does_not_name(project: Path, typed: str, written: str) -> None:
+@pytest.mark.parametrize(
+    "typed",
+    [
+        '--hooks.one={"threshold": 7, "note": "3"}',
+        '--hooks.one.init_args={"threshold": 7, "note": "3"}',
+        "--hooks.one.init_args={threshold: 7e0, note: '3'}",
+        '--hooks.one={"init_args": {"threshold": 7, "note": "3"}}',
+    ],
+)
+@pytest.mark.parametrize(
+    "written", [HOOK, HOOK.replace("threshold = 3.0\ntags", "init_args.threshold = 3.0\ninit_args.tags")]
+)
+def test_a_hook_as_a_table_keeps_what_the_table_does_not_name(
+    project: Path, typed: str, written: str
+) -> None:
     hook = build(project, written, typed).hooks["one"]
     assert (hook.threshold, hook.note, hook.tags, hook.on_error) == (7.0, "3", ["a"], "warn")
 
 
 def test_a_hook_of_a_list_and_one_that_was_not_there(project: Path) -> None:
     (project / "list.yaml").write_text("module: typed_here.Net\nhooks: [typed_here.Threshold]\n")
-    typed = ['--hooks.threshold={"threshold": 2}', '--hooks.new={"class_path": "early_stopping", "patience": 9}']
+    typed = [
+        '--hooks.threshold={"threshold": 2}',
+        '--hooks.new={"class_path": "early_stopping", "patience": 9}',
+    ]
     hooks = load_config(project / "list.yaml", typed).build().hooks
     assert hooks["threshold"].threshold == 2.0
     assert hooks["new"].patience == 9
 
 
 def test_other_parts_as_tables(project: Path) -> None:
-    parts = build(project, "", '--datamodule={"class_path": "typed_here.Data", "batches": 1}', '--trainer={"max_epochs": 4}',
-                  "--optimizer={class_path: AdamW, lr: 1e-3}", '--lr_scheduler={"class_path": "StepLR", "step_size": 1, "interval": "step"}',
-                  '--loggers.mine={"class_path": "typed_here.Lines", "init_args": {"digits": 5}}',
-                  '--module.act={"class_path": "torch.nn.LeakyReLU", "negative_slope": 0.5}', '--config={"a": {"b": 1}}')  # fmt: skip
+    parts = build(
+        project,
+        "",
+        '--datamodule={"class_path": "typed_here.Data", "batches": 1}',
+        '--trainer={"max_epochs": 4}',
+        "--optimizer={class_path: AdamW, lr: 1e-3}",
+        '--lr_scheduler={"class_path": "StepLR", "step_size": 1, "interval": "step"}',
+        '--loggers.mine={"class_path": "typed_here.Lines", "init_args": {"digits": 5}}',
+        '--module.act={"class_path": "torch.nn.LeakyReLU", "negative_slope": 0.5}',
+        '--config={"a": {"b": 1}}',
+    )
     trainer = parts.make_trainer(Trainer)
     trainer.fit(parts.module, datamodule=parts.datamodule)
     assert trainer.global_step == 4 and trainer.options.enable_progress_bar is False
@@ -217,21 +254,28 @@ def test_a_section_is_taken_out_by_null(project: Path) -> None:
     assert "this section is missing" in str(refused(project, "", "--module=null"))
 
 
-@pytest.mark.parametrize(("typed", "key", "said"), [
-    ('--module={"class_path": "typed_here.Net", "widht": 3}', "module.widht", "Did you mean 'width'?"),
-    ('--module={"width": "wide"}', "module.width", "width must be a whole number"),
-    ('--module={"class_path": "os.system"}', "module.class_path", "may not be imported"),
-    ('--hooks.one.init_args={"treshold": 3}', "hooks.one.init_args.treshold", "Did you mean 'threshold'?"),
-    ('--hooks.one={"threshold": 3, "threshold": 4}', "hooks.one.threshold", "this key is there 2 times"),
-    ("--hooks.one={threshold: 3, threshold: 4}", "threshold", "this key is there 2 times"),
-    ('--hooks.two={"threshold": 3}', "hooks.two", "class_path is missing"),
-    ("--hooks.two={}", "hooks.two", "class_path is missing"),
-    ('--hooks.one.init_args=[1]', "hooks.one.init_args", "must be a table of arguments"),
-    ('--trainer={"max_epocs": 3}', "trainer.max_epocs", "Did you mean 'max_epochs'?"),
-    ("--hooks.one={1: 2}", "", "put it in quotes"),
-    ("--module={class_path: typed_here.Net", "", "no valid YAML"),
-    ("--trainer.max_epochs.x=1", "trainer.max_epochs", "nothing below it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "key", "said"),
+    [
+        ('--module={"class_path": "typed_here.Net", "widht": 3}', "module.widht", "Did you mean 'width'?"),
+        ('--module={"width": "wide"}', "module.width", "width must be a whole number"),
+        ('--module={"class_path": "os.system"}', "module.class_path", "may not be imported"),
+        (
+            '--hooks.one.init_args={"treshold": 3}',
+            "hooks.one.init_args.treshold",
+            "Did you mean 'threshold'?",
+        ),
+        ('--hooks.one={"threshold": 3, "threshold": 4}', "hooks.one.threshold", "this key is there 2 times"),
+        ("--hooks.one={threshold: 3, threshold: 4}", "threshold", "this key is there 2 times"),
+        ('--hooks.two={"threshold": 3}', "hooks.two", "class_path is missing"),
+        ("--hooks.two={}", "hooks.two", "class_path is missing"),
+        ("--hooks.one.init_args=[1]", "hooks.one.init_args", "must be a table of arguments"),
+        ('--trainer={"max_epocs": 3}', "trainer.max_epocs", "Did you mean 'max_epochs'?"),
+        ("--hooks.one={1: 2}", "", "put it in quotes"),
+        ("--module={class_path: typed_here.Net", "", "no valid YAML"),
+        ("--trainer.max_epochs.x=1", "trainer.max_epochs", "nothing below it"),
+    ],
+)
 def test_a_wrong_table_is_refused_by_its_key(project: Path, typed: str, key: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(project, HOOK, typed)
@@ -245,7 +289,9 @@ def test_a_secret_inside_a_table_is_known_as_one(project: Path) -> None:
     error = refused(project, "", f"--hooks.w={typed}")
     assert "S3CRET" not in str(error) + json.dumps(error.data())
     assert has_secret("hooks.w", Override(typed)) and has_secret("hooks.w.url", Override("x"))
-    assert not has_secret("hooks.w", Override('{"timeout": 1}')) and not has_secret("trainer.max_epochs", Override("3"))
+    assert not has_secret("hooks.w", Override('{"timeout": 1}')) and not has_secret(
+        "trainer.max_epochs", Override("3")
+    )
 
 
 @pytest.mark.parametrize("text", ["[1e-3]", "{a: 1e-3}"])
@@ -265,7 +311,11 @@ def test_a_value_that_was_left_empty_is_not_the_default(project: Path, typed: st
 def test_a_hook_that_is_added_takes_the_place_of_none(project: Path) -> None:
     (project / "run.toml").write_text(f"{HEAD}[hooks.early_stopping]\npatience = 8\n")
     hooks = load_config(project / "run.toml", hooks=["early_stopping", "early_stopping"]).build().hooks
-    assert [hooks[name].patience for name in ("early_stopping", "early_stopping_2", "early_stopping_3")] == [8, 3, 3]
+    assert [hooks[name].patience for name in ("early_stopping", "early_stopping_2", "early_stopping_3")] == [
+        8,
+        3,
+        3,
+    ]
 
 
 def test_names_that_differ_in_case_only_are_found(project: Path) -> None:

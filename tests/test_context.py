@@ -40,10 +40,15 @@ def test_it_compares_like_the_dataclass_of_its_document() -> None:
     ctx = StepContext(1, torch.tensor(0.5), 2.0, 0.1, 5, model, optimizer, epoch=3, metrics={"loss": 0.5})
     assert ctx == StepContext(1, 0.5, torch.tensor(2.0), 0.1, 5, model, optimizer)
     assert StepContext() == StepContext()
-    others = [(2, 0.5, 2.0, 0.1, 5, model, optimizer), (1, 0.6, 2.0, 0.1, 5, model, optimizer),
-              (1, 0.5, 2.1, 0.1, 5, model, optimizer), (1, 0.5, 2.0, 0.2, 5, model, optimizer),
-              (1, 0.5, 2.0, 0.1, 6, model, optimizer), (1, 0.5, 2.0, 0.1, 5, object(), optimizer),
-              (1, 0.5, 2.0, 0.1, 5, model, object())]  # fmt: skip
+    others = [
+        (2, 0.5, 2.0, 0.1, 5, model, optimizer),
+        (1, 0.6, 2.0, 0.1, 5, model, optimizer),
+        (1, 0.5, 2.1, 0.1, 5, model, optimizer),
+        (1, 0.5, 2.0, 0.2, 5, model, optimizer),
+        (1, 0.5, 2.0, 0.1, 6, model, optimizer),
+        (1, 0.5, 2.0, 0.1, 5, object(), optimizer),
+        (1, 0.5, 2.0, 0.1, 5, model, object()),
+    ]
     assert all(ctx != StepContext(*fields) for fields in others)
     assert ctx != (1, 0.5, 2.0, 0.1, 5, model, optimizer)
     with pytest.raises(TypeError, match="unhashable"):  # as of every dataclass that can be changed
@@ -53,12 +58,23 @@ def test_it_compares_like_the_dataclass_of_its_document() -> None:
 def test_it_is_a_dataclass_to_those_who_ask() -> None:
     seven = ["step", "loss", "grad_norm", "lr", "tokens_seen", "model", "optimizer"]
     assert dataclasses.is_dataclass(StepContext)
-    assert [each.name for each in dataclasses.fields(StepContext)] == [*seven, "epoch", "rank", "world_size", "metrics"]
+    assert [each.name for each in dataclasses.fields(StepContext)] == [
+        *seven,
+        "epoch",
+        "rank",
+        "world_size",
+        "metrics",
+    ]
     assert [each.name for each in dataclasses.fields(StepContext) if each.compare] == seven
     ctx = StepContext(1, torch.tensor(0.5), 2.0, 0.1, 5, metrics={"loss": 0.5})
     assert dataclasses.replace(ctx, step=2) == StepContext(2, 0.5, 2.0, 0.1, 5)
-    assert dataclasses.asdict(ctx) == {**dict(zip(seven, (1, 0.5, 2.0, 0.1, 5, None, None), strict=True)),
-                                       "epoch": 0, "rank": 0, "world_size": 1, "metrics": {"loss": 0.5}}  # fmt: skip
+    assert dataclasses.asdict(ctx) == {
+        **dict(zip(seven, (1, 0.5, 2.0, 0.1, 5, None, None), strict=True)),
+        "epoch": 0,
+        "rank": 0,
+        "world_size": 1,
+        "metrics": {"loss": 0.5},
+    }
     ctx.loss = 0.25
     assert ctx.loss == 0.25
     assert copy.copy(ctx) == pickle.loads(pickle.dumps(ctx)) == ctx
@@ -131,7 +147,10 @@ def test_the_learning_rate_is_the_one_the_update_used() -> None:
     assert after == [0.5, 0.25, 0.125]  # the scheduler has moved on by then
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 1e-3}, {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_clip_val": 1e-3}, {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}],
+)
 def test_grad_norm_is_the_total_before_clipping(options: dict[str, Any]) -> None:
     class Measures(Net):
         norms: list[float] = []

@@ -50,8 +50,10 @@ def test_one_line_names_what_was_skipped_and_what_it_needed(dev: ModuleType, tmp
         command = [sys.executable, "-m", "pytest", f"--junit-xml={reports[-1]}", f"{name}.py"]
         subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300, check=False)
     line = dev.skipped(*reports, reports[1])  # a test that is skipped in two runs is one test
-    assert line == ("Skipped: 1 of test_one (could not import 'no_such_package': No module named 'no_such_package'); "
-                    "2 of test_two (needs an installed Chromium).")  # fmt: skip
+    assert line == (
+        "Skipped: 1 of test_one (could not import 'no_such_package': No module named 'no_such_package'); "
+        "2 of test_two (needs an installed Chromium)."
+    )
     assert dev.skipped() == "No test was skipped."
 
 
@@ -75,7 +77,9 @@ def test_what_is_written_into_the_checkout_is_found_and_caches_are_not(
 
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_onednn_can_be_switched_off_for_the_tests_and_for_what_they_start(value: str, tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text().replace("__file__", repr(str(ROOT / "conftest.py"))))
+    (tmp_path / "conftest.py").write_text(
+        (ROOT / "conftest.py").read_text().replace("__file__", repr(str(ROOT / "conftest.py")))
+    )
     (tmp_path / "test_it.py").write_text("""
 import subprocess, sys, torch
 
@@ -86,7 +90,9 @@ def test_here_and_in_a_process():
 """)
     command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "test_it.py"]
     environment = {**os.environ, "HOOKLINE_TEST_ONEDNN": value, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     expected = value == "1" and torch.backends.mkldnn.is_available()
     assert f"FOUND {expected} {expected}" in done.stdout, done.stdout + done.stderr
 
@@ -99,13 +105,17 @@ def test_every_variation_is_described_where_a_contributor_looks(dev: ModuleType)
     assert all((ROOT / each).exists() for each in dev.NUMERIC)
 
 
-def test_other_trainers_are_timed_in_the_environment_that_has_them(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_trainers_are_timed_in_the_environment_that_has_them(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(dev, "prepare", lambda *extras, venv=dev.VENV: done.append((*extras, venv)))
     monkeypatch.setattr(dev, "run", lambda *command: done.append(command))
     dev.bench(["--quick"])
     dev.bench(["--peers"])
     assert done == [
-        ("bench", dev.VENV), (dev.PYTHON, "benchmarks/overhead.py", "--quick"),
-        ("bench-peers", dev.INTEROP), (dev.python(dev.INTEROP), "benchmarks/overhead.py", "--peers"),
+        ("bench", dev.VENV),
+        (dev.PYTHON, "benchmarks/overhead.py", "--quick"),
+        ("bench-peers", dev.INTEROP),
+        (dev.python(dev.INTEROP), "benchmarks/overhead.py", "--peers"),
     ]

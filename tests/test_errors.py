@@ -25,11 +25,20 @@ from hookline import (
 from hookline.errors import closest, described
 
 
-@pytest.mark.parametrize(("value", "said"), [
-    (True, "True"), ("text", "'text'"), ([], "[]"), (torch.ones(2, 3), "Tensor (2, 3)"), (torch.tensor(1.0), "Tensor ()"),
-    ([torch.ones(4), "label"], "list (Tensor (4,), str)"), ({"x": torch.ones(1)}, "dict ('x': Tensor (1,))"),
-    (tuple(range(9)), "tuple (int, int, int, int, ...)"), ("x" * 200, "str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (True, "True"),
+        ("text", "'text'"),
+        ([], "[]"),
+        (torch.ones(2, 3), "Tensor (2, 3)"),
+        (torch.tensor(1.0), "Tensor ()"),
+        ([torch.ones(4), "label"], "list (Tensor (4,), str)"),
+        ({"x": torch.ones(1)}, "dict ('x': Tensor (1,))"),
+        (tuple(range(9)), "tuple (int, int, int, int, ...)"),
+        ("x" * 200, "str"),
+    ],
+)
 def test_a_large_value_is_described_by_what_it_is_and_a_small_one_shown(value, said):
     assert described(value) == said
 
@@ -55,8 +64,7 @@ def test_closest_suggests_a_near_name_and_nothing_for_a_far_one():
 
 
 class Misspelt(Hook):
-    def on_train_strat(self):
-        ...
+    def on_train_strat(self): ...
 
 
 class NoLoss(Net):

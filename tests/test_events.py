@@ -14,7 +14,17 @@ import pytest
 from tiny import Net, batches, quiet
 
 import hookline.errors
-from hookline import EVENTS, SKIP_STEP, DataModule, Hook, HookError, HooklineError, Preempted, Recorder, declare_event
+from hookline import (
+    EVENTS,
+    SKIP_STEP,
+    DataModule,
+    Hook,
+    HookError,
+    HooklineError,
+    Preempted,
+    Recorder,
+    declare_event,
+)
 from hookline.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
 from hookline.plan import Plan
 from hookline.state import State
@@ -38,7 +48,9 @@ def test_no_two_facts_share_a_name_or_spelling():
 
 @pytest.mark.parametrize("receiver", RECEIVERS)
 def test_a_method_name_means_one_event_to_each_receiver(receiver):
-    names = [name for event in EVENT_ROWS if receiver in event.receivers for name in (event.name, *event.spellings)]
+    names = [
+        name for event in EVENT_ROWS if receiver in event.receivers for name in (event.name, *event.spellings)
+    ]
     assert len(names) == len(set(names))
 
 
@@ -64,7 +76,9 @@ def test_every_fact_of_a_row_can_be_read_before_it_exists(event):
         eval(EVENTS.expression(fact, event), {"s": State()})
 
 
-@pytest.mark.parametrize("event", [event for event in EVENT_ROWS if event.replaces], ids=lambda event: event.name)
+@pytest.mark.parametrize(
+    "event", [event for event in EVENT_ROWS if event.replaces], ids=lambda event: event.name
+)
 def test_what_a_row_replaces_is_what_its_listeners_are_given(event):
     given = {EVENTS.expression(fact, event) for fact in EVENTS.facts_at(event)}
     assert f"s.{event.replaces}" in given
@@ -91,7 +105,9 @@ def test_the_documented_spellings_of_events_are_accepted(event, spellings):
 
 
 def test_an_unknown_event_is_an_error_with_the_closest_name():
-    with pytest.raises(HookError, match=r"'on_train_bach_end' is no event .* Did you mean 'on_train_batch_end'"):
+    with pytest.raises(
+        HookError, match=r"'on_train_bach_end' is no event .* Did you mean 'on_train_batch_end'"
+    ):
         EVENTS.named("on_train_bach_end")
 
 
@@ -103,7 +119,12 @@ def emitted() -> set[str]:
     names: set[str] = set()
     for path in sorted(LOOPS.rglob("*.py")):
         tree = ast.parse(path.read_text())
-        compared = {id(side) for node in ast.walk(tree) if isinstance(node, ast.Compare) for side in (node.left, *node.comparators)}
+        compared = {
+            id(side)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for side in (node.left, *node.comparators)
+        }
         names |= {node.attr for node in slots(tree) if id(node) not in compared}
         names |= set(getter_names(tree))
     members = set(vars(quiet().plan)) - {event.name for event in EVENT_ROWS}  # what a plan has besides slots
@@ -146,8 +167,14 @@ def test_every_event_for_hooks_is_heard_in_a_real_run(tmp_path):
             raise RuntimeError("on purpose")
 
     names = [event.name for event in EVENT_ROWS if "H" in event.receivers]
-    trainer = quiet(hooks=[SkipFirst()], gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1,
-                    on_save_error="warn", run_dir=tmp_path / "run")
+    trainer = quiet(
+        hooks=[SkipFirst()],
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=1,
+        log_every_n_steps=1,
+        on_save_error="warn",
+        run_dir=tmp_path / "run",
+    )
     trainer.on(*names, name="ear")(lambda: None)
     trainer.on("train_end")(lambda: trainer.save_checkpoint(tmp_path / "saved"))
     (tmp_path / "file").touch()
@@ -178,9 +205,18 @@ def test_every_event_of_the_module_and_data_module_that_is_no_action_is_heard(tm
 
     listening_net, of_module = listening("M", Net)
     listening_data, of_data = listening("D", DataModule)
-    data = type("Data", (listening_data,), {f"{kind}_dataloader": lambda self: batches(2) for kind in ("train", "val", "test", "predict")})()
-    trainer = quiet(gradient_clip_val=1.0, num_sanity_val_steps=1, log_every_n_steps=1,
-                    on_save_error="warn", run_dir=tmp_path / "run")
+    data = type(
+        "Data",
+        (listening_data,),
+        {f"{kind}_dataloader": lambda self: batches(2) for kind in ("train", "val", "test", "predict")},
+    )()
+    trainer = quiet(
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=1,
+        log_every_n_steps=1,
+        on_save_error="warn",
+        run_dir=tmp_path / "run",
+    )
     trainer.on("train_end")(lambda: trainer.save_checkpoint(tmp_path / "saved"))
     (tmp_path / "file").touch()
     trainer.on("train_start")(lambda: trainer.save_checkpoint(tmp_path / "file" / "cannot be made"))
@@ -199,7 +235,9 @@ def test_every_event_of_the_module_and_data_module_that_is_no_action_is_heard(tm
 
 
 def test_what_is_generated_from_the_table_is_up_to_date():
-    result = subprocess.run([sys.executable, str(ROOT / "tools" / "generate.py"), "--check"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "generate.py"), "--check"], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -290,7 +328,9 @@ def test_declared_events_nest(declare):
 
 def test_emitting_with_the_wrong_facts_is_an_error_that_lists_them(declare):
     declare("on_reward", ("reward",))
-    with pytest.raises(HooklineError, match="on_reward has the facts reward; got rewards.*Did you mean 'reward'"):
+    with pytest.raises(
+        HooklineError, match="on_reward has the facts reward; got rewards.*Did you mean 'reward'"
+    ):
         quiet().emit("on_reward", rewards=1)
     with pytest.raises(HooklineError, match="got none"):
         quiet().emit("on_reward")

@@ -18,8 +18,20 @@ def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # one thread: two of them wait for each other on a busy machine, and so small a run gains nothing from them
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
     # a sixth of the validation data shows the same
-    command = [sys.executable, "-W", "error", "-m", "hookline", "fit", str(GPT), "--trainer.limit_val_batches=6", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=550)
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "hookline",
+        "fit",
+        str(GPT),
+        "--trainer.limit_val_batches=6",
+        *arguments,
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=550
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +52,9 @@ def output(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def records(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "short" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line) for line in (folder / "short" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def logged(folder: Path, name: str) -> dict[object, float]:
@@ -53,7 +67,9 @@ def logged(folder: Path, name: str) -> dict[object, float]:
 
 
 def test_the_validation_loss_falls_below_what_letter_frequencies_give(output: str) -> None:
-    losses = [float(each) for each in re.findall(r"^step +\d+ +validation loss ([\d.]+)$", output, re.MULTILINE)]
+    losses = [
+        float(each) for each in re.findall(r"^step +\d+ +validation loss ([\d.]+)$", output, re.MULTILINE)
+    ]
     final = re.search(r"Validation loss ([\d.]+) nats per character.*?: ([\d.]+)$", output, re.MULTILINE)
     assert final is not None
     loss, entropy = float(final[1]), float(final[2])
@@ -77,13 +93,19 @@ def test_the_gradient_hook_names_a_layer_every_50_steps(output: str, folder: Pat
     assert list(logged(folder, "grad_norm")) == [50]
 
 
-def test_a_table_shows_what_the_hooks_cost_and_the_log_has_all_of_it(done: subprocess.CompletedProcess[str], folder: Path) -> None:
+def test_a_table_shows_what_the_hooks_cost_and_the_log_has_all_of_it(
+    done: subprocess.CompletedProcess[str], folder: Path
+) -> None:
     table = done.stderr.partition("Hooks took")[2].splitlines()
     assert table[1].split() == ["hook", "event", "calls", "total", "mean", "worst", "share"]
     assert ["report", "on_train_end", "1"] in [line.split()[:3] for line in table]  # it writes a sample
     (cost,) = [each for each in records(folder) if each["type"] == "cost"]
     rows = {(row["hook"], row["event"], row["calls"]) for row in cost["rows"]}  # type: ignore[attr-defined]
-    assert {("watch_gradients", "on_step_end", 1), ("report", "on_validation_end", 6), ("progress_bar", "on_train_batch_end", 50)} <= rows
+    assert {
+        ("watch_gradients", "on_step_end", 1),
+        ("report", "on_validation_end", 6),
+        ("progress_bar", "on_train_batch_end", 50),
+    } <= rows
 
 
 def test_the_log_it_points_to_can_be_read_and_shows_warmup_and_decay(output: str, folder: Path) -> None:
@@ -103,7 +125,9 @@ def test_nothing_is_written_outside_the_run_directory(output: str, folder: Path)
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    first, second = (run_demo(tmp_path, "--datamodule.steps", "1").stdout.split("The log of this run")[0] for _ in range(2))
+    first, second = (
+        run_demo(tmp_path, "--datamodule.steps", "1").stdout.split("The log of this run")[0] for _ in range(2)
+    )
     assert "what it writes now" in first
     assert first == second
 
@@ -116,6 +140,14 @@ def test_a_wrong_option_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_cut_short_before_its_first_validation_ends_well(tmp_path: Path) -> None:
-    done = run_demo(tmp_path, "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0", "--trainer.run_dir", "cut")
+    done = run_demo(
+        tmp_path,
+        "--trainer.max_steps",
+        "1",
+        "--trainer.num_sanity_val_steps",
+        "0",
+        "--trainer.run_dir",
+        "cut",
+    )
     assert done.returncode == 0, done.stderr
     assert "fit completed at step 1" in done.stdout + done.stderr

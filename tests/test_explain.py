@@ -23,30 +23,25 @@ class Watch(Hook):
     on_error = "warn"
 
     @every("10 steps")
-    def on_step_end(self, step, loss):
-        ...
+    def on_step_end(self, step, loss): ...
 
-    def on_validation_end(self, metrics):
-        ...
+    def on_validation_end(self, metrics): ...
 
 
 class Late(Hook):
     order = 50
 
-    def on_step_end(self):
-        ...
+    def on_step_end(self): ...
 
 
 class Best(Hook):
     tier = "monitor"
 
-    def on_train_epoch_end(self):
-        ...
+    def on_train_epoch_end(self): ...
 
 
 class Listening(Net):
-    def on_train_epoch_end(self, epoch):
-        ...
+    def on_train_epoch_end(self, epoch): ...
 
 
 def moment(explanation, event):
@@ -96,7 +91,9 @@ def test_listeners_are_shown_in_the_order_they_are_called_with_the_reason():
         ("function", "user hook, number 2 of 2 by registration"),
         ("late", "order=50"),
     ]
-    assert [(each["receiver"], each["name"], each["why"]) for each in listeners(explanation, "on_train_epoch_end")] == [
+    assert [
+        (each["receiver"], each["name"], each["why"]) for each in listeners(explanation, "on_train_epoch_end")
+    ] == [
         ("hooks", "function", "user hook"),
         ("module", "Listening", "order of receivers: hooks → module"),
         ("hooks", "best", "a monitor: after the module"),
@@ -105,11 +102,20 @@ def test_listeners_are_shown_in_the_order_they_are_called_with_the_reason():
 
 def test_every_hook_method_of_the_run_is_in_the_data():
     trainer = quiet(hooks=[Watch(), Late(), Best()])
-    shown = {(row["event"], each["name"]) for row in trainer.explain(Listening()).data() for each in row["listeners"]}
+    shown = {
+        (row["event"], each["name"])
+        for row in trainer.explain(Listening()).data()
+        for each in row["listeners"]
+    }
     assert shown >= {
-        ("on_step_end", "watch"), ("on_validation_end", "watch"), ("on_step_end", "late"), ("on_train_epoch_end", "best"),
-        ("on_train_epoch_end", "Listening"), ("training_step", "Listening"), ("configure_optimizers", "Listening"),
-    }  # fmt: skip
+        ("on_step_end", "watch"),
+        ("on_validation_end", "watch"),
+        ("on_step_end", "late"),
+        ("on_train_epoch_end", "best"),
+        ("on_train_epoch_end", "Listening"),
+        ("training_step", "Listening"),
+        ("configure_optimizers", "Listening"),
+    }
 
 
 def test_the_order_of_listeners_is_the_one_a_recorded_run_shows():
@@ -117,16 +123,30 @@ def test_the_order_of_listeners_is_the_one_a_recorded_run_shows():
     explanation = trainer.explain(module)
     with Recorder(trainer, events=["on_train_epoch_end"]) as recorder:
         trainer.fit(module, batches(1))
-    assert [call.name for call in recorder.calls] == [each["name"] for each in listeners(explanation, "on_train_epoch_end")]
+    assert [call.name for call in recorder.calls] == [
+        each["name"] for each in listeners(explanation, "on_train_epoch_end")
+    ]
 
 
 @pytest.mark.parametrize(
     ("verb", "has", "lacks"),
     [
-        ("fit", {"on_fit_start", "training_step", "on_validation_end", "on_train_end"}, {"on_test_start", "on_predict_start"}),
-        ("validate", {"on_validation_start", "validation_step", "teardown"}, {"training_step", "on_fit_start"}),
+        (
+            "fit",
+            {"on_fit_start", "training_step", "on_validation_end", "on_train_end"},
+            {"on_test_start", "on_predict_start"},
+        ),
+        (
+            "validate",
+            {"on_validation_start", "validation_step", "teardown"},
+            {"training_step", "on_fit_start"},
+        ),
         ("test", {"on_test_start", "test_step", "setup"}, {"validation_step", "on_train_start"}),
-        ("predict", {"on_predict_start", "predict_step", "on_exception"}, {"test_step", "on_validation_start"}),
+        (
+            "predict",
+            {"on_predict_start", "predict_step", "on_exception"},
+            {"test_step", "on_validation_start"},
+        ),
     ],
 )
 def test_each_verb_has_its_own_tree(verb, has, lacks):
@@ -135,11 +155,16 @@ def test_each_verb_has_its_own_tree(verb, has, lacks):
     assert has <= events
     assert not lacks & events
     assert explanation.text(everything=True).startswith(f"trainer.{verb}()")
-    assert {row["event"] for row in explanation.data()} == {event.name for event in EVENTS if verb in event.verbs}
+    assert {row["event"] for row in explanation.data()} == {
+        event.name for event in EVENTS if verb in event.verbs
+    }
 
 
 def test_the_batches_of_a_verb_stand_in_its_own_branch():
-    branch = {verb: moment(quiet().explain(verb=verb), "on_before_batch_transfer")["branch"] for verb in ("fit", "validate", "test", "predict")}
+    branch = {
+        verb: moment(quiet().explain(verb=verb), "on_before_batch_transfer")["branch"]
+        for verb in ("fit", "validate", "test", "predict")
+    }
     assert branch["fit"].startswith("each epoch/each batch")
     assert branch["validate"].startswith("validation/each batch")
     assert branch["test"].startswith("test/each batch")
@@ -161,8 +186,7 @@ def test_the_tree_as_such_needs_no_trainer():
 
 def test_data_modules_and_declared_events_are_shown():
     class Data(DataModule):
-        def setup(self, stage):
-            ...
+        def setup(self, stage): ...
 
         def train_dataloader(self):
             return batches(1)
@@ -196,8 +220,7 @@ def test_explain_can_be_asked_in_the_middle_of_a_run():
 
 def test_a_wrong_module_is_refused_as_it_would_be_by_fit():
     class Wrong(Net):
-        def on_train_begins(self):
-            ...
+        def on_train_begins(self): ...
 
     with pytest.raises(HookError, match="on_train_begins is no event"):
         quiet().explain(Wrong())
@@ -236,7 +259,9 @@ def test_rich_renders_the_same_listeners():
 
 def test_rich_shows_the_whole_lifecycle_where_nobody_listens_yet():
     explanation = hookline.explain()
-    assert [line.strip("│├└─ ") for line in rendered(explanation).splitlines()] == [line.strip("│├└─ ") for line in str(explanation).splitlines()]
+    assert [line.strip("│├└─ ") for line in rendered(explanation).splitlines()] == [
+        line.strip("│├└─ ") for line in str(explanation).splitlines()
+    ]
 
 
 def test_rich_takes_square_brackets_in_names_literally():
@@ -256,7 +281,9 @@ def happened(verb):
     names = [call.event for call in scene.run(verb)]
     if verb == "fit":
         begin, end = names.index("on_sanity_check_start"), names.index("on_sanity_check_end")
-        names = [name for at, name in enumerate(names) if not begin < at < end or name.startswith("on_sanity")]
+        names = [
+            name for at, name in enumerate(names) if not begin < at < end or name.startswith("on_sanity")
+        ]
     return [name for name in dict.fromkeys(names) if name in EVENTS]
 
 
@@ -272,7 +299,11 @@ def test_the_page_is_in_the_order_of_a_real_run():
     assert on_page == [event.name for event in EVENT_ROWS]
     real = happened("fit")
     assert [name for name in on_page if name in real] == real
-    assert on_page.index("on_sanity_check_end") < on_page.index("on_train_start") < on_page.index("on_train_epoch_start")
+    assert (
+        on_page.index("on_sanity_check_end")
+        < on_page.index("on_train_start")
+        < on_page.index("on_train_epoch_start")
+    )
 
 
 class Counted:
@@ -291,15 +322,25 @@ class Counted:
 ROWS = TensorDataset(torch.zeros(4, 4), torch.zeros(4, 2))
 
 
-@pytest.mark.parametrize(("loader", "how"), [
-    (batches(2), "as a list: its batches are used as they are"),
-    (DataLoader(ROWS, 2, shuffle=True), "in memory: one indexing operation for each tensor"),
-    (DataLoader(ROWS, 2, collate_fn=lambda samples: default_collate(samples)), "by index: torch's fetcher is called directly"),
-    (DataLoader(ROWS, 2, num_workers=2), "by index, with torch's iterator and 2 workers"),
-    (DataLoader(ROWS, None), "by index, with the loader's own iterator"),
-    (Counted(), "by its own state, which is saved with the run"),
-    (map(tuple, batches(2)), "as an iterable, with random streams of its own; a resume reads the epoch again"),
-], ids=["list", "in memory", "direct", "workers", "single samples", "state", "iterable"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loader", "how"),
+    [
+        (batches(2), "as a list: its batches are used as they are"),
+        (DataLoader(ROWS, 2, shuffle=True), "in memory: one indexing operation for each tensor"),
+        (
+            DataLoader(ROWS, 2, collate_fn=lambda samples: default_collate(samples)),
+            "by index: torch's fetcher is called directly",
+        ),
+        (DataLoader(ROWS, 2, num_workers=2), "by index, with torch's iterator and 2 workers"),
+        (DataLoader(ROWS, None), "by index, with the loader's own iterator"),
+        (Counted(), "by its own state, which is saved with the run"),
+        (
+            map(tuple, batches(2)),
+            "as an iterable, with random streams of its own; a resume reads the epoch again",
+        ),
+    ],
+    ids=["list", "in memory", "direct", "workers", "single samples", "state", "iterable"],
+)
 def test_it_shows_how_each_loader_is_read(loader: Any, how: str) -> None:
     explanation = quiet().explain(Net(), loader)
     assert explanation.loaders == {"train": how}
@@ -317,7 +358,10 @@ def test_during_a_run_it_shows_the_loaders_that_are_read() -> None:
             return super().validation_step(batch, batch_idx)
 
     quiet().fit(Looks(), DataLoader(ROWS, 4), batches(1))
-    assert {name: how.partition(":")[0] for name, how in shown[0].items()} == {"train": "in memory", "val": "as a list"}
+    assert {name: how.partition(":")[0] for name, how in shown[0].items()} == {
+        "train": "in memory",
+        "val": "as a list",
+    }
 
 
 def test_the_tree_of_a_notebook_shows_how_loaders_are_read() -> None:

@@ -14,8 +14,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FAULTS = ROOT / "faults"
-KINDS = ("kills", "crashes", "damage", "disk-full", "signals", "exceptions", "ranks", "restarts", "extras", "manifests", "two-jobs",
-         "clock", "workers")  # fmt: skip
+KINDS = (
+    "kills",
+    "crashes",
+    "damage",
+    "disk-full",
+    "signals",
+    "exceptions",
+    "ranks",
+    "restarts",
+    "extras",
+    "manifests",
+    "two-jobs",
+    "clock",
+    "workers",
+)
 Outcomes = Mapping[str, list[dict[str, Any]]]
 
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the trials are forked")
@@ -50,13 +63,40 @@ def test_the_order_of_file_system_calls_is_looked_at(outcomes: Outcomes) -> None
     assert len(outcomes["crashes"]) > 4
 
 
-@pytest.mark.parametrize(("wrong", "calls"), [
-    ("before .a.1.new/x is flushed", [("mkdir", ".a.1.new"), ("write", ".a.1.new/x"), ("fsync", ".a.1.new"), ("rename", "a")]),
-    ("is removed before", [("mkdir", ".a.1.new"), ("fsync", ".a.1.new"), ("rename", "a"), ("unlink", "b/x"), ("fsync", ".")]),
-    ("", [("mkdir", ".a.1.new"), ("write", ".a.1.new/x"), ("fsync", ".a.1.new/x"), ("fsync", ".a.1.new"), ("rename", "a"),
-          ("fsync", "."), ("unlink", "b/x")]),
-])  # fmt: skip
-def test_a_wrong_order_of_calls_is_found(wrong: str, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "calls"),
+    [
+        (
+            "before .a.1.new/x is flushed",
+            [("mkdir", ".a.1.new"), ("write", ".a.1.new/x"), ("fsync", ".a.1.new"), ("rename", "a")],
+        ),
+        (
+            "is removed before",
+            [
+                ("mkdir", ".a.1.new"),
+                ("fsync", ".a.1.new"),
+                ("rename", "a"),
+                ("unlink", "b/x"),
+                ("fsync", "."),
+            ],
+        ),
+        (
+            "",
+            [
+                ("mkdir", ".a.1.new"),
+                ("write", ".a.1.new/x"),
+                ("fsync", ".a.1.new/x"),
+                ("fsync", ".a.1.new"),
+                ("rename", "a"),
+                ("fsync", "."),
+                ("unlink", "b/x"),
+            ],
+        ),
+    ],
+)
+def test_a_wrong_order_of_calls_is_found(
+    wrong: str, calls: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(FAULTS))
     from filesystem import wrong_order  # type: ignore[import-not-found]
 

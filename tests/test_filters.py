@@ -15,7 +15,10 @@ def described(value):
     """An id for a parametrized test that is the same every time."""
     if not isinstance(value, dict):
         return None if isinstance(value, list) else str(value)
-    return ", ".join(f"{name}={'predicate' if callable(given) else given}" for name, given in value.items()) or "no filter"
+    return (
+        ", ".join(f"{name}={'predicate' if callable(given) else given}" for name, given in value.items())
+        or "no filter"
+    )
 
 
 def heard(event="train_batch_end", *, data=6, epochs=1, note=lambda s: s.batches_seen, **filters):
@@ -105,8 +108,7 @@ def test_a_predicate_that_asks_for_something_unknown_is_refused_at_registration(
     with pytest.raises(HookError, match=r"the `when` of function hook asks for 'stepp'.*Did you mean 'step'"):
 
         @quiet().on("train_start", when=lambda stepp: True)
-        def hook():
-            ...
+        def hook(): ...
 
 
 def test_a_predicate_must_be_a_function():
@@ -253,7 +255,11 @@ def test_one_function_for_two_events_counts_each_by_itself():
 # ---- over runs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filters", [{"once": True}, {"every": 3}, {"every": "3 steps"}, {"after": 3}, {"before": 2}], ids=described)
+@pytest.mark.parametrize(
+    "filters",
+    [{"once": True}, {"every": 3}, {"every": "3 steps"}, {"after": 3}, {"before": 2}],
+    ids=described,
+)
 def test_a_second_run_begins_anew(filters):
     got = []
     trainer = quiet()
@@ -276,7 +282,11 @@ def test_a_hook_added_in_the_middle_waits_for_the_next_edge():
     assert got == [8, 12]
 
 
-@pytest.mark.parametrize("filters", [{"once": True}, {"every": 3}, {"every": "3 steps"}, {"after": 3}, {"before": 5}], ids=described)
+@pytest.mark.parametrize(
+    "filters",
+    [{"once": True}, {"every": 3}, {"every": "3 steps"}, {"after": 3}, {"before": 5}],
+    ids=described,
+)
 def test_filters_count_on_exactly_after_a_resume(tmp_path, filters):
     def run(stop_at=None, resume=None):
         got = []
@@ -334,7 +344,11 @@ def test_an_interval_means(text, meaning):
     assert parse_interval(text, "every") == meaning
 
 
-@pytest.mark.parametrize("bad", [0, -1, True, 2.5, "", "5", "steps", "0 steps", "-3 steps", "1.5 steps", "0 s", "1.2.3 steps", ". steps"], ids=repr)
+@pytest.mark.parametrize(
+    "bad",
+    [0, -1, True, 2.5, "", "5", "steps", "0 steps", "-3 steps", "1.5 steps", "0 s", "1.2.3 steps", ". steps"],
+    ids=repr,
+)
 @pytest.mark.parametrize("argument", ["every", "after", "before"])
 def test_an_interval_that_makes_no_sense_is_refused_where_it_is_written(argument, bad):
     with pytest.raises(HookError, match=argument):
@@ -346,17 +360,20 @@ def test_an_interval_that_makes_no_sense_is_refused_where_it_is_written(argument
 
 
 def test_an_unknown_unit_is_an_error_with_the_closest_one_and_the_list():
-    with pytest.raises(HookError, match=r"unknown unit 'stepps'. Did you mean 'step'\? Units: steps, batches, epochs"):
+    with pytest.raises(
+        HookError, match=r"unknown unit 'stepps'. Did you mean 'step'\? Units: steps, batches, epochs"
+    ):
         every("5 stepps")
 
 
 @pytest.mark.parametrize("bare", [every, after, before], ids=["every", "after", "before"])
 def test_a_decorator_that_forgot_its_interval_says_where_it_goes(bare):
-    with pytest.raises(HookError, match=rf"@{bare.__name__} is missing its interval.*@{bare.__name__}\('500 steps'\)"):
+    with pytest.raises(
+        HookError, match=rf"@{bare.__name__} is missing its interval.*@{bare.__name__}\('500 steps'\)"
+    ):
 
         @bare
-        def on_step_end(step):
-            ...
+        def on_step_end(step): ...
 
 
 def test_once_may_be_written_with_parentheses():

@@ -11,7 +11,12 @@ from hookline.hook import snake_case
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("Report", "report"), ("GradientMonitor", "gradient_monitor"), ("LRMonitor", "lr_monitor"), ("Top5Accuracy", "top5_accuracy")],
+    [
+        ("Report", "report"),
+        ("GradientMonitor", "gradient_monitor"),
+        ("LRMonitor", "lr_monitor"),
+        ("Top5Accuracy", "top5_accuracy"),
+    ],
 )
 def test_a_hook_is_called_after_its_class(name, expected):
     assert snake_case(name) == expected
@@ -74,8 +79,7 @@ def test_a_hook_can_be_passed_as_a_class():
 
 def test_a_class_that_needs_arguments_is_refused_with_the_way_to_pass_it():
     class Needs(Hook):
-        def __init__(self, threshold):
-            ...
+        def __init__(self, threshold): ...
 
     with pytest.raises(HookError, match=r"Pass an instance: Needs\(...\)"):
         quiet(hooks=[Needs])
@@ -110,10 +114,22 @@ def test_after_module_names_are_checked():
         quiet(hooks=[Wrong()])
 
 
-@pytest.mark.parametrize(("ranks", "hears"), [("all", True), ("zero", True), ({0, 3}, True), ([1], False)], ids=["all", "zero", "some", "another"])
+@pytest.mark.parametrize(
+    ("ranks", "hears"),
+    [("all", True), ("zero", True), ({0, 3}, True), ([1], False)],
+    ids=["all", "zero", "some", "another"],
+)
 def test_a_hook_hears_events_on_the_ranks_it_names(ranks, hears):
     got = []
-    hook = type("Picky", (Hook,), {"ranks": ranks, "setup": lambda self: got.append("setup"), "on_train_start": lambda self: got.append("start")})
+    hook = type(
+        "Picky",
+        (Hook,),
+        {
+            "ranks": ranks,
+            "setup": lambda self: got.append("setup"),
+            "on_train_start": lambda self: got.append("start"),
+        },
+    )
     trainer = quiet(hooks=[hook()])
     trainer.fit(Net(), batches(1))
     assert got == (["setup", "start"] if hears else [])
@@ -204,32 +220,30 @@ def test_an_unknown_event_is_refused_before_the_function_is_even_given():
 
 def test_a_marked_functions_unknown_event_is_refused_when_it_is_added():
     @on("train_bach_end")
-    def report():
-        ...
+    def report(): ...
 
     with pytest.raises(HookError, match="Did you mean '(on_)?train_batch_end'"):
         quiet(hooks=[report])
 
 
 def test_a_function_without_a_mark_is_refused():
-    def report(step):
-        ...
+    def report(step): ...
 
     with pytest.raises(HookError, match="@on"):
         quiet(hooks=[report])
 
 
-@pytest.mark.parametrize("wrong", [Hook(), "progress_bar", {"a": Hook()}], ids=["one hook", "text", "mapping"])
+@pytest.mark.parametrize(
+    "wrong", [Hook(), "progress_bar", {"a": Hook()}], ids=["one hook", "text", "mapping"]
+)
 def test_hooks_are_passed_as_a_list(wrong):
     with pytest.raises(OptionError, match="hooks= takes a list of hooks"):
         quiet(hooks=wrong)
 
 
 def test_callbacks_is_another_word_for_hooks():
-    class First(Hook):
-        ...
+    class First(Hook): ...
 
-    class Second(Hook):
-        ...
+    class Second(Hook): ...
 
     assert quiet(callbacks=[Second()], hooks=[First()]).hooks.list_hooks() == ["first", "second"]

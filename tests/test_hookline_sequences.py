@@ -62,8 +62,12 @@ def fit(does: dict[str, Any] | None = None, train: int = 2, **settings: Any) -> 
 
 SCENARIOS: dict[str, Callable[[], list[Call]]] = {
     "a batch without a loss": lambda: fit({"module training_step": at_batch(0, RETURN_NONE)}),
-    "a window whose last batch has no loss": lambda: fit({"module training_step": at_batch(1, RETURN_NONE)}, accumulate_grad_batches=2),
-    "a window without any loss": lambda: fit({"module training_step": lambda state: RETURN_NONE}, accumulate_grad_batches=2),
+    "a window whose last batch has no loss": lambda: fit(
+        {"module training_step": at_batch(1, RETURN_NONE)}, accumulate_grad_batches=2
+    ),
+    "a window without any loss": lambda: fit(
+        {"module training_step": lambda state: RETURN_NONE}, accumulate_grad_batches=2
+    ),
     "a loss that is not finite": lambda: fit({"module training_step": nan_loss}, nonfinite="skip"),
     "a hook skips a step": lambda: fit({"plain on_before_optimizer_step": at_batch(0, SKIP_STEP)}),
     "a hook makes the step itself": lambda: fit({"plain on_before_optimizer_step": step_by_hand}),
@@ -71,9 +75,14 @@ SCENARIOS: dict[str, Callable[[], list[Call]]] = {
     "a hook skips the last batch of a window": lambda: fit(
         {"plain on_train_batch_start": at_batch(1, SKIP_BATCH)}, accumulate_grad_batches=2
     ),
-    "a hook ends the epoch": lambda: fit({"plain on_train_batch_start": at_batch(1, END_EPOCH)}, limit_val_batches=1.0),
+    "a hook ends the epoch": lambda: fit(
+        {"plain on_train_batch_start": at_batch(1, END_EPOCH)}, limit_val_batches=1.0
+    ),
     "ending the epoch beats skipping the batch": lambda: fit(
-        {"plain on_train_batch_start": at_batch(0, END_EPOCH), "monitor on_train_batch_start": at_batch(0, SKIP_BATCH)}
+        {
+            "plain on_train_batch_start": at_batch(0, END_EPOCH),
+            "monitor on_train_batch_start": at_batch(0, SKIP_BATCH),
+        }
     ),
     "an epoch ended in an open window": lambda: fit(
         {"module on_train_batch_start": at_batch(1, -1)}, train=4, accumulate_grad_batches=2
@@ -82,16 +91,20 @@ SCENARIOS: dict[str, Callable[[], list[Call]]] = {
     "two optimizers": lambda: fit(optimizers=two_optimizers, train=1),
     "two optimizers, one step skipped": lambda: fit(
         {"plain on_before_optimizer_step": lambda state: SKIP_STEP if state.optimizer_idx == 0 else None},
-        optimizers=two_optimizers, train=1,
+        optimizers=two_optimizers,
+        train=1,
     ),
     "clipping with two optimizers": lambda: fit(optimizers=two_optimizers, train=1, gradient_clip_val=0.5),
     "a short last window": lambda: fit(train=3, accumulate_grad_batches=2),
     "saving at both save points": lambda: fit(
-        {"plain on_step_end": lambda state: state.trainer.save_checkpoint("step"),
-         "plain on_train_epoch_end": lambda state: state.trainer.save_checkpoint("epoch")},
-        train=1, limit_val_batches=1.0,
+        {
+            "plain on_step_end": lambda state: state.trainer.save_checkpoint("step"),
+            "plain on_train_epoch_end": lambda state: state.trainer.save_checkpoint("epoch"),
+        },
+        train=1,
+        limit_val_batches=1.0,
     ),
-}  # fmt: skip
+}
 
 
 def moments(calls: list[Call]) -> list[str]:
@@ -115,4 +128,6 @@ def test_nothing_is_recorded_that_is_not_run() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as aside:
         os.chdir(aside)  # what the runs save is not kept
-        FILE.write_text(json.dumps({name: moments(scenario()) for name, scenario in SCENARIOS.items()}, indent=0) + "\n")
+        FILE.write_text(
+            json.dumps({name: moments(scenario()) for name, scenario in SCENARIOS.items()}, indent=0) + "\n"
+        )

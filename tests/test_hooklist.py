@@ -54,8 +54,7 @@ def test_functions_are_numbered_the_same_way():
     for _ in range(2):
 
         @trainer.on("train_start")
-        def report():
-            ...
+        def report(): ...
 
     trainer.on("train_start")(lambda: None)
     assert trainer.hooks.list_hooks() == ["report", "report_2", "function"]
@@ -97,7 +96,9 @@ def test_one_instance_can_be_added_only_once():
 def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
     trainer = quiet(hooks=[Note([], "reporter"), Note([], "saver")])
     for change in (trainer.remove_hook, trainer.enable_hook, trainer.disable_hook):
-        with pytest.raises(HookError, match=r"no hook named 'reportr'. Did you mean 'reporter'\? Hooks: reporter, saver"):
+        with pytest.raises(
+            HookError, match=r"no hook named 'reportr'. Did you mean 'reporter'\? Hooks: reporter, saver"
+        ):
             change("reportr")
 
 
@@ -150,11 +151,9 @@ def test_an_enabled_hook_gets_its_old_place_back():
 
 def test_a_hook_with_a_mistake_is_not_half_registered():
     class Wrong(Hook):
-        def on_train_start(self):
-            ...
+        def on_train_start(self): ...
 
-        def on_train_end(self, nonsense):
-            ...
+        def on_train_end(self, nonsense): ...
 
     trainer = quiet()
     with pytest.raises(HookError):
@@ -224,7 +223,9 @@ def test_a_hook_disabled_inside_an_event_hears_nothing_from_the_next_one_but_its
 def test_a_hook_enabled_inside_an_event_hears_the_next_one_in_its_place():
     got = []
     trainer = quiet(hooks=[Note(got, "first"), Note(got, "second")])
-    trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 0)(lambda: trainer.disable_hook("first"))
+    trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 0)(
+        lambda: trainer.disable_hook("first")
+    )
     trainer.on("train_batch_end", when=lambda batch_idx: batch_idx == 2)(lambda: trainer.enable_hook("first"))
     trainer.fit(Net(), batches(4))
     assert by("first", got) == ["setup", "start", 0, 3, "end", "teardown"]
@@ -451,7 +452,10 @@ def test_a_handle_removes_what_it_was_given_for_and_twice_does_nothing():
 def test_in_a_with_block_a_hook_lives_as_long_as_the_block():
     got = []
     trainer = quiet()
-    with trainer.add_hook(Note(got, "guest")) as handle, trainer.on("train_end")(lambda: got.append(("function", "end"))):
+    with (
+        trainer.add_hook(Note(got, "guest")) as handle,
+        trainer.on("train_end")(lambda: got.append(("function", "end"))),
+    ):
         assert (handle.name, handle.hook.got) == ("guest", got)
         trainer.fit(Net(), batches(1))
     assert len(got) == 6
@@ -529,17 +533,35 @@ def test_one_function_can_stand_below_several_registrations_and_their_handle_rem
     assert trainer.hooks.list_hooks() == []
 
 
-@pytest.mark.parametrize(("register", "said"), [
-    (lambda trainer, note: trainer.on("step_end", note), r"not note. To register a function: trainer.on\('step_end'\)\(note\)"),
-    (lambda trainer, note: trainer.on(note), r"trainer.on\(\) takes names of events, not note.*@trainer.on\('step_end'\) above it"),
-    (lambda trainer, note: on(note), r"on\(\) takes names of events, not note.*@on\('step_end'\) above it"),
-    (lambda trainer, note: on("step_end", 3), r"on\(\) takes names of events, not 3"),
-    (lambda trainer, note: every(2)(trainer.on("step_end")(note)), "put the decorator below @trainer.on, or pass it there"),
-    (lambda trainer, note: on("step_end")(trainer.on("step_end")(note)), "put the decorator below @trainer.on"),
-], ids=["both at once", "bare", "on, bare", "a number", "filter above", "on above"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        (
+            lambda trainer, note: trainer.on("step_end", note),
+            r"not note. To register a function: trainer.on\('step_end'\)\(note\)",
+        ),
+        (
+            lambda trainer, note: trainer.on(note),
+            r"trainer.on\(\) takes names of events, not note.*@trainer.on\('step_end'\) above it",
+        ),
+        (
+            lambda trainer, note: on(note),
+            r"on\(\) takes names of events, not note.*@on\('step_end'\) above it",
+        ),
+        (lambda trainer, note: on("step_end", 3), r"on\(\) takes names of events, not 3"),
+        (
+            lambda trainer, note: every(2)(trainer.on("step_end")(note)),
+            "put the decorator below @trainer.on, or pass it there",
+        ),
+        (
+            lambda trainer, note: on("step_end")(trainer.on("step_end")(note)),
+            "put the decorator below @trainer.on",
+        ),
+    ],
+    ids=["both at once", "bare", "on, bare", "a number", "filter above", "on above"],
+)
 def test_a_function_registered_the_wrong_way_is_an_error_that_shows_the_right_one(register, said):
-    def note(step):
-        ...
+    def note(step): ...
 
     with pytest.raises(HookError, match=said):
         register(quiet(), note)
@@ -561,7 +583,9 @@ class Session:
 
     def run(self, *cells: str) -> list[str]:
         for cell in cells:
-            sys.excepthook = sys.__excepthook__  # packages that other tests import replace it; then nothing is written
+            sys.excepthook = (
+                sys.__excepthook__
+            )  # packages that other tests import replace it; then nothing is written
             assert self._interpreter.runsource(textwrap.dedent(cell), symbol="exec") is False
         return self.names["trainer"].hooks.list_hooks()
 
@@ -585,7 +609,9 @@ def test_one_definition_that_is_carried_out_several_times_makes_several_hooks():
     closure = "def make(i):\n    @trainer.on('step_end')\n    def made(): return i\nmake(1); make(2)\n"
     session = Session()
     assert session.run(loop) == session.run(loop) == ["looped", "looped_2", "looped_3"]
-    assert session.run(closure) == session.run(closure) == ["looped", "looped_2", "looped_3", "made", "made_2"]
+    assert (
+        session.run(closure) == session.run(closure) == ["looped", "looped_2", "looped_3", "made", "made_2"]
+    )
 
 
 PROBE = "class Probe(Hook):\n    def on_step_end(self, step): seen.append(('first', step))\n\ntrainer.add_hook(Probe())\n"
@@ -639,9 +665,13 @@ def test_an_edit_that_is_refused_leaves_the_function_that_was_there():
 
 def test_functions_of_one_name_in_a_script_are_all_registered(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("from hookline import Trainer\ntrainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False)\n"
-                      f"{SHOW}{SHOW}print(*trainer.hooks.list_hooks())\n")  # fmt: skip
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    script.write_text(
+        "from hookline import Trainer\ntrainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False)\n"
+        f"{SHOW}{SHOW}print(*trainer.hooks.list_hooks())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["show", "show_2"]
 
 
@@ -651,8 +681,10 @@ def test_what_a_notebook_shows_can_be_read_and_has_no_addresses():
     trainer.disable_hook("mine")
     assert repr(trainer) == "<Trainer: no run yet; hooks: mine, function>"
     assert repr(trainer.hooks).splitlines() == [
-        "2 hooks:", "  mine (Note, switched off): setup, on_train_start, on_train_batch_end, on_train_end, teardown",
-        "  function (function): on_step_end every 2 steps"]  # fmt: skip
+        "2 hooks:",
+        "  mine (Note, switched off): setup, on_train_start, on_train_batch_end, on_train_end, teardown",
+        "  function (function): on_step_end every 2 steps",
+    ]
     assert repr(quiet().hooks) == "no hooks"
     assert repr(trainer.explain()) == str(trainer.explain())
     trainer.fit(Net(), batches(3))
@@ -662,6 +694,16 @@ def test_what_a_notebook_shows_can_be_read_and_has_no_addresses():
         def __call__(self, step): ...
 
     trainer.on("step_end")(Callable())
-    shown = [trainer.on("step_end"), list(trainer.hooks), trainer.hooks.add(every(2)(on("step_end")(lambda: None))), trainer.loggers,
-             trainer.strategy, trainer.tracing, trainer.state, trainer.explain(), trainer.explain().data(), trainer.metrics]  # fmt: skip
+    shown = [
+        trainer.on("step_end"),
+        list(trainer.hooks),
+        trainer.hooks.add(every(2)(on("step_end")(lambda: None))),
+        trainer.loggers,
+        trainer.strategy,
+        trainer.tracing,
+        trainer.state,
+        trainer.explain(),
+        trainer.explain().data(),
+        trainer.metrics,
+    ]
     assert not [each for each in map(repr, shown) if re.search(r"0x[0-9a-f]{6}", each)]

@@ -39,8 +39,13 @@ def test_arguments_are_recorded_however_they_are_given_defaults_included() -> No
     assert recorded(Sized(3)) == {"width": 3, "depth": 2, "name": "net"}
     assert recorded(Sized(3, depth=4, name="x")) == {"width": 3, "depth": 4, "name": "x"}
     assert recorded(Sized(3, 4, 5, 6, lr=0.1, betas=(0.9, 0.99))) == {
-        "width": 3, "depth": 4, "sizes": (5, 6), "name": "net", "lr": 0.1, "betas": (0.9, 0.99),
-    }  # fmt: skip
+        "width": 3,
+        "depth": 4,
+        "sizes": (5, 6),
+        "name": "net",
+        "lr": 0.1,
+        "betas": (0.9, 0.99),
+    }
 
 
 def test_the_outermost_call_counts() -> None:
@@ -98,14 +103,18 @@ def test_of_what_is_no_plain_value_the_type_is_recorded_and_nothing_is_kept_aliv
 
     backbone = nn.Linear(2, 2)
     made = Given(backbone, tag={1, 2})
-    assert init_arguments(made) == InitArguments({}, {"backbone": "a torch.nn.modules.linear.Linear", "tag": "a builtins.set"})
+    assert init_arguments(made) == InitArguments(
+        {}, {"backbone": "a torch.nn.modules.linear.Linear", "tag": "a builtins.set"}
+    )
     assert list(made.children()) == [] and list(made.state_dict()) == []
     found = init_arguments(Given(backbone, torch.relu))
     assert found is not None and list(found.left_out) == ["backbone"]  # the default will be there again
 
 
 def test_a_call_that_python_refuses_is_refused_by_python() -> None:
-    with pytest.raises(TypeError, match=r"Sized.__init__\(\) missing 1 required positional argument: 'width'"):
+    with pytest.raises(
+        TypeError, match=r"Sized.__init__\(\) missing 1 required positional argument: 'width'"
+    ):
         Sized()  # type: ignore[call-arg]
 
 
@@ -138,7 +147,12 @@ def test_copies_and_pickles_have_the_record_too() -> None:
     file = io.BytesIO()
     torch.save(made, file)
     file.seek(0)
-    for each in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), torch.load(file, weights_only=False)):
+    for each in (
+        copy.copy(made),
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+        torch.load(file, weights_only=False),
+    ):
         assert recorded(each) == {"lr": 0.3}
 
 
@@ -160,7 +174,11 @@ def test_modules_without_an_init_and_classes_that_do_not_record() -> None:
     class Data(DataModule):
         def __init__(self, size: int = 3) -> None: ...
 
-    assert init_arguments(Bare()) is None and init_arguments(Data()) is None and init_arguments(nn.Linear(2, 2)) is None
+    assert (
+        init_arguments(Bare()) is None
+        and init_arguments(Data()) is None
+        and init_arguments(nn.Linear(2, 2)) is None
+    )
 
 
 def test_a_compiled_module_computes_the_same() -> None:

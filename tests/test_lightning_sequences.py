@@ -22,7 +22,9 @@ from spies import Scene, method_of, stepped_by_step, stepped_on_metric
 from hookline.events import EVENT_ROWS
 from hookline.trace import Call
 
-RECORDED: dict[str, list[str]] = json.loads((Path(__file__).parent / "recorded" / "lightning-2.6.6.json").read_text())
+RECORDED: dict[str, list[str]] = json.loads(
+    (Path(__file__).parent / "recorded" / "lightning-2.6.6.json").read_text()
+)
 
 
 # ---- the scenarios -----------------------------------------------------------------------------------------------
@@ -84,7 +86,9 @@ def save(state: Any) -> None:
 SCENARIOS: dict[str, Callable[[], list[Call]]] = {
     "fit": lambda: fit(max_epochs=2),
     "fit_accumulate2": lambda: fit(max_epochs=2, accumulate_grad_batches=2),
-    "fit_accumulate2_3batches": lambda: fit(max_epochs=2, accumulate_grad_batches=2, batches_of={"train": [3]}),
+    "fit_accumulate2_3batches": lambda: fit(
+        max_epochs=2, accumulate_grad_batches=2, batches_of={"train": [3]}
+    ),
     "fit_val_check_interval_half_epoch": lambda: fit(max_epochs=2, val_check_interval=0.5),
     "fit_no_sanity": lambda: fit(max_epochs=2, num_sanity_val_steps=0),
     "fit_limit_val_batches_0": lambda: fit(max_epochs=2, limit_val_batches=0),
@@ -108,8 +112,12 @@ SCENARIOS: dict[str, Callable[[], list[Call]]] = {
     "validate_two_dataloaders": lambda: Scene(batches_of={"val": [1, 1]}).run("validate"),
     "predict_two_dataloaders": lambda: Scene(batches_of={"predict": [1, 1]}).run("predict"),
     "exception_in_training_step": lambda: failing("training_step", RuntimeError, lambda s: s.batch_idx == 1),
-    "keyboard_interrupt_in_training_step": lambda: failing("training_step", KeyboardInterrupt, lambda s: s.batch_idx == 1),
-    "exception_in_validation_step_of_fit": lambda: failing("validation_step", RuntimeError, lambda s: not s.sanity_checking),
+    "keyboard_interrupt_in_training_step": lambda: failing(
+        "training_step", KeyboardInterrupt, lambda s: s.batch_idx == 1
+    ),
+    "exception_in_validation_step_of_fit": lambda: failing(
+        "validation_step", RuntimeError, lambda s: not s.sanity_checking
+    ),
     "trainer_save_checkpoint_outside_loop": saved_outside,
 }
 FAILING = tuple(name for name in RECORDED if "exception" in name or "interrupt" in name)
@@ -145,7 +153,9 @@ def extra(event: str, receivers: str, *, after: str = "", before: str = "", if_u
 
     def take_out(entries: list[str], hooks: list[str]) -> list[str]:
         calls, missing = group(event, receivers, hooks), f"(here should be {event}, heard by {receivers})"
-        follows, precedes = (each.replace("LAST HOOK", f"callback:{hooks[-1]}").split(" or ") for each in (after, before))
+        follows, precedes = (
+            each.replace("LAST HOOK", f"callback:{hooks[-1]}").split(" or ") for each in (after, before)
+        )
         kept: list[str] = []
         rest = entries
         updated = False
@@ -154,7 +164,9 @@ def extra(event: str, receivers: str, *, after: str = "", before: str = "", if_u
             if entry in precedes:
                 kept = kept[: -len(calls)] if kept[-len(calls) :] == calls else [*kept, missing]
             kept.append(entry)
-            updated = entry == "module on_after_optimizer_step" or (updated and entry != "strategy on_train_batch_start")
+            updated = entry == "module on_after_optimizer_step" or (
+                updated and entry != "strategy on_train_batch_start"
+            )
             if entry in follows and (updated or not if_updated):
                 if rest[: len(calls)] == calls:
                     rest = rest[len(calls) :]
@@ -169,7 +181,11 @@ def validation_clears_no_gradients(entries: list[str], hooks: list[str]) -> list
     """Take out the call that Lightning makes right before a validation in the course of training."""
     following = [*entries[1:], ""]
     zero_grad, model_eval = "module on_validation_model_zero_grad", "module on_validation_model_eval"
-    return [entry for entry, then in zip(entries, following, strict=True) if (entry, then) != (zero_grad, model_eval)]
+    return [
+        entry
+        for entry, then in zip(entries, following, strict=True)
+        if (entry, then) != (zero_grad, model_eval)
+    ]
 
 
 def no_state_before_validation(entries: list[str], hooks: list[str]) -> list[str]:
@@ -231,7 +247,10 @@ def manual_update_after_its_announcement(entries: list[str], hooks: list[str]) -
     announced = group("on_before_optimizer_step", "HM", hooks)
     moved = list(entries)
     for position, entry in enumerate(entries):
-        if entry == "strategy optimizer_step" and entries[position + 1 : position + 1 + len(announced)] == announced:
+        if (
+            entry == "strategy optimizer_step"
+            and entries[position + 1 : position + 1 + len(announced)] == announced
+        ):
             moved[position : position + 1 + len(announced)] = [*announced, entry]
     return moved
 
@@ -271,72 +290,172 @@ class Rule:
     """The scenarios it is for; by default all, and at least one of them must need it."""
 
 
-EVALUATION = ("validation_epoch_start", "validation_batch_start", "validation_batch_end", "validation_epoch_end",
-              "test_epoch_start", "test_batch_start", "test_batch_end", "test_epoch_end")  # fmt: skip
+EVALUATION = (
+    "validation_epoch_start",
+    "validation_batch_start",
+    "validation_batch_end",
+    "validation_epoch_end",
+    "test_epoch_start",
+    "test_batch_start",
+    "test_batch_end",
+    "test_epoch_end",
+)
 
 MANUAL = ("fit_manual_optimization",)
 
 RULES = (
     # ---- what Hookline says besides ---------------------------------------------------------------------------
-    Rule("events around fetching a batch", "Hooks and module hear when the loop fetches a batch and when it has it.", fetching),
-    Rule("on_train_metrics after an update", "Whenever training metrics are about to be logged, hooks and module may edit "
-         "them; those of an update go out before its on_step_end.",
-         extra("on_train_metrics", "HM", after="module on_train_batch_end", if_updated=True)),
-    Rule("on_train_metrics after an epoch", "The same for an epoch's metrics, once on_train_epoch_end has been heard.",
-         extra("on_train_metrics", "HM", after="LAST HOOK on_train_epoch_end")),
-    Rule("on_step_end", "Once per update, after its on_train_batch_end; not after a micro-batch without one.",
-         extra("on_step_end", "HM", after="module on_train_batch_end", if_updated=True)),
-    Rule("on_after_optimizer_step", "Hooks and module hear of an update as soon as the weights are new.",
-         extra("on_after_optimizer_step", "HM", after="module optimizer_step")),
-    Rule("on_after_optimizer_step of a manual update", "The same if the training step calls the optimizer itself.",
-         extra("on_after_optimizer_step", "HM", after="strategy optimizer_step"), only=MANUAL),
-    Rule("on_before_zero_grad of a manual update", "Before an optimizer's gradients are cleared, they can be looked at.",
-         extra("on_before_zero_grad", "HM", after="module training_step"), only=MANUAL),
-    Rule("on_gradient_clip", "Clipping, if it is on, is told between the clipping and the update.",
-         extra("on_gradient_clip", "HM", after="module configure_gradient_clipping"), only=("fit_gradient_clip",)),
-    Rule("state_dict before a validation", "A validation that a signal cuts short leaves no trace in the checkpoint, so the "
-         "state of hooks that hear it begin is kept until it is over.", no_state_before_validation),
-    Rule("on_checkpoint_save", "When a checkpoint is complete and durable, hooks and module are told where it is.",
-         extra("on_checkpoint_save", "HM", after="module on_save_checkpoint")),
-    Rule("on_checkpoint_load", "When all of a checkpoint is in place, optimizers included, hooks and module are told.",
-         extra("on_checkpoint_load", "HM", after="module configure_optimizers"), only=RESUMED),
-    Rule("modes come back after predict", "Every submodule's train or eval flag is restored after each kind of evaluation.",
-         extra("on_predict_model_train", "M", after="strategy on_predict_end")),
+    Rule(
+        "events around fetching a batch",
+        "Hooks and module hear when the loop fetches a batch and when it has it.",
+        fetching,
+    ),
+    Rule(
+        "on_train_metrics after an update",
+        "Whenever training metrics are about to be logged, hooks and module may edit "
+        "them; those of an update go out before its on_step_end.",
+        extra("on_train_metrics", "HM", after="module on_train_batch_end", if_updated=True),
+    ),
+    Rule(
+        "on_train_metrics after an epoch",
+        "The same for an epoch's metrics, once on_train_epoch_end has been heard.",
+        extra("on_train_metrics", "HM", after="LAST HOOK on_train_epoch_end"),
+    ),
+    Rule(
+        "on_step_end",
+        "Once per update, after its on_train_batch_end; not after a micro-batch without one.",
+        extra("on_step_end", "HM", after="module on_train_batch_end", if_updated=True),
+    ),
+    Rule(
+        "on_after_optimizer_step",
+        "Hooks and module hear of an update as soon as the weights are new.",
+        extra("on_after_optimizer_step", "HM", after="module optimizer_step"),
+    ),
+    Rule(
+        "on_after_optimizer_step of a manual update",
+        "The same if the training step calls the optimizer itself.",
+        extra("on_after_optimizer_step", "HM", after="strategy optimizer_step"),
+        only=MANUAL,
+    ),
+    Rule(
+        "on_before_zero_grad of a manual update",
+        "Before an optimizer's gradients are cleared, they can be looked at.",
+        extra("on_before_zero_grad", "HM", after="module training_step"),
+        only=MANUAL,
+    ),
+    Rule(
+        "on_gradient_clip",
+        "Clipping, if it is on, is told between the clipping and the update.",
+        extra("on_gradient_clip", "HM", after="module configure_gradient_clipping"),
+        only=("fit_gradient_clip",),
+    ),
+    Rule(
+        "state_dict before a validation",
+        "A validation that a signal cuts short leaves no trace in the checkpoint, so the "
+        "state of hooks that hear it begin is kept until it is over.",
+        no_state_before_validation,
+    ),
+    Rule(
+        "on_checkpoint_save",
+        "When a checkpoint is complete and durable, hooks and module are told where it is.",
+        extra("on_checkpoint_save", "HM", after="module on_save_checkpoint"),
+    ),
+    Rule(
+        "on_checkpoint_load",
+        "When all of a checkpoint is in place, optimizers included, hooks and module are told.",
+        extra("on_checkpoint_load", "HM", after="module configure_optimizers"),
+        only=RESUMED,
+    ),
+    Rule(
+        "modes come back after predict",
+        "Every submodule's train or eval flag is restored after each kind of evaluation.",
+        extra("on_predict_model_train", "M", after="strategy on_predict_end"),
+    ),
     # ---- who hears it besides ---------------------------------------------------------------------------------
-    *[Rule(f"hooks hear {event}", "Hooks may listen before and after the transfer that data module or module does.",
-           extra(event, "H", before=f"datamodule {event} or module {event}"))
-      for event in ("on_before_batch_transfer", "on_after_batch_transfer")],
-    *[Rule(f"module and strategy hear {event}", "Both ends of the sanity check reach hooks, module and strategy.",
-           extra(event, "MS", after=f"LAST HOOK {event}"))
-      for event in ("on_sanity_check_start", "on_sanity_check_end")],
-    *[Rule(f"strategy hears on_{event}", "All six events of an evaluation reach the strategy too.",
-           extra(f"on_{event}", "S", after=f"module on_{event}"))
-      for event in EVALUATION],
-    Rule("module hears on_exception", "A failure is told to hooks, module, data module and strategy.",
-         extra("on_exception", "M", after="LAST HOOK on_exception"), only=FAILING),
-    Rule("teardown after a failure", "Teardown comes always, once, for everyone whose set-up began.",
-         extra("teardown", "DHM", after="strategy teardown"), only=FAILING),
+    *[
+        Rule(
+            f"hooks hear {event}",
+            "Hooks may listen before and after the transfer that data module or module does.",
+            extra(event, "H", before=f"datamodule {event} or module {event}"),
+        )
+        for event in ("on_before_batch_transfer", "on_after_batch_transfer")
+    ],
+    *[
+        Rule(
+            f"module and strategy hear {event}",
+            "Both ends of the sanity check reach hooks, module and strategy.",
+            extra(event, "MS", after=f"LAST HOOK {event}"),
+        )
+        for event in ("on_sanity_check_start", "on_sanity_check_end")
+    ],
+    *[
+        Rule(
+            f"strategy hears on_{event}",
+            "All six events of an evaluation reach the strategy too.",
+            extra(f"on_{event}", "S", after=f"module on_{event}"),
+        )
+        for event in EVALUATION
+    ],
+    Rule(
+        "module hears on_exception",
+        "A failure is told to hooks, module, data module and strategy.",
+        extra("on_exception", "M", after="LAST HOOK on_exception"),
+        only=FAILING,
+    ),
+    Rule(
+        "teardown after a failure",
+        "Teardown comes always, once, for everyone whose set-up began.",
+        extra("teardown", "DHM", after="strategy teardown"),
+        only=FAILING,
+    ),
     # ---- where it stands --------------------------------------------------------------------------------------
-    Rule("val_dataloader before the sanity check", "The sanity check is told only if there is something to check, so the "
-         "loader is asked for first.",
-         loader_before_sanity_check),
-    Rule("early stopping is a monitor everywhere", "Whatever acts on a metric runs after the user's other hooks, at every "
-         "event; Lightning does so for checkpointing only.",
-         early_stopping_is_a_monitor, only=("fit_four_callbacks",)),
-    Rule("on_train_epoch_start of a resumed epoch", "In the middle of an epoch too, a resume fires on_train_epoch_start, so "
-         "that starts and ends pair up in every process.",
-         extra("on_train_epoch_start", "HM", after="strategy on_train_start"), only=("fit_resume_from_mid_epoch",)),
-    Rule("backward after its announcement", "on_before_backward comes before the backward of strategy and module both.",
-         backward_after_its_announcement, of="lightning"),
-    Rule("update after backward", "The order is literal: optimizer_step, through the strategy to the module, follows "
-         "backward and clipping; the loss is not computed inside it.",
-         update_after_backward, of="lightning"),
-    Rule("manual update after its announcement", "on_before_optimizer_step comes before the strategy's part in the update.",
-         manual_update_after_its_announcement, of="lightning", only=MANUAL),
+    Rule(
+        "val_dataloader before the sanity check",
+        "The sanity check is told only if there is something to check, so the loader is asked for first.",
+        loader_before_sanity_check,
+    ),
+    Rule(
+        "early stopping is a monitor everywhere",
+        "Whatever acts on a metric runs after the user's other hooks, at every "
+        "event; Lightning does so for checkpointing only.",
+        early_stopping_is_a_monitor,
+        only=("fit_four_callbacks",),
+    ),
+    Rule(
+        "on_train_epoch_start of a resumed epoch",
+        "In the middle of an epoch too, a resume fires on_train_epoch_start, so "
+        "that starts and ends pair up in every process.",
+        extra("on_train_epoch_start", "HM", after="strategy on_train_start"),
+        only=("fit_resume_from_mid_epoch",),
+    ),
+    Rule(
+        "backward after its announcement",
+        "on_before_backward comes before the backward of strategy and module both.",
+        backward_after_its_announcement,
+        of="lightning",
+    ),
+    Rule(
+        "update after backward",
+        "The order is literal: optimizer_step, through the strategy to the module, follows "
+        "backward and clipping; the loss is not computed inside it.",
+        update_after_backward,
+        of="lightning",
+    ),
+    Rule(
+        "manual update after its announcement",
+        "on_before_optimizer_step comes before the strategy's part in the update.",
+        manual_update_after_its_announcement,
+        of="lightning",
+        only=MANUAL,
+    ),
     # ---- what Hookline does not do ----------------------------------------------------------------------------
-    Rule("validation leaves gradients alone", "The gradients of an open accumulation window survive a validation.",
-         validation_clears_no_gradients, of="lightning"),
-)  # fmt: skip
+    Rule(
+        "validation leaves gradients alone",
+        "The gradients of an open accumulation window survive a validation.",
+        validation_clears_no_gradients,
+        of="lightning",
+    ),
+)
 
 
 # ---- the comparison ----------------------------------------------------------------------------------------------
@@ -362,7 +481,9 @@ def compare(name: str) -> tuple[list[str], list[str], frozenset[str]]:
 @pytest.mark.parametrize("name", RECORDED)
 def test_same_sequence_as_lightning_but_for_the_rules(name: str) -> None:
     ours, theirs, _ = compare(name)
-    assert ours == theirs, "\n" + "\n".join(difflib.unified_diff(theirs, ours, "Lightning", "Hookline", lineterm="", n=2))
+    assert ours == theirs, "\n" + "\n".join(
+        difflib.unified_diff(theirs, ours, "Lightning", "Hookline", lineterm="", n=2)
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

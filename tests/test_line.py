@@ -20,7 +20,15 @@ from torch.nn import functional as F
 
 import hookline
 from hookline import EVENTS, Hook, Line, every
-from hookline.hooks import EarlyStopping, GradientMonitor, JSONLog, LRMonitor, ModelCheckpoint, SlurmRequeue, Webhook
+from hookline.hooks import (
+    EarlyStopping,
+    GradientMonitor,
+    JSONLog,
+    LRMonitor,
+    ModelCheckpoint,
+    SlurmRequeue,
+    Webhook,
+)
 from hookline.hosts.tables import HOSTS, RAW_LOOP
 
 CALLS_PER_STEP = 23
@@ -46,7 +54,9 @@ def recorder(names: Any, *, detail: bool = False) -> Any:
     return made
 
 
-def train(line: Line, net: Any, sgd: Any, data: Any, *, epochs: int = 1, val: Any = (), window: int = 1) -> None:
+def train(
+    line: Line, net: Any, sgd: Any, data: Any, *, epochs: int = 1, val: Any = (), window: int = 1
+) -> None:
     """An ordinary loop with a line."""
     with line:
         for _ in line.epochs(epochs):
@@ -73,7 +83,11 @@ def test_a_hook_hears_the_same_as_in_the_trainer(window: int) -> None:
     net, sgd = net_and_sgd()
     train(Line(net, sgd, hooks=[here]), net, sgd, batches(5), epochs=2, val=batches(2), window=window)
     assert here.seen == there.seen
-    assert {name for name, *_ in here.seen} == set(shared) - {"on_gradient_clip", "on_step_skipped", "on_exception"}
+    assert {name for name, *_ in here.seen} == set(shared) - {
+        "on_gradient_clip",
+        "on_step_skipped",
+        "on_exception",
+    }
 
 
 def test_a_line_takes_at_most_ten_lines_and_changes_nothing_that_is_trained() -> None:
@@ -102,7 +116,10 @@ def test_a_line_takes_at_most_ten_lines_and_changes_nothing_that_is_trained() ->
                     loss = F.mse_loss(net(x), y)
                     line.log("val/loss", loss)
 
-    sources = [[each.strip() for each in inspect.getsource(loop).splitlines()[1:]] for loop in (plain, plain_with_hooks)]
+    sources = [
+        [each.strip() for each in inspect.getsource(loop).splitlines()[1:]]
+        for loop in (plain, plain_with_hooks)
+    ]
     added = [each for each in difflib.ndiff(*sources) if each.startswith("+ ")]
     assert 0 < len(added) <= 10
     results = []
@@ -115,8 +132,17 @@ def test_a_line_takes_at_most_ten_lines_and_changes_nothing_that_is_trained() ->
 
 def test_a_loop_of_another_shape_is_served_as_well() -> None:
     """No epochs, no loader, a `while`: the calls behind the iterators are there to be used."""
-    heard = recorder(["on_train_batch_start", "on_before_backward", "on_after_backward", "on_after_optimizer_step",
-                      "on_train_batch_end", "on_step_end", "on_train_end"])  # fmt: skip
+    heard = recorder(
+        [
+            "on_train_batch_start",
+            "on_before_backward",
+            "on_after_backward",
+            "on_after_optimizer_step",
+            "on_train_batch_end",
+            "on_step_end",
+            "on_train_end",
+        ]
+    )
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[heard])
     source = iter(batches(2))
@@ -128,20 +154,32 @@ def test_a_loop_of_another_shape_is_served_as_well() -> None:
             line.after_backward()
             sgd.step()
             line.end_batch()
-    once = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_after_optimizer_step", "on_train_batch_end",
-            "on_step_end"]  # fmt: skip
+    once = [
+        "on_train_batch_start",
+        "on_before_backward",
+        "on_after_backward",
+        "on_after_optimizer_step",
+        "on_train_batch_end",
+        "on_step_end",
+    ]
     assert heard.seen == [*once, *once, "on_train_end"]
 
 
 def test_steps_are_heard_even_if_the_loop_says_nothing_else() -> None:
-    heard = recorder(["on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step"], detail=True)
+    heard = recorder(
+        ["on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step"], detail=True
+    )
     net, sgd = net_and_sgd()
     with Line(net, sgd, hooks=[heard]) as line:
         for x, y in batches(2):
             sgd.zero_grad()
             F.mse_loss(net(x), y).backward()
             sgd.step()
-    assert [name for name, *_ in heard.seen] == ["on_before_zero_grad", "on_before_optimizer_step", "on_after_optimizer_step"] * 2
+    assert [name for name, *_ in heard.seen] == [
+        "on_before_zero_grad",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+    ] * 2
     assert line.global_step == 2
 
 
@@ -164,7 +202,9 @@ def test_facts_are_those_of_the_trainer() -> None:
             super().__init__()
             self.seen: list[Any] = []
 
-        def on_step_end(self, ctx: Any, loss: float, grad_norm: float, lr: float, tokens_seen: int, samples_seen: int) -> None:
+        def on_step_end(
+            self, ctx: Any, loss: float, grad_norm: float, lr: float, tokens_seen: int, samples_seen: int
+        ) -> None:
             assert (ctx.loss, ctx.grad_norm, ctx.lr, ctx.step) == (loss, grad_norm, lr, len(self.seen) + 1)
             self.seen.append([loss, grad_norm, lr, tokens_seen, samples_seen])
 
@@ -208,8 +248,15 @@ def test_the_module_is_the_user_s_own_whatever_runs_it() -> None:
     assert line.module is net and line.state.wrapped_model is not net
 
 
-def test_a_line_takes_its_place_from_the_launcher_as_the_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"}.items():
+def test_a_line_takes_its_place_from_the_launcher_as_the_trainer_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_ID": "0",
+    }.items():
         monkeypatch.setenv(name, value)
     s = Line(*net_and_sgd()).state
     assert (s.rank, s.local_rank, s.world_size) == (3, 1, 4)
@@ -246,9 +293,13 @@ def test_several_optimizers_in_one_batch_are_one_step() -> None:
             for each in both:
                 each.step()
     assert [(name, step) for name, step, *_ in heard.seen] == [
-        ("on_after_optimizer_step", 1), ("on_after_optimizer_step", 1), ("on_step_end", 1),
-        ("on_after_optimizer_step", 2), ("on_after_optimizer_step", 2), ("on_step_end", 2),
-    ]  # fmt: skip
+        ("on_after_optimizer_step", 1),
+        ("on_after_optimizer_step", 1),
+        ("on_step_end", 1),
+        ("on_after_optimizer_step", 2),
+        ("on_after_optimizer_step", 2),
+        ("on_step_end", 2),
+    ]
 
 
 # ---- steering ---------------------------------------------------------------------------------------------------------------
@@ -267,7 +318,10 @@ def test_a_hook_can_leave_a_batch_out_or_end_the_epoch() -> None:
             seen.append(batch)
     assert seen == [0, 2]
     assert [(name, index) for name, _, index, _ in heard.seen] == [
-        ("on_train_batch_end", 0), ("on_train_batch_end", 2), ("on_train_epoch_end", 3)]  # fmt: skip
+        ("on_train_batch_end", 0),
+        ("on_train_batch_end", 2),
+        ("on_train_epoch_end", 3),
+    ]
     assert line.state.epochs_seen == 1
 
 
@@ -297,7 +351,9 @@ def test_a_hook_can_leave_an_update_out_that_the_loop_makes(answer: Any, steps: 
 
 
 def test_a_step_that_a_scaler_leaves_out_is_told_and_the_next_one_is_heard_again() -> None:
-    heard = recorder(["on_before_optimizer_step", "on_step_skipped", "on_after_optimizer_step", "on_step_end"])
+    heard = recorder(
+        ["on_before_optimizer_step", "on_step_skipped", "on_after_optimizer_step", "on_step_end"]
+    )
     net, sgd = net_and_sgd()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     line = Line(net, sgd, hooks=[heard])
@@ -311,8 +367,13 @@ def test_a_step_that_a_scaler_leaves_out_is_told_and_the_next_one_is_heard_again
             line.clip_gradients(1.0)
             scaler.step(sgd)
             scaler.update()
-    assert heard.seen == ["on_before_optimizer_step", "on_step_skipped",
-                          "on_before_optimizer_step", "on_after_optimizer_step", "on_step_end"]  # fmt: skip
+    assert heard.seen == [
+        "on_before_optimizer_step",
+        "on_step_skipped",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+        "on_step_end",
+    ]
 
 
 def test_a_hook_can_replace_the_loss() -> None:
@@ -340,7 +401,12 @@ def test_a_request_to_stop_ends_the_epochs() -> None:
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[Stops()])
     train(line, net, sgd, batches(2), epochs=10)
-    assert (line.global_step, line.should_stop, line.stop_reason, line.status) == (3, True, "enough", "stopped")
+    assert (line.global_step, line.should_stop, line.stop_reason, line.status) == (
+        3,
+        True,
+        "enough",
+        "stopped",
+    )
     assert line.state.epochs_seen == 1
 
 
@@ -369,7 +435,9 @@ def test_a_loop_that_fails_is_told_to_everyone_and_keeps_its_error() -> None:
         def on_exception(self, exception: BaseException) -> None:
             raise ValueError("in the hook")
 
-    heard = recorder(["on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_exception", "on_fit_end", "teardown"])
+    heard = recorder(
+        ["on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_exception", "on_fit_end", "teardown"]
+    )
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[Fails(), heard])
     with pytest.raises(ZeroDivisionError) as error, line:
@@ -402,7 +470,15 @@ def test_a_set_up_that_fails_tears_down_whoever_was_set_up() -> None:
 
 
 def test_a_loop_that_breaks_ends_its_batch_and_its_validation() -> None:
-    heard = recorder(["on_train_batch_end", "on_step_end", "on_validation_batch_end", "on_validation_end", "on_train_epoch_end"])
+    heard = recorder(
+        [
+            "on_train_batch_end",
+            "on_step_end",
+            "on_validation_batch_end",
+            "on_validation_end",
+            "on_train_epoch_end",
+        ]
+    )
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[heard])
     with line:
@@ -439,10 +515,17 @@ def test_a_line_inside_itself_is_refused_and_its_run_goes_on() -> None:
     assert heard.seen == ["on_step_end", "teardown"]
 
 
-@pytest.mark.parametrize("call", [
-    lambda line, loss: next(line.epoch([1])), lambda line, loss: next(line.epochs(1)), lambda line, loss: next(line.validation([1])),
-    lambda line, loss: line.start_batch(1), lambda line, loss: line.backward(loss), lambda line, loss: line.clip_gradients(1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda line, loss: next(line.epoch([1])),
+        lambda line, loss: next(line.epochs(1)),
+        lambda line, loss: next(line.validation([1])),
+        lambda line, loss: line.start_batch(1),
+        lambda line, loss: line.backward(loss),
+        lambda line, loss: line.clip_gradients(1.0),
+    ],
+)
 def test_outside_of_with_a_loop_is_told_what_is_missing(call: Any) -> None:
     net, sgd = net_and_sgd()
     with pytest.raises(hookline.HooklineError, match="with line:"):
@@ -526,7 +609,10 @@ def test_a_checkpoint_for_other_optimizers_is_refused_by_its_path(tmp_path: Path
     net, sgd = net_and_sgd()
     with Line(net, sgd) as line:
         line.save_checkpoint(tmp_path / "here")
-    with Line(net) as line, pytest.raises(hookline.CheckpointError, match=r"here is no checkpoint of a line with 0 optimizers"):
+    with (
+        Line(net) as line,
+        pytest.raises(hookline.CheckpointError, match=r"here is no checkpoint of a line with 0 optimizers"),
+    ):
         line.load_checkpoint(tmp_path / "here")
 
 
@@ -548,8 +634,14 @@ def test_rows_go_to_loggers_and_hooks_may_edit_them(tmp_path: Path) -> None:
                 metrics["twice"] = 2 * metrics["train/loss"]
 
     net, sgd = net_and_sgd()
-    line = Line(net, sgd, hooks=[Adds(), LRMonitor(), GradientMonitor(log_frequency=1), JSONLog()],
-                logger=True, run_dir=tmp_path, log_every_n_steps=1)  # fmt: skip
+    line = Line(
+        net,
+        sgd,
+        hooks=[Adds(), LRMonitor(), GradientMonitor(log_frequency=1), JSONLog()],
+        logger=True,
+        run_dir=tmp_path,
+        log_every_n_steps=1,
+    )
     train(line, net, sgd, batches(2), val=batches(1))
     rows = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
     seen = {key for row in rows for key in (row.get("metrics") or row)}
@@ -562,7 +654,12 @@ def test_a_line_s_log_says_what_each_row_is_over(tmp_path: Path) -> None:
     line = Line(net, sgd, logger=True, run_dir=tmp_path, log_every_n_steps=1)
     train(line, net, sgd, batches(2), val=batches(1))
     rows = [json.loads(each) for each in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [row["over"] for row in rows if row["type"] == "metrics"] == ["step", "step", "evaluation", "epoch"]
+    assert [row["over"] for row in rows if row["type"] == "metrics"] == [
+        "step",
+        "step",
+        "evaluation",
+        "epoch",
+    ]
 
 
 def test_a_loader_whose_length_is_not_implemented_is_one_of_unknown_length() -> None:
@@ -638,8 +735,11 @@ def test_an_event_that_the_host_cannot_tell_is_refused_when_the_hook_is_added() 
     class Moves(Hook):
         def on_after_batch_transfer(self, batch: Any) -> None: ...
 
-    with pytest.raises(hookline.HookError, match=r"hook 'moves' \(Moves\) listens to on_after_batch_transfer, which a loop with "
-                                                 r"hookline.Line cannot tell: the loop moves its batches itself"):  # fmt: skip
+    with pytest.raises(
+        hookline.HookError,
+        match=r"hook 'moves' \(Moves\) listens to on_after_batch_transfer, which a loop with "
+        r"hookline.Line cannot tell: the loop moves its batches itself",
+    ):
         Line(*net_and_sgd(), hooks=[Moves()])
 
 
@@ -648,7 +748,10 @@ def test_a_part_of_the_trainer_that_the_host_has_not_is_refused_when_the_hook_is
         def on_step_end(self, state: Any) -> None:
             state.trainer.loaders.set_weights({})
 
-    with pytest.raises(hookline.HookError, match=r"'mixes' \(Mixes\) needs trainer.loaders in Mixes.on_step_end, which a loop"):
+    with pytest.raises(
+        hookline.HookError,
+        match=r"'mixes' \(Mixes\) needs trainer.loaders in Mixes.on_step_end, which a loop",
+    ):
         Line(*net_and_sgd()).add_hook(Mixes())
 
 
@@ -673,17 +776,25 @@ def test_a_loss_without_a_graph_is_refused() -> None:
         line.backward(torch.tensor(1.0))
 
 
-@pytest.mark.parametrize(("given", "name"), [
-    ("sgd", "str"), (3, "int"), (torch.optim.SGD, "SGD, a class"), ([nn.Linear(1, 1)], "Linear"),
-    (nn.Linear(1, 1).parameters(), "Parameter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("sgd", "str"),
+        (3, "int"),
+        (torch.optim.SGD, "SGD, a class"),
+        ([nn.Linear(1, 1)], "Linear"),
+        (nn.Linear(1, 1).parameters(), "Parameter"),
+    ],
+)
 def test_something_else_than_an_optimizer_is_refused_when_it_is_given(given: Any, name: str) -> None:
     with pytest.raises(hookline.OptionError, match=f"torch.optim.Optimizer.*but got {name}"):
         Line(nn.Linear(4, 2), given)
 
 
 def test_a_built_in_hook_that_can_do_nothing_in_a_loop_is_refused_when_it_is_added() -> None:
-    with pytest.raises(hookline.HookError, match=r"SlurmRequeue\) can do nothing in a loop with hookline.Line: it acts when"):
+    with pytest.raises(
+        hookline.HookError, match=r"SlurmRequeue\) can do nothing in a loop with hookline.Line: it acts when"
+    ):
         Line(nn.Linear(4, 2), hooks=[SlurmRequeue()])
 
 
@@ -695,12 +806,17 @@ def test_something_else_than_a_model_is_refused() -> None:
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tables_of_hosts_speak_of_real_events(name: str) -> None:
     host = HOSTS[name]
-    heard = {each.name for each in EVENTS if "H" in each.receivers and not each.action and each.inside != "own"}
+    heard = {
+        each.name for each in EVENTS if "H" in each.receivers and not each.action and each.inside != "own"
+    }
     assert set(host.offers) <= heard and set(host.lacks) <= heard
     assert not set(host.offers) & set(host.lacks)
     never = heard - set(host.offers) - set(host.lacks)
     assert never <= {each for each in heard if "sanity" in each or "test" in each or "predict" in each} | {
-        "on_validation_abandoned", "on_load_checkpoint", "on_checkpoint_load"}  # fmt: skip
+        "on_validation_abandoned",
+        "on_load_checkpoint",
+        "on_checkpoint_load",
+    }
 
 
 # ---- cost -------------------------------------------------------------------------------------------------------------------

@@ -82,12 +82,19 @@ class Removes(Hook):
 @either
 @pytest.mark.parametrize("event", ["on_train_batch_end", "on_train_end", "on_fit_end", "teardown"])
 def test_a_removed_hook_is_torn_down_whatever_another_teardown_raises(run: Run, event: str) -> None:
-    hooks = [Removes(event, "one", "two", "three"), Witness("one", ValueError("of one")), Witness("two", KeyError("of two")),
-             Witness("three"), Witness("stays")]  # fmt: skip
+    hooks = [
+        Removes(event, "one", "two", "three"),
+        Witness("one", ValueError("of one")),
+        Witness("two", KeyError("of two")),
+        Witness("three"),
+        Witness("stays"),
+    ]
     with pytest.raises(ValueError, match="of one") as caught:
         run(hooks)
     notes = "\n".join(caught.value.__notes__)
-    assert "hook 'one' in teardown" in notes and "KeyError: 'of two' (raised by hook 'two' in teardown" in notes
+    assert (
+        "hook 'one' in teardown" in notes and "KeyError: 'of two' (raised by hook 'two' in teardown" in notes
+    )
     assert sorted(each for each in HEARD if "torn" in each) == [
         f"{each} is torn down" for each in ("one", "stays", "three", "two")
     ]
@@ -108,7 +115,14 @@ def test_a_hook_that_is_removed_and_added_again_is_torn_down_before_it_is_set_up
 
     run([Witness("one"), Swaps()])
     steps = [f"one hears step {step}" for step in (1, 2, 3, 4)]
-    expected = ["one is set up", steps[0], "one is torn down", "one is set up", *steps[1:], "one is torn down"]
+    expected = [
+        "one is set up",
+        steps[0],
+        "one is torn down",
+        "one is set up",
+        *steps[1:],
+        "one is torn down",
+    ]
     assert expected == HEARD
 
 

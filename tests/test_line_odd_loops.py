@@ -151,8 +151,12 @@ def test_a_validation_left_by_a_break_is_over_before_the_next_batch() -> None:
             for _ in line.validation([0, 1]) if index == 1 else ():
                 break
     assert [(name, batch) for name, _, batch, _ in heard.seen] == [
-        ("on_train_batch_start", 0), ("on_train_batch_start", 1), ("on_validation_end", 0), ("on_train_batch_start", 2),
-        ("on_train_epoch_end", 2)]  # fmt: skip
+        ("on_train_batch_start", 0),
+        ("on_train_batch_start", 1),
+        ("on_validation_end", 0),
+        ("on_train_batch_start", 2),
+        ("on_train_epoch_end", 2),
+    ]
 
 
 def test_a_validation_inside_a_validation_is_refused() -> None:
@@ -243,7 +247,9 @@ def test_an_evaluation_of_lbfgs_that_fails_and_is_caught_costs_the_next_batch_no
         for index, (x, y) in enumerate(line.epoch(batches(3))):
             losses: list[float] = []
 
-            def closure(x: Any = x, y: Any = y, losses: Any = losses, fails: bool = index == 1) -> torch.Tensor:
+            def closure(
+                x: Any = x, y: Any = y, losses: Any = losses, fails: bool = index == 1
+            ) -> torch.Tensor:
                 if fails and losses:
                     raise ValueError("diverged")
                 optimizer.zero_grad()
@@ -321,7 +327,9 @@ def test_rate_loss_and_norm_are_all_those_of_the_last_optimizer_that_made_a_step
                 optimizer.step()
             last.append((loss.item(), norm))
     assert [rate for rate, _ in hook.steps] == [0.1, 0.1]
-    assert [value for each in facts.steps for value in each] == pytest.approx([value for each in last for value in each])
+    assert [value for each in facts.steps for value in each] == pytest.approx(
+        [value for each in last for value in each]
+    )
 
 
 def test_an_optimizer_that_is_attached_in_a_run_is_heard_from_then_on() -> None:

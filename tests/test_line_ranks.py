@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ranks.torchrun import Outcome, torchrun
 
-LOOP = '''
+LOOP = """
     import sys
     import torch
     from torch import distributed
@@ -101,7 +101,7 @@ LOOP = '''
     run("ALONE", [], validating=[0])
     distributed.barrier()
     distributed.destroy_process_group()
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,20 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import SKIP_BATCH, DataModule, Hook, HookError, Signal, StopTraining, Strategy, every, no_event, on, once, when
+from hookline import (
+    SKIP_BATCH,
+    DataModule,
+    Hook,
+    HookError,
+    Signal,
+    StopTraining,
+    Strategy,
+    every,
+    no_event,
+    on,
+    once,
+    when,
+)
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 # ---- which methods listen ----------------------------------------------------------------------------------------
@@ -18,8 +31,7 @@ from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 def test_a_method_that_is_no_event_is_refused_with_the_closest_name_and_the_list():
     class Wrong(Hook):
-        def on_train_epoch_finish(self):
-            ...
+        def on_train_epoch_finish(self): ...
 
     with pytest.raises(HookError) as caught:
         quiet(hooks=[Wrong()])
@@ -32,8 +44,7 @@ def test_a_method_that_is_no_event_is_refused_with_the_closest_name_and_the_list
 
 def test_the_module_is_checked_the_same_way_before_the_run():
     class Wrong(Net):
-        def on_train_begins(self):
-            ...
+        def on_train_begins(self): ...
 
     with pytest.raises(HookError, match=r"Wrong.on_train_begins is no event. Did you mean 'on_train_begin'"):
         quiet().fit(Wrong(), batches(1))
@@ -49,15 +60,19 @@ def test_a_plain_nn_module_is_never_a_listener():
 
     trainer = quiet()
     model = Plain(4, 2)
-    trainer.fit(model, batches(1), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.fit(
+        model,
+        batches(1),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    )
     assert trainer.state.step == 1
 
 
 def test_a_method_marked_as_no_event_is_the_users_own():
     class Own(Hook):
         @no_event
-        def on_click(self, button):
-            ...
+        def on_click(self, button): ...
 
         @no_event
         def on_train_start(self):
@@ -65,13 +80,11 @@ def test_a_method_marked_as_no_event_is_the_users_own():
 
         @staticmethod
         @no_event
-        def on_hover(x, y):
-            ...
+        def on_hover(x, y): ...
 
     class OwnModule(Net):
         @no_event
-        def on_policy(self, state_of_the_game):
-            ...
+        def on_policy(self, state_of_the_game): ...
 
     trainer = quiet(hooks=[Own()])
     trainer.fit(OwnModule(), batches(1))
@@ -80,11 +93,9 @@ def test_a_method_marked_as_no_event_is_the_users_own():
 
 def test_two_spellings_of_one_event_in_one_class_are_refused():
     class Both(Hook):
-        def on_epoch_end(self):
-            ...
+        def on_epoch_end(self): ...
 
-        def on_train_epoch_end(self):
-            ...
+        def on_train_epoch_end(self): ...
 
     with pytest.raises(HookError, match="on_epoch_end and on_train_epoch_end.*one event, on_train_epoch_end"):
         quiet(hooks=[Both()])
@@ -92,11 +103,9 @@ def test_two_spellings_of_one_event_in_one_class_are_refused():
 
 def test_two_spellings_in_a_module_are_refused():
     class Both(Net):
-        def on_batch_begin(self):
-            ...
+        def on_batch_begin(self): ...
 
-        def on_batch_start(self):
-            ...
+        def on_batch_start(self): ...
 
     with pytest.raises(HookError, match="two spellings of one event, on_train_batch_start"):
         quiet().fit(Both(), batches(1))
@@ -126,8 +135,18 @@ def test_each_method_runs_once_per_moment_whichever_spelling_it_uses():
     ("base", "method", "heard_by", "add"),
     [
         (Hook, "on_validation_model_eval", "module, not by the hooks", lambda it: quiet(hooks=[it])),
-        (DataModule, "on_train_start", "not by the data module", lambda it: quiet().fit(Net(), batches(1), datamodule=it)),
-        (Strategy, "on_step_end", "hooks and module, not by the strategy", lambda it: quiet(strategy=it).fit(Net(), batches(1))),
+        (
+            DataModule,
+            "on_train_start",
+            "not by the data module",
+            lambda it: quiet().fit(Net(), batches(1), datamodule=it),
+        ),
+        (
+            Strategy,
+            "on_step_end",
+            "hooks and module, not by the strategy",
+            lambda it: quiet(strategy=it).fit(Net(), batches(1)),
+        ),
     ],
     ids=["hook", "data module", "strategy"],
 )
@@ -218,8 +237,7 @@ def test_a_method_of_any_name_listens_if_marked():
 
 
 class Awaited(Hook):
-    async def on_step_end(self, step):
-        ...
+    async def on_step_end(self, step): ...
 
 
 class Yields(Hook):
@@ -229,46 +247,54 @@ class Yields(Hook):
 
 class FilterOnNoEvent(Hook):
     @every("2 steps")
-    def step_end(self, step):
-        ...
+    def step_end(self, step): ...
 
 
 class FilterOnAnyName(Hook):
     @once
-    def report(self, step):
-        ...
+    def report(self, step): ...
 
 
 class WithoutOn(Hook):
-    def train_batch_end(self, loss):
-        ...
+    def train_batch_end(self, loss): ...
 
 
 class Text(Hook):
     on_step_end = "log"
 
 
-class Inherits(Text):
-    ...
+class Inherits(Text): ...
 
 
 class NoPredicate(Hook):
     @when
-    def on_step_end(self, step):
-        ...
+    def on_step_end(self, step): ...
 
 
-@pytest.mark.parametrize(("hook", "said"), [
-    (Awaited, r"Awaited.on_step_end is `async def`.*Write `def`"),
-    (on("step_end")(Awaited.on_step_end), r"function on_step_end is `async def`"),
-    (Yields, r"Yields.on_train_batch_start contains `yield`"),
-    (FilterOnNoEvent, r"FilterOnNoEvent.step_end has a filter but is no event.* Did you mean 'on_step_end'\?.*@hookline.no_event"),
-    (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is no event"),
-    (WithoutOn, r"WithoutOn.train_batch_end would never be called. Did you mean 'on_train_batch_end'\?.*@hookline.no_event"),
-    (Text, r"Text.on_step_end is 'log', which cannot be called. Write a method, `def on_step_end\(self\)"),
-    (Inherits, r"Inherits.on_step_end is 'log'"),
-    (NoPredicate, r"`@when` above on_step_end has no predicate"),
-], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (Awaited, r"Awaited.on_step_end is `async def`.*Write `def`"),
+        (on("step_end")(Awaited.on_step_end), r"function on_step_end is `async def`"),
+        (Yields, r"Yields.on_train_batch_start contains `yield`"),
+        (
+            FilterOnNoEvent,
+            r"FilterOnNoEvent.step_end has a filter but is no event.* Did you mean 'on_step_end'\?.*@hookline.no_event",
+        ),
+        (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is no event"),
+        (
+            WithoutOn,
+            r"WithoutOn.train_batch_end would never be called. Did you mean 'on_train_batch_end'\?.*@hookline.no_event",
+        ),
+        (
+            Text,
+            r"Text.on_step_end is 'log', which cannot be called. Write a method, `def on_step_end\(self\)",
+        ),
+        (Inherits, r"Inherits.on_step_end is 'log'"),
+        (NoPredicate, r"`@when` above on_step_end has no predicate"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_what_is_meant_as_a_listener_and_would_never_be_called_is_refused(hook, said):
     with pytest.raises(HookError, match=said):
         quiet(hooks=[hook])
@@ -276,13 +302,11 @@ def test_what_is_meant_as_a_listener_and_would_never_be_called_is_refused(hook, 
 
 def test_async_and_a_filter_on_no_event_are_refused_in_a_module_too():
     class AwaitedNet(Net):
-        async def on_train_start(self):
-            ...
+        async def on_train_start(self): ...
 
     class Filtered(Net):
         @every(2)
-        def train_epoch_end(self):
-            ...
+        def train_epoch_end(self): ...
 
     with pytest.raises(HookError, match="AwaitedNet.on_train_start is `async def`"):
         quiet().fit(AwaitedNet(), batches(1))
@@ -302,34 +326,26 @@ class Helpers(Hook):
         getattr(self, "fit_start")()
         self.save_checkpoint(path)
 
-    def epoch_start(self, epoch):
-        ...
+    def epoch_start(self, epoch): ...
 
-    def fit_start(self):
-        ...
+    def fit_start(self): ...
 
-    def save_checkpoint(self, path):
-        ...
+    def save_checkpoint(self, path): ...
 
-    def exception(self):
-        ...
+    def exception(self): ...
 
-    def test_end(self, folder):
-        ...
+    def test_end(self, folder): ...
 
-    def train_end(self):
-        ...
+    def train_end(self): ...
 
     on_fit_end = train_end
 
     @no_event
-    def train_batch_end(self, loss):
-        ...
+    def train_batch_end(self, loss): ...
 
     @no_event
     @every("2 steps")
-    def step_end(self, step):
-        ...
+    def step_end(self, step): ...
 
 
 def test_helpers_of_ones_own_are_left_alone():
@@ -342,12 +358,10 @@ def test_helpers_of_ones_own_are_left_alone():
             self.seen = epoch
 
     class Called(Net):
-        def epoch_end(self, epoch):
-            ...
+        def epoch_end(self, epoch): ...
 
     class Overridden(Text):
-        def on_step_end(self):
-            ...
+        def on_step_end(self): ...
 
     filled = Filled()
     trainer = quiet(hooks=[Helpers(), filled, Overridden()])
@@ -369,11 +383,9 @@ def test_a_loader_may_be_written_with_yield_because_what_it_returns_is_used():
 
 
 class Duck:
-    def on_step_end(self, step):
-        ...
+    def on_step_end(self, step): ...
 
-    def on_step_edn(self, step):
-        ...
+    def on_step_edn(self, step): ...
 
 
 class CamelCase(Hook):
@@ -387,13 +399,11 @@ class Capital(Hook):
 
 
 class Swapped(Hook):
-    def no_step_end(self, loss):
-        ...
+    def no_step_end(self, loss): ...
 
 
 class SetUp(Hook):
-    def set_up(self, stage):
-        ...
+    def set_up(self, stage): ...
 
 
 class TearDown(Hook):
@@ -405,8 +415,7 @@ class Loads(Hook):
     def state_dict(self):
         return {}
 
-    def load_statedict(self, state):
-        ...
+    def load_statedict(self, state): ...
 
 
 class Keeps(Hook):
@@ -415,16 +424,13 @@ class Keeps(Hook):
 
 
 class DuckKeeps:
-    def on_step_end(self):
-        ...
+    def on_step_end(self): ...
 
-    def load_state_dcit(self, state):
-        ...
+    def load_state_dcit(self, state): ...
 
 
 class Built(ModelCheckpoint):
-    def load_state_dcit(self, state):
-        ...
+    def load_state_dcit(self, state): ...
 
 
 class Property(Hook):
@@ -445,36 +451,46 @@ class SlotOfValue:
     def __init__(self):
         self.on_step_end = 3
 
-    def on_train_end(self):
-        ...
+    def on_train_end(self): ...
 
 
-@pytest.mark.parametrize(("hook", "said"), [
-    (Duck, r"Duck.on_step_edn is no event. Did you mean 'on_step_end'\?"),
-    (CamelCase, r"CamelCase.onStepEnd would never be called. Did you mean 'on_step_end'\? Mark it with @hookline.no_event"),
-    (Capital, r"Capital.On_step_end would never be called. Did you mean 'on_step_end'\?"),
-    (Swapped, r"Swapped.no_step_end would never be called. Did you mean 'on_step_end'\?"),
-    (SetUp, r"Did you mean 'setup'\?"),
-    (TearDown, r"Did you mean 'teardown'\?"),
-    (Loads, r"Loads.load_statedict would never be called. Did you mean 'load_state_dict'\?"),
-    (Keeps, r"Keeps.state_dct would never be called. Did you mean 'state_dict'\?"),
-    (DuckKeeps, r"DuckKeeps.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
-    (Built, r"Built.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
-    (Property, r"Property.on_step_end is a property, .*Write a method: take the decorator away"),
-    (Cached, r"Cached.on_step_end is a property"),
-    (SlotOfValue, r"SlotOfValue.on_step_end is 3, which cannot be called"),
-], ids=lambda value: getattr(value, "__name__", ""))  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        (Duck, r"Duck.on_step_edn is no event. Did you mean 'on_step_end'\?"),
+        (
+            CamelCase,
+            r"CamelCase.onStepEnd would never be called. Did you mean 'on_step_end'\? Mark it with @hookline.no_event",
+        ),
+        (Capital, r"Capital.On_step_end would never be called. Did you mean 'on_step_end'\?"),
+        (Swapped, r"Swapped.no_step_end would never be called. Did you mean 'on_step_end'\?"),
+        (SetUp, r"Did you mean 'setup'\?"),
+        (TearDown, r"Did you mean 'teardown'\?"),
+        (Loads, r"Loads.load_statedict would never be called. Did you mean 'load_state_dict'\?"),
+        (Keeps, r"Keeps.state_dct would never be called. Did you mean 'state_dict'\?"),
+        (DuckKeeps, r"DuckKeeps.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
+        (Built, r"Built.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
+        (Property, r"Property.on_step_end is a property, .*Write a method: take the decorator away"),
+        (Cached, r"Cached.on_step_end is a property"),
+        (SlotOfValue, r"SlotOfValue.on_step_end is 3, which cannot be called"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_a_name_that_is_nearly_right_or_no_method_is_refused_when_the_hook_is_added(hook, said):
     with pytest.raises(HookError, match=said):
         quiet(hooks=[hook()])
 
 
 @pytest.mark.parametrize("make", [Loads, Duck], ids=["hook", "plain object"])
-@pytest.mark.parametrize(("value", "shown"), [(3, "3"), ("log", "'log'"), ([print], "list")], ids=["number", "text", "list"])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(3, "3"), ("log", "'log'"), ([print], "list")], ids=["number", "text", "list"]
+)
 def test_a_value_in_the_place_of_an_event_method_of_an_instance_is_refused(make, value, shown):
     hook = make()
     hook.on_train_end = value
-    with pytest.raises(HookError, match=rf"{make.__name__}.on_train_end is {shown}.*cannot be called.*def on_train_end"):
+    with pytest.raises(
+        HookError, match=rf"{make.__name__}.on_train_end is {shown}.*cannot be called.*def on_train_end"
+    ):
         quiet(hooks=[hook])
 
 
@@ -507,8 +523,7 @@ def test_none_on_an_instance_switches_a_method_off():
 
 
 def test_a_misspelled_function_on_an_instance_is_refused():
-    class Bare(Hook):
-        ...
+    class Bare(Hook): ...
 
     hook = Bare()
     hook.onStepEnd = lambda loss: None
@@ -535,16 +550,26 @@ def test_partial_methods_and_slots_listen():
     assert got == [0, ("end", 1)]
 
 
-@pytest.mark.parametrize(("wrong", "right"), [
-    ("val_dataloder", "val_dataloader"), ("validation_setp", "validation_step"), ("training_stpe", "training_step"),
-    ("configure_optimzers", "configure_optimizers"), ("configure_optimisers", "configure_optimizers"),
-    ("predict_setp", "predict_step"), ("val_data_loader", "val_dataloader"), ("validationStep", "validation_step"),
-    ("load_statedict", "load_state_dict"), ("setUp", "setup"), ("optimzer_step", "optimizer_step"),
-    ("transfer_batch_to_devcie", "transfer_batch_to_device"), ("validaton_setp", "validation_step"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("val_dataloder", "val_dataloader"),
+        ("validation_setp", "validation_step"),
+        ("training_stpe", "training_step"),
+        ("configure_optimzers", "configure_optimizers"),
+        ("configure_optimisers", "configure_optimizers"),
+        ("predict_setp", "predict_step"),
+        ("val_data_loader", "val_dataloader"),
+        ("validationStep", "validation_step"),
+        ("load_statedict", "load_state_dict"),
+        ("setUp", "setup"),
+        ("optimzer_step", "optimizer_step"),
+        ("transfer_batch_to_devcie", "transfer_batch_to_device"),
+        ("validaton_setp", "validation_step"),
+    ],
+)
 def test_a_step_or_loader_of_a_module_that_is_nearly_right_is_refused_before_the_run(wrong, right):
-    class Right(Net):
-        ...
+    class Right(Net): ...
 
     wrong_net = type("Wrong", (Right,), {wrong: lambda self, *args: None})
     with pytest.raises(HookError, match=f"Wrong.{wrong} would never be called. Did you mean '{right}'"):
@@ -559,17 +584,22 @@ def test_a_data_module_is_checked_the_same_way():
         def val_dataloder(self):
             return batches(1)
 
-    with pytest.raises(HookError, match="Wrong.val_dataloder would never be called. Did you mean 'val_dataloader'"):
+    with pytest.raises(
+        HookError, match="Wrong.val_dataloder would never be called. Did you mean 'val_dataloader'"
+    ):
         quiet().fit(Net(), datamodule=Wrong())
 
 
-@pytest.mark.parametrize("put", [
-    lambda cls: setattr(cls, "val_dataloader", property(lambda self: batches(1))),
-    lambda cls: setattr(cls, "val_dataloader", batches(1)),
-], ids=["property", "value"])  # fmt: skip
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda cls: setattr(cls, "val_dataloader", property(lambda self: batches(1))),
+        lambda cls: setattr(cls, "val_dataloader", batches(1)),
+    ],
+    ids=["property", "value"],
+)
 def test_a_loader_that_is_no_method_is_refused(put):
-    class Wrong(Net):
-        ...
+    class Wrong(Net): ...
 
     put(Wrong)
     with pytest.raises(HookError, match="Wrong.val_dataloader is (a property|list)"):
@@ -579,7 +609,9 @@ def test_a_loader_that_is_no_method_is_refused(put):
 def test_a_loader_put_on_the_instance_is_refused_and_a_function_is_used():
     net = Net()
     net.train_dataloader = batches(1)
-    with pytest.raises(HookError, match=r"Net.train_dataloader is list .*which cannot be called. Write a method"):
+    with pytest.raises(
+        HookError, match=r"Net.train_dataloader is list .*which cannot be called. Write a method"
+    ):
         quiet().fit(net)
     net.train_dataloader = lambda: batches(3)
     net.validation_step = lambda batch: net.layer.weight.sum()
@@ -590,14 +622,63 @@ def test_a_loader_put_on_the_instance_is_refused_and_a_function_is_used():
 
 
 HELPERS = [
-    "validation_steps", "test_steps", "training_stop", "text_step", "best_step", "rest_step", "train_step", "val_step",
-    "eval_step", "setup_model", "setups", "load_state", "load_states", "state_dicts", "stats_dict", "stat_dict", "states_dict",
-    "eval_dataloader", "train_loader", "val_loader", "val_dataloaders", "prepared_data", "prepare_batch", "configure",
-    "configure_optimizer", "configure_loss", "configured_optimizers", "validate", "validation", "validation_loss",
-    "validate_step", "step", "train", "reset", "tear", "shutdown", "start", "stop", "backwards", "forward_step",
-    "optimizers_step", "scheduler_step", "predict", "predictions", "predicted_step", "onset", "one_step", "on", "once",
-    "_on_step_end", "_setup", "_load_statedict", "save_state_dict", "get_state_dict", "test_setup", "model_setup",
-]  # fmt: skip
+    "validation_steps",
+    "test_steps",
+    "training_stop",
+    "text_step",
+    "best_step",
+    "rest_step",
+    "train_step",
+    "val_step",
+    "eval_step",
+    "setup_model",
+    "setups",
+    "load_state",
+    "load_states",
+    "state_dicts",
+    "stats_dict",
+    "stat_dict",
+    "states_dict",
+    "eval_dataloader",
+    "train_loader",
+    "val_loader",
+    "val_dataloaders",
+    "prepared_data",
+    "prepare_batch",
+    "configure",
+    "configure_optimizer",
+    "configure_loss",
+    "configured_optimizers",
+    "validate",
+    "validation",
+    "validation_loss",
+    "validate_step",
+    "step",
+    "train",
+    "reset",
+    "tear",
+    "shutdown",
+    "start",
+    "stop",
+    "backwards",
+    "forward_step",
+    "optimizers_step",
+    "scheduler_step",
+    "predict",
+    "predictions",
+    "predicted_step",
+    "onset",
+    "one_step",
+    "on",
+    "once",
+    "_on_step_end",
+    "_setup",
+    "_load_statedict",
+    "save_state_dict",
+    "get_state_dict",
+    "test_setup",
+    "model_setup",
+]
 
 
 @pytest.mark.parametrize("name", HELPERS)
@@ -619,29 +700,24 @@ def test_a_similar_name_is_a_helper_if_its_class_uses_it_has_the_right_one_too_o
         def on_train_start(self):
             self.set_up()
 
-        def set_up(self):
-            ...
+        def set_up(self): ...
 
     class HasBoth(Hook):
-        def on_step_end(self):
-            ...
+        def on_step_end(self): ...
 
         def onStepEnd(self):  # noqa: N802
             ...
 
     class TakesOthers(Hook):
-        def set_up(self, camera, tripod):
-            ...
+        def set_up(self, camera, tripod): ...
 
-        def load_statedict(self, path, device):
-            ...
+        def load_statedict(self, path, device): ...
 
     class Beside(Net):
         def train_dataloader(self):
             return batches(1)
 
-        def train_data_loader(self, batch_size):
-            ...
+        def train_data_loader(self, batch_size): ...
 
     trainer = quiet(hooks=[Uses(), HasBoth(), TakesOthers()])
     trainer.fit(Beside())
@@ -653,12 +729,10 @@ def test_an_override_that_is_misspelled_is_refused_although_its_base_has_the_rig
         def state_dict(self):
             return {}
 
-        def load_state_dict(self, state):
-            ...
+        def load_state_dict(self, state): ...
 
     class Derived(Base):
-        def load_statedict(self, state):
-            ...
+        def load_statedict(self, state): ...
 
     with pytest.raises(HookError, match="Derived.load_statedict would never be called"):
         quiet(hooks=[Derived()])
@@ -666,11 +740,9 @@ def test_an_override_that_is_misspelled_is_refused_although_its_base_has_the_rig
 
 def test_what_a_library_calls_its_methods_is_no_mistake():
     class Case(unittest.TestCase):  # setUp, tearDown, and more that is not ours
-        def on_step_end(self):
-            ...
+        def on_step_end(self): ...
 
-    class Handler(Hook, unittest.TestCase):
-        ...
+    class Handler(Hook, unittest.TestCase): ...
 
     trainer = quiet(hooks=[Case(), Handler()])
     trainer.fit(Net(), batches(1))
@@ -801,8 +873,7 @@ def test_a_failing_predicate_fails_as_its_hook_was_told_to():
         on_error = "warn"
 
         @when(lambda step: 1 / 0)
-        def on_train_batch_end(self):
-            ...
+        def on_train_batch_end(self): ...
 
     trainer = quiet(hooks=[Picky()])
     trainer.fit(Net(), batches(2))
@@ -835,17 +906,24 @@ def test_a_return_annotation_says_whether_a_function_steers():
     def wrapped(*args, **kwargs):
         return steers(*args, **kwargs)
 
-    assert [steering(each) for each in (steers, as_text, wrapped, functools.partial(steers), Called())] == [True] * 5
+    assert [steering(each) for each in (steers, as_text, wrapped, functools.partial(steers), Called())] == [
+        True
+    ] * 5
     assert [steering(each) for each in (watches, watches_as_text, functools.partial(watches))] == [False] * 3
     assert not steering(lambda step: SKIP_BATCH)  # it says nothing, and nobody reads its code
 
 
 @pytest.mark.parametrize(
     ("declared", "known"),
-    [(True, (True, True)), (False, (False, False)), ({"train_batch_start"}, (True, False)), (["on_batch_begin"], (True, False)),
-     (("on_before_optimizer_step",), (False, True))],
+    [
+        (True, (True, True)),
+        (False, (False, False)),
+        ({"train_batch_start"}, (True, False)),
+        (["on_batch_begin"], (True, False)),
+        (("on_before_optimizer_step",), (False, True)),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_hook_declares_at_which_events_it_steers(declared, known):
     class Decides(Hook):
         steers = declared
@@ -858,7 +936,10 @@ def test_a_hook_declares_at_which_events_it_steers(declared, known):
         def on_train_batch_end(self): ...
 
     plan = quiet(hooks=[Decides()]).plan
-    assert tuple(plan.listeners(each)[0].steers for each in ("on_train_batch_start", "on_before_optimizer_step")) == known
+    assert (
+        tuple(plan.listeners(each)[0].steers for each in ("on_train_batch_start", "on_before_optimizer_step"))
+        == known
+    )
 
 
 @pytest.mark.parametrize("declared", ["train_batch_start", 3, {"step_end"}, None], ids=str)
@@ -866,7 +947,10 @@ def test_a_wrong_declaration_is_refused_at_registration(declared):
     class Decides(Hook):
         steers = declared
 
-    with pytest.raises(HookError, match="steers=.*allowed: True, False or a set of on_train_batch_start, on_before_optimizer_step"):
+    with pytest.raises(
+        HookError,
+        match="steers=.*allowed: True, False or a set of on_train_batch_start, on_before_optimizer_step",
+    ):
         quiet(hooks=[Decides()])
 
 

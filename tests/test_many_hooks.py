@@ -156,8 +156,20 @@ def switched_in_a_run(n: int) -> Callable[[], object]:
     return in_a_run(trainer, work)
 
 
-OPERATIONS = [registered, functions_registered, on_one_rank_only, removed, removed_and_added, switched, trained, explained,
-              added_in_a_run, removed_in_a_run, exchanged_in_a_run, switched_in_a_run]  # fmt: skip
+OPERATIONS = [
+    registered,
+    functions_registered,
+    on_one_rank_only,
+    removed,
+    removed_and_added,
+    switched,
+    trained,
+    explained,
+    added_in_a_run,
+    removed_in_a_run,
+    exchanged_in_a_run,
+    switched_in_a_run,
+]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -87,7 +87,9 @@ def test_making_copying_and_asking_for_names_reads_nothing() -> None:
 
 
 def test_a_missing_metric_names_the_closest_and_the_known_ones() -> None:
-    with pytest.raises(MissingMetric, match="no metric 'val/los'.*Did you mean 'val/loss'.*train/loss") as caught:
+    with pytest.raises(
+        MissingMetric, match="no metric 'val/los'.*Did you mean 'val/loss'.*train/loss"
+    ) as caught:
         Metrics({"val/loss": 1.0, "train/loss": 2.0})["val/los"]
     assert isinstance(caught.value, KeyError)
 
@@ -109,7 +111,9 @@ weighted = st.lists(st.tuples(numbers, st.integers(1, 512)), min_size=1, max_siz
 
 @settings(deadline=None, max_examples=60)
 @given(weighted, st.integers(1, 7), st.booleans())
-def test_a_weighted_mean_is_exact_however_it_was_folded(values: list[tuple[float, int]], fold_every: int, as_tensor: bool) -> None:
+def test_a_weighted_mean_is_exact_however_it_was_folded(
+    values: list[tuple[float, int]], fold_every: int, as_tensor: bool
+) -> None:
     total = Accumulator("mean")
     for index, (value, weight) in enumerate(values):
         total.add(torch.tensor(value, dtype=torch.float64) if as_tensor else value, weight)
@@ -121,7 +125,9 @@ def test_a_weighted_mean_is_exact_however_it_was_folded(values: list[tuple[float
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=20), st.integers(1, 5), st.booleans())
-def test_sum_min_max_and_last_do_not_depend_on_folding(values: list[float], fold_every: int, as_tensor: bool) -> None:
+def test_sum_min_max_and_last_do_not_depend_on_folding(
+    values: list[float], fold_every: int, as_tensor: bool
+) -> None:
     expected = {"sum": math.fsum(values), "min": min(values), "max": max(values), "last": values[-1]}
     for reduce, wanted in expected.items():
         total = Accumulator(reduce)
@@ -187,7 +193,9 @@ def test_both_get_step_and_epoch_names_and_the_plain_name_can_be_asked_for() -> 
     assert trainer.metrics["x"] == 1.0
 
 
-@pytest.mark.parametrize(("reduce", "expected"), [("mean", 1.5), ("sum", 6.0), ("min", 0.0), ("max", 3.0), ("last", 3.0)])
+@pytest.mark.parametrize(
+    ("reduce", "expected"), [("mean", 1.5), ("sum", 6.0), ("min", 0.0), ("max", 3.0), ("last", 3.0)]
+)
 def test_reduce_says_how_an_epoch_is_made_one_number(reduce: str, expected: float) -> None:
     trainer = quiet()
     trainer.fit(Logs(on_step=False, on_epoch=True, reduce=reduce), batches(4))
@@ -255,7 +263,11 @@ def test_every_epoch_starts_its_means_anew() -> None:
 def test_rows_go_out_every_n_steps_and_at_the_epoch_end() -> None:
     rows = Rows()
     quiet(logger=rows, log_every_n_steps=2).fit(Logs(), batches(5))
-    assert rows.of("x") == [(2, 1.0), (4, 3.0), (5, 4.0)]  # nothing that was logged is lost at the end of an epoch
+    assert rows.of("x") == [
+        (2, 1.0),
+        (4, 3.0),
+        (5, 4.0),
+    ]  # nothing that was logged is lost at the end of an epoch
     assert [step for step, _ in rows.of("train/loss")] == [2, 4, 5]
     assert [step for step, _ in rows.of("lr")] == [2, 4]
 
@@ -263,7 +275,9 @@ def test_rows_go_out_every_n_steps_and_at_the_epoch_end() -> None:
 def test_a_row_of_many_tensors_costs_one_read() -> None:
     class Many(Hook):
         def on_train_batch_end(self, trainer: Any, outputs: Any) -> None:
-            trainer.log_dict({f"m{index}": outputs * index for index in range(10)}, on_step=True, on_epoch=True)
+            trainer.log_dict(
+                {f"m{index}": outputs * index for index in range(10)}, on_step=True, on_epoch=True
+            )
 
     rows = Rows()
     # .item() is how the loss is checked to be finite, one step late; it has nothing to do with rows
@@ -276,7 +290,9 @@ def test_a_row_of_many_tensors_costs_one_read() -> None:
 @pytest.mark.parametrize("others", [0, 9])
 def test_no_digit_is_lost_however_many_tensors_are_read_together(others: int) -> None:
     tokens, share = torch.tensor(2**24 + 1), torch.tensor(0.1, dtype=torch.float64)
-    metrics = Metrics({"tokens": tokens, "share": share, **{f"m{index}": torch.tensor(1.0) for index in range(others)}})
+    metrics = Metrics(
+        {"tokens": tokens, "share": share, **{f"m{index}": torch.tensor(1.0) for index in range(others)}}
+    )
     assert (metrics["tokens"], metrics["share"]) == (2**24 + 1, 0.1)
     assert all(type(value) is float for value in metrics.read().values())
 
@@ -330,7 +346,9 @@ def test_logging_several_numbers_as_one_is_refused_on_the_cpu_too() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.log("x", torch.zeros(2))
 
-    with pytest.raises(HooklineError, match=r"log\('x', ...\) takes one number, not a tensor of shape \(2,\)"):
+    with pytest.raises(
+        HooklineError, match=r"log\('x', ...\) takes one number, not a tensor of shape \(2,\)"
+    ):
         quiet().fit(Logs(), batches(1))
 
 
@@ -343,7 +361,9 @@ def test_logging_keeps_no_graph_alive() -> None:
 
     trainer = quiet()
     trainer.fit(Keep(), batches(2))
-    assert not any(value.requires_grad for value in trainer.metrics.raw().values() if isinstance(value, Tensor))
+    assert not any(
+        value.requires_grad for value in trainer.metrics.raw().values() if isinstance(value, Tensor)
+    )
 
 
 # ---- from hooks, and at other moments ----------------------------------------------------------------------------
@@ -606,9 +626,10 @@ def test_rows_are_heard_even_without_a_logger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("text", "'text'"), (torch.ones(3), r"Tensor \(3,\)"), (None, "None"), ([1, 2], "list")],
+    ("value", "said"),
+    [("text", "'text'"), (torch.ones(3), r"Tensor \(3,\)"), (None, "None"), ([1, 2], "list")],
     ids=["text", "vector", "nothing", "list"],
-)  # fmt: skip
+)
 def test_a_metric_that_is_no_number_is_named_with_the_hook_that_put_it_there(value: Any, said: str) -> None:
     class Puts(Hook):
         def on_train_metrics(self, metrics: Any) -> None:
@@ -632,6 +653,8 @@ def test_a_replaced_loss_is_what_loss_and_train_loss_show() -> None:
     seen: list[float] = []
     trainer = quiet(hooks=[])
     trainer.on("before_backward")(lambda loss: loss * 0 + 3.0)
-    trainer.on("train_batch_end")(lambda loss, metrics, outputs: seen.extend([loss, metrics["loss"], float(outputs)]))
+    trainer.on("train_batch_end")(
+        lambda loss, metrics, outputs: seen.extend([loss, metrics["loss"], float(outputs)])
+    )
     metrics = trainer.fit(Net(), batches(1))
     assert seen[:2] == [3.0, 3.0] and metrics["train/loss"] == 3.0 and seen[2] != 3.0

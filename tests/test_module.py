@@ -52,7 +52,14 @@ def test_a_modules_events_may_use_any_spelling() -> None:
             calls.append("epoch end")
 
     quiet().fit(Old(), batches(1), batches(1))
-    assert calls == ["epoch start", "batch start", "batch end", "validation start", "validation end", "epoch end"]
+    assert calls == [
+        "epoch start",
+        "batch start",
+        "batch end",
+        "validation start",
+        "validation end",
+        "epoch end",
+    ]
 
 
 def test_a_module_knows_trainer_logger_epoch_step_and_device_during_a_run() -> None:
@@ -62,7 +69,9 @@ def test_a_module_knows_trainer_logger_epoch_step_and_device_during_a_run() -> N
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             seen.append((self.trainer.global_step, self.current_epoch, self.global_step, self.device.type))
             assert self.logger is self.experiment is self.trainer.logger
-            self.experiment.add_histogram(tag="weights", values=self.layer.weight, global_step=self.global_step)
+            self.experiment.add_histogram(
+                tag="weights", values=self.layer.weight, global_step=self.global_step
+            )
             return super().training_step(batch, batch_idx)
 
     quiet(max_epochs=2).fit(Asking(), batches(1))
@@ -135,7 +144,9 @@ def test_log_takes_numbers_and_tensors_of_one_element() -> None:
     assert (metrics["int"], metrics["tensor"], metrics["float"]) == (1.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize(("value", "text"), [("text", "takes a number"), (torch.zeros(2), "not a tensor of shape")])
+@pytest.mark.parametrize(
+    ("value", "text"), [("text", "takes a number"), (torch.zeros(2), "not a tensor of shape")]
+)
 def test_log_refuses_everything_else(value: Any, text: str) -> None:
     class Logging(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -158,7 +169,9 @@ def test_a_module_without_configure_optimizers_says_what_to_return() -> None:
     class NoOptimizer(Module):
         def training_step(self, batch: Any, batch_idx: int) -> None: ...
 
-    with pytest.raises(HooklineError, match="NoOptimizer has no configure_optimizers. Return an optimizer from it"):
+    with pytest.raises(
+        HooklineError, match="NoOptimizer has no configure_optimizers. Return an optimizer from it"
+    ):
         quiet().fit(NoOptimizer(), batches())
 
 
@@ -190,6 +203,8 @@ def test_a_module_that_forgot_super_init_is_told_so_before_the_run() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             raise AssertionError("never reached")
 
-    with pytest.raises(HooklineError, match=r"Forgetful.__init__ does not call super\(\).__init__\(\)") as caught:
+    with pytest.raises(
+        HooklineError, match=r"Forgetful.__init__ does not call super\(\).__init__\(\)"
+    ) as caught:
         quiet().fit(Forgetful(), batches(1))
     assert not any("_door" in note for note in caught.value.__notes__)

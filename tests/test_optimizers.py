@@ -36,7 +36,10 @@ def test_optimizers_and_schedulers_as_two_lists(net: Net) -> None:
     first, second = StepLR(one, 1), StepLR(two, 1)
     optimizers, schedules = parse(([one, two], [second, {"scheduler": first, "interval": "step"}]), "Net")
     assert optimizers == [one, two]
-    assert [(each.scheduler, each.optimizer_idx, each.interval) for each in schedules] == [(second, 1, "epoch"), (first, 0, "step")]
+    assert [(each.scheduler, each.optimizer_idx, each.interval) for each in schedules] == [
+        (second, 1, "epoch"),
+        (first, 0, "step"),
+    ]
 
 
 def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
@@ -49,24 +52,48 @@ def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
     assert parse({"optimizer": one, "lr_scheduler": StepLR(one, 1)}, "Net")[1][0].interval == "epoch"
 
 
-@pytest.mark.parametrize(("returned", "message"), [
-    (5, "Net.configure_optimizers returned int. It may return: an optimizer"),
-    ("adam", "Net.configure_optimizers returned str"),
-    ([5], "int is no torch.optim.Optimizer"),
-    ({"lr_scheduler": None}, "NoneType is no torch.optim.Optimizer"),
-    ({"optimiser": None}, "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'"),
-    (lambda net: {"optimizer": sgd(net), "scheduler": 1}, "Did you mean 'lr_scheduler'"),
-    (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is no torch.optim.Optimizer. It may return"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"schedular": 1}}, "unknown key 'schedular'.*Did you mean 'scheduler'.*Keys"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"interval": "step"}}, "needs the key 'scheduler'"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": 5}, "lr_scheduler int has no step"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "interval": "steps"}},
-     "StepLR: interval='steps', allowed: 'step', 'epoch'"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "frequency": 0}},
-     "frequency=0 must be a whole number from 1"),
-    (lambda net: {"optimizer": sgd(net), "lr_scheduler": ReduceLROnPlateau(sgd(net))},
-     "ReduceLROnPlateau needs a metric to watch.*'monitor': 'val/loss'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (5, "Net.configure_optimizers returned int. It may return: an optimizer"),
+        ("adam", "Net.configure_optimizers returned str"),
+        ([5], "int is no torch.optim.Optimizer"),
+        ({"lr_scheduler": None}, "NoneType is no torch.optim.Optimizer"),
+        (
+            {"optimiser": None},
+            "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'",
+        ),
+        (lambda net: {"optimizer": sgd(net), "scheduler": 1}, "Did you mean 'lr_scheduler'"),
+        (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is no torch.optim.Optimizer. It may return"),
+        (
+            lambda net: {"optimizer": sgd(net), "lr_scheduler": {"schedular": 1}},
+            "unknown key 'schedular'.*Did you mean 'scheduler'.*Keys",
+        ),
+        (
+            lambda net: {"optimizer": sgd(net), "lr_scheduler": {"interval": "step"}},
+            "needs the key 'scheduler'",
+        ),
+        (lambda net: {"optimizer": sgd(net), "lr_scheduler": 5}, "lr_scheduler int has no step"),
+        (
+            lambda net: {
+                "optimizer": sgd(net),
+                "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "interval": "steps"},
+            },
+            "StepLR: interval='steps', allowed: 'step', 'epoch'",
+        ),
+        (
+            lambda net: {
+                "optimizer": sgd(net),
+                "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "frequency": 0},
+            },
+            "frequency=0 must be a whole number from 1",
+        ),
+        (
+            lambda net: {"optimizer": sgd(net), "lr_scheduler": ReduceLROnPlateau(sgd(net))},
+            "ReduceLROnPlateau needs a metric to watch.*'monitor': 'val/loss'",
+        ),
+    ],
+)
 def test_anything_else_is_refused_with_what_is_allowed(net: Net, returned: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse(returned(net) if callable(returned) else returned, "Net")
@@ -164,5 +191,7 @@ def test_a_scheduler_class_is_refused_before_the_run_needs_it() -> None:
         def configure_optimizers(self) -> Any:
             return [SGD(self.parameters(), lr=0.1)], [StepLR]
 
-    with pytest.raises(OptionError, match=r"lr_scheduler StepLR is a class; pass an object of it.*StepLR\(optimizer\)"):
+    with pytest.raises(
+        OptionError, match=r"lr_scheduler StepLR is a class; pass an object of it.*StepLR\(optimizer\)"
+    ):
         quiet().fit(Scheduled(), batches(1))

@@ -66,10 +66,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gradient_clip_val": "1"}, "gradient_clip_val='1' must be a number above 0"),
     ({"gradient_clip_val": math.nan}, "gradient_clip_val=nan must be a number above 0"),
     # choices
-    ({"gradient_clip_algorithm": "norms"}, "gradient_clip_algorithm='norms', allowed: 'norm', 'value'. Did you mean 'norm'"),
+    (
+        {"gradient_clip_algorithm": "norms"},
+        "gradient_clip_algorithm='norms', allowed: 'norm', 'value'. Did you mean 'norm'",
+    ),
     ({"nonfinite": "skipp"}, "nonfinite='skipp', allowed: 'stop', 'skip'. Did you mean 'skip'"),
     ({"nonfinite": None}, "nonfinite=None, allowed: 'stop', 'skip'"),
-    ({"precision": "bf16-mix"}, "precision='bf16-mix', allowed: 32, 'bf16-mixed', '16-mixed'. Did you mean 'bf16-mixed'"),
+    (
+        {"precision": "bf16-mix"},
+        "precision='bf16-mix', allowed: 32, 'bf16-mixed', '16-mixed'. Did you mean 'bf16-mixed'",
+    ),
     ({"precision": 64}, "precision=64, allowed: 32"),
     ({"strategy": "singel"}, "strategy='singel', allowed: .*Did you mean 'single'"),
     ({"strategy": 5}, "strategy=5, allowed: .*or a Strategy object"),
@@ -98,7 +104,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"run_dir": 5}, "run_dir=5"),
     # combinations
     ({"min_epochs": 5, "max_epochs": 3}, "min_epochs=5 is more than max_epochs=3"),
-    ({"strategy": SingleDevice(torch.device("cpu")), "precision": "bf16-mixed"}, "precision='bf16-mixed'.*strategy"),
+    (
+        {"strategy": SingleDevice(torch.device("cpu")), "precision": "bf16-mixed"},
+        "precision='bf16-mixed'.*strategy",
+    ),
     ({"strategy": SingleDevice(torch.device("cpu")), "device": "meta"}, "device='meta'.*strategy"),
     # what the trainer is given
     ({"logger": "tensorboard"}, "logger='tensorboard' must be True, False, a Logger, or a list of them"),
@@ -107,11 +116,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"hooks": "report"}, "hooks= takes a list of hooks, not str"),
     ({"hooks": Hook()}, "hooks= takes a list of hooks, not Hook"),
     ({"callbacks": {"a": Hook()}}, "callbacks= takes a list of hooks, not dict"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[" ".join(f"{k}={shown(v)}" for k, v in each.items()) for each, _ in BAD])
-def test_a_bad_construction_is_refused_at_once_and_says_what_is_allowed(options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"), BAD, ids=[" ".join(f"{k}={shown(v)}" for k, v in each.items()) for each, _ in BAD]
+)
+def test_a_bad_construction_is_refused_at_once_and_says_what_is_allowed(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         Trainer(**options)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, HooklineError)
@@ -136,29 +149,67 @@ def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> N
         assert name in listed
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"max_epochs": -1, "max_steps": 5}, {"max_epochs": 0}, {"limit_train_batches": 0}, {"limit_val_batches": 0.0},
-    {"val_check_interval": 3}, {"val_check_interval": 0.25}, {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"},
-    {"fast_dev_run": 3}, {"num_sanity_val_steps": -1}, {"precision": "32-true"}, {"precision": "bf16"}, {"device": "cpu"},
-    {"device": torch.device("cpu")}, {"logger": []}, {"logger": [JSONLines()]}, {"compile": {"dynamic": True}},
-    {"hooks": (Hook(),)}, {"hooks": iter([Hook()])}, {"strategy": "single"}, {"strategy": SingleDevice(torch.device("cpu"))},
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_epochs": -1, "max_steps": 5},
+        {"max_epochs": 0},
+        {"limit_train_batches": 0},
+        {"limit_val_batches": 0.0},
+        {"val_check_interval": 3},
+        {"val_check_interval": 0.25},
+        {"gradient_clip_val": 1, "gradient_clip_algorithm": "value"},
+        {"fast_dev_run": 3},
+        {"num_sanity_val_steps": -1},
+        {"precision": "32-true"},
+        {"precision": "bf16"},
+        {"device": "cpu"},
+        {"device": torch.device("cpu")},
+        {"logger": []},
+        {"logger": [JSONLines()]},
+        {"compile": {"dynamic": True}},
+        {"hooks": (Hook(),)},
+        {"hooks": iter([Hook()])},
+        {"strategy": "single"},
+        {"strategy": SingleDevice(torch.device("cpu"))},
+    ],
+    ids=shown,
+)
 def test_good_options_are_taken(options: dict[str, Any]) -> None:
     assert isinstance(Trainer(**options), Trainer)
 
 
-@pytest.mark.parametrize(("given", "seconds"), [
-    (None, None), (90, 90.0), (0.5, 0.5), ("2 hours", 7200.0), ("90 s", 90.0), ("1.5 minutes", 90.0), ("1 day", 86400.0),
-    ("01:02:03:04", 93784.0), (datetime.timedelta(minutes=2), 120.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, None),
+        (90, 90.0),
+        (0.5, 0.5),
+        ("2 hours", 7200.0),
+        ("90 s", 90.0),
+        ("1.5 minutes", 90.0),
+        ("1 day", 86400.0),
+        ("01:02:03:04", 93784.0),
+        (datetime.timedelta(minutes=2), 120.0),
+    ],
+)
 def test_time_limits_can_be_written_in_many_ways(given: Any, seconds: float | None) -> None:
     assert parse_time(given) == seconds
     assert Options(max_time=given).max_seconds == seconds
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    (32, "32"), ("32", "32"), ("32-true", "32"), ("bf16", "bf16-mixed"), ("bf16-mixed", "bf16-mixed"), (16, "16-mixed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (32, "32"),
+        ("32", "32"),
+        ("32-true", "32"),
+        ("bf16", "bf16-mixed"),
+        ("bf16-mixed", "bf16-mixed"),
+        (16, "16-mixed"),
+    ],
+)
 def test_precisions_have_the_names_people_know(given: Any, expected: str) -> None:
     assert parse_precision(given) == expected
 
@@ -183,7 +234,9 @@ def test_fast_dev_run_runs_n_batches_of_everything_once_and_writes_nothing(tmp_p
             return super().validation_step(batch, batch_idx)
 
     net = Counts()
-    Trainer(fast_dev_run=2, max_epochs=50, accumulate_grad_batches=3, enable_progress_bar=False).fit(net, batches(5), batches(5))
+    Trainer(fast_dev_run=2, max_epochs=50, accumulate_grad_batches=3, enable_progress_bar=False).fit(
+        net, batches(5), batches(5)
+    )
     assert net.seen == {"train": 2, "val": 2}
     assert list(tmp_path.iterdir()) == []
 
@@ -198,7 +251,9 @@ def test_overfitting_sees_the_same_batches_every_epoch() -> None:
 
     net = Remembers()
     data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randn(20, 2))
-    quiet(overfit_batches=2, max_epochs=3).fit(net, torch.utils.data.DataLoader(data, batch_size=2, shuffle=True))
+    quiet(overfit_batches=2, max_epochs=3).fit(
+        net, torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+    )
     assert len(net.first) == 6
     assert net.first[:2] == net.first[2:4] == net.first[4:]
 
@@ -216,7 +271,9 @@ def test_the_typed_arguments_are_exactly_the_declared_ones() -> None:
 def test_consoles_and_notebooks_see_every_argument_with_its_default() -> None:
     parameters = inspect.signature(Trainer).parameters
     assert tuple(parameters) == ARGUMENTS
-    assert {name: each.default for name, each in parameters.items()} == {each.name: each.default for cls in (Options, Parts) for each in fields(cls)}
+    assert {name: each.default for name, each in parameters.items()} == {
+        each.name: each.default for cls in (Options, Parts) for each in fields(cls)
+    }
 
 
 def test_every_option_is_checked_and_every_argument_documented() -> None:
@@ -224,7 +281,9 @@ def test_every_option_is_checked_and_every_argument_documented() -> None:
     assert set(documentation()) == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("option", [*OPTIONS, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"])
+@pytest.mark.parametrize(
+    "option", [*OPTIONS, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
+)
 def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) -> None:
     wrong = object()
     with pytest.raises(OptionError) as refused:
@@ -234,15 +293,22 @@ def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) 
     assert refused.value.allowed or option == "device"  # which devices there are, torch knows
 
 
-@pytest.mark.parametrize(("given", "option", "value", "allowed"), [
-    ({"max_epoch": 3}, "max_epoch", None, ARGUMENTS), ({"nonfinite": "skipp"}, "nonfinite", "skipp", ("stop", "skip")),
-    ({"max_steps": -2}, "max_steps", -2, "a whole number from -1 (-1: no limit)"),
-    ({"min_epochs": 5, "max_epochs": 3}, "min_epochs", 5, "at most max_epochs=3"),
-    ({"checkpoint": {"write": "asink"}}, "checkpoint.write", "asink", ("sync", "async")),
-    ({"checkpoint": {"writes": 1}}, "checkpoint.writes", 1, ("last", "every", "write", "on_error")),
-    ({"save": "asink"}, "save", "asink", ("sync", "async")),
-], ids=str)  # fmt: skip
-def test_an_error_says_in_attributes_what_it_says_in_words(given: dict[str, Any], option: str, value: Any, allowed: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "option", "value", "allowed"),
+    [
+        ({"max_epoch": 3}, "max_epoch", None, ARGUMENTS),
+        ({"nonfinite": "skipp"}, "nonfinite", "skipp", ("stop", "skip")),
+        ({"max_steps": -2}, "max_steps", -2, "a whole number from -1 (-1: no limit)"),
+        ({"min_epochs": 5, "max_epochs": 3}, "min_epochs", 5, "at most max_epochs=3"),
+        ({"checkpoint": {"write": "asink"}}, "checkpoint.write", "asink", ("sync", "async")),
+        ({"checkpoint": {"writes": 1}}, "checkpoint.writes", 1, ("last", "every", "write", "on_error")),
+        ({"save": "asink"}, "save", "asink", ("sync", "async")),
+    ],
+    ids=str,
+)
+def test_an_error_says_in_attributes_what_it_says_in_words(
+    given: dict[str, Any], option: str, value: Any, allowed: Any
+) -> None:
     with pytest.raises(OptionError) as refused:
         Trainer(**given)
     assert (refused.value.option, refused.value.value, refused.value.allowed) == (option, value, allowed)
@@ -262,24 +328,49 @@ def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:
     assert Trainer().options.max_epochs == 1000
 
 
-@pytest.mark.parametrize(("given", "meant"), [("fp16", "'16-mixed'"), ("bfloat16", "'bf16-mixed'"), ("float32", "'32'"), (64, None)])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("fp16", "'16-mixed'"), ("bfloat16", "'bf16-mixed'"), ("float32", "'32'"), (64, None)],
+)
 def test_the_precision_that_was_meant_is_one_that_there_is(given: Any, meant: str | None) -> None:
     with pytest.raises(OptionError) as refused:
         Trainer(precision=given)
-    assert (f"Did you mean {meant}?" in str(refused.value)) if meant else ("Did you mean" not in str(refused.value))
+    assert (
+        (f"Did you mean {meant}?" in str(refused.value))
+        if meant
+        else ("Did you mean" not in str(refused.value))
+    )
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: Trainer(accelerator="gpu"), "no option 'accelerator'. Did you mean 'device'?"),  # type: ignore[call-arg]
-    (lambda: quiet().fit(Net(), train_dataloaders=batches(1)), "fit() has no argument 'train_dataloaders'. Did you mean 'train'?"),
-    (lambda: quiet().fit(Net(), batches(1), val_dataloaders=[]), "Did you mean 'val'? Arguments: module, train, val, datamodule"),
-    (lambda: quiet().fit(Net(), batches(1), ckpt_path="x"), "Did you mean 'resume'?"),
-    (lambda: quiet().validate(Net(), batches(1), ckpt_path="x"), "validate() has no argument 'ckpt_path'. Did you mean 'checkpoint'?"),
-    (lambda: quiet().test(Net(), dataloaders=[]), "test() has no argument 'dataloaders'. Did you mean 'loaders'?"),
-    (lambda: quiet().predict(Net(), loader=[]), "predict() has no argument 'loader'. Did you mean 'loaders'?"),
-    (lambda: quiet().fit(Net(), batches(1), resume="last"), "resume='last'"),
-    (lambda: quiet().fit(Net(), batches(1), resume="last"), "Did you mean 'auto'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Trainer(accelerator="gpu"), "no option 'accelerator'. Did you mean 'device'?"),  # type: ignore[call-arg]
+        (
+            lambda: quiet().fit(Net(), train_dataloaders=batches(1)),
+            "fit() has no argument 'train_dataloaders'. Did you mean 'train'?",
+        ),
+        (
+            lambda: quiet().fit(Net(), batches(1), val_dataloaders=[]),
+            "Did you mean 'val'? Arguments: module, train, val, datamodule",
+        ),
+        (lambda: quiet().fit(Net(), batches(1), ckpt_path="x"), "Did you mean 'resume'?"),
+        (
+            lambda: quiet().validate(Net(), batches(1), ckpt_path="x"),
+            "validate() has no argument 'ckpt_path'. Did you mean 'checkpoint'?",
+        ),
+        (
+            lambda: quiet().test(Net(), dataloaders=[]),
+            "test() has no argument 'dataloaders'. Did you mean 'loaders'?",
+        ),
+        (
+            lambda: quiet().predict(Net(), loader=[]),
+            "predict() has no argument 'loader'. Did you mean 'loaders'?",
+        ),
+        (lambda: quiet().fit(Net(), batches(1), resume="last"), "resume='last'"),
+        (lambda: quiet().fit(Net(), batches(1), resume="last"), "Did you mean 'auto'?"),
+    ],
+)
 def test_names_from_other_systems_lead_to_ours(call: Any, said: str) -> None:
     with pytest.raises(OptionError) as refused:
         call()
@@ -295,32 +386,52 @@ def test_a_far_fetched_name_is_not_suggested() -> None:
 # ---- checkpoint --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "means"), [
-    ({}, Saving()), ({"checkpoint": True}, Saving()), ({"checkpoint": False}, Saving(last=False)),
-    ({"checkpoint": "async"}, Saving(write="async")), ({"checkpoint": "sync"}, Saving()),
-    ({"checkpoint": {"every": "1 minutes", "on_error": "warn"}}, Saving(every=60.0, on_error="warn")),
-    ({"checkpoint": {"last": False, "write": "async"}}, Saving(last=False, write="async")),
-    ({"save": "async"}, Saving(write="async")), ({"on_save_error": "warn"}, Saving(on_error="warn")),
-    ({"save": "async", "on_save_error": "warn"}, Saving(write="async", on_error="warn")),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ({}, Saving()),
+        ({"checkpoint": True}, Saving()),
+        ({"checkpoint": False}, Saving(last=False)),
+        ({"checkpoint": "async"}, Saving(write="async")),
+        ({"checkpoint": "sync"}, Saving()),
+        ({"checkpoint": {"every": "1 minutes", "on_error": "warn"}}, Saving(every=60.0, on_error="warn")),
+        ({"checkpoint": {"last": False, "write": "async"}}, Saving(last=False, write="async")),
+        ({"save": "async"}, Saving(write="async")),
+        ({"on_save_error": "warn"}, Saving(on_error="warn")),
+        ({"save": "async", "on_save_error": "warn"}, Saving(write="async", on_error="warn")),
+    ],
+    ids=str,
+)
 def test_checkpoint_and_its_older_names(given: dict[str, Any], means: Saving) -> None:
     assert make_options(given).saving == means
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"checkpoint": "asink"}, "checkpoint='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
-    ({"checkpoint": None}, "checkpoint=None must be True, False, 'sync', 'async' or a table of last, every, write, on_error"),
-    ({"checkpoint": 3}, "checkpoint=3 must be True, False"),
-    ({"checkpoint": {"writes": "async"}}, "checkpoint has no setting 'writes'. Did you mean 'write'? Settings: last, every"),
-    ({"checkpoint": {"write": "asink"}}, "checkpoint: write='asink', allowed: 'sync', 'async'"),
-    ({"checkpoint": {"on_error": "ignore"}}, "checkpoint: on_error='ignore', allowed: 'raise', 'warn'"),
-    ({"checkpoint": {"every": "soon"}}, "checkpoint: every='soon'"), ({"checkpoint": {"every": 0}}, "checkpoint: every=0"),
-    ({"checkpoint": {"every": None}}, "checkpoint: every=None"), ({"checkpoint": {"last": "no"}}, "checkpoint: last='no' must be True or False"),
-    ({"save": "asink"}, "save='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
-    ({"on_save_error": "wran"}, "on_save_error='wran', allowed: 'raise', 'warn'. Did you mean 'warn'?"),
-    ({"save": "async", "checkpoint": True}, "checkpoint and save cannot be combined"),
-    ({"on_save_error": "warn", "checkpoint": False}, "checkpoint and on_save_error cannot be combined"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"checkpoint": "asink"}, "checkpoint='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
+        (
+            {"checkpoint": None},
+            "checkpoint=None must be True, False, 'sync', 'async' or a table of last, every, write, on_error",
+        ),
+        ({"checkpoint": 3}, "checkpoint=3 must be True, False"),
+        (
+            {"checkpoint": {"writes": "async"}},
+            "checkpoint has no setting 'writes'. Did you mean 'write'? Settings: last, every",
+        ),
+        ({"checkpoint": {"write": "asink"}}, "checkpoint: write='asink', allowed: 'sync', 'async'"),
+        ({"checkpoint": {"on_error": "ignore"}}, "checkpoint: on_error='ignore', allowed: 'raise', 'warn'"),
+        ({"checkpoint": {"every": "soon"}}, "checkpoint: every='soon'"),
+        ({"checkpoint": {"every": 0}}, "checkpoint: every=0"),
+        ({"checkpoint": {"every": None}}, "checkpoint: every=None"),
+        ({"checkpoint": {"last": "no"}}, "checkpoint: last='no' must be True or False"),
+        ({"save": "asink"}, "save='asink', allowed: 'sync', 'async'. Did you mean 'async'?"),
+        ({"on_save_error": "wran"}, "on_save_error='wran', allowed: 'raise', 'warn'. Did you mean 'warn'?"),
+        ({"save": "async", "checkpoint": True}, "checkpoint and save cannot be combined"),
+        ({"on_save_error": "warn", "checkpoint": False}, "checkpoint and on_save_error cannot be combined"),
+    ],
+    ids=str,
+)
 def test_a_wrong_checkpoint_is_refused_with_what_is_allowed(given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError) as refused:
         make_options(given)

@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Net, batches, quiet
 
-from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, DataModule, Hook, HookError, StopTraining, Strategy, every
+from hookline import (
+    END_EPOCH,
+    SKIP_BATCH,
+    SKIP_STEP,
+    STEP_DONE,
+    DataModule,
+    Hook,
+    HookError,
+    StopTraining,
+    Strategy,
+    every,
+)
 from hookline.hook import TIERS
 from hookline.plan import noop
 from hookline.slots import MOST_UNROLLED
@@ -101,11 +112,17 @@ def test_monitors_hear_the_end_of_an_epoch_after_the_module_and_nothing_else_so(
     quiet(hooks=hooks).fit(noting(got), batches(1))
     assert got == ["plain", "module", "monitor"]
     got.clear()
-    quiet(hooks=[named("monitor", got, "on_train_end", tier="monitor")]).fit(noting(got, "on_train_end"), batches(1))
+    quiet(hooks=[named("monitor", got, "on_train_end", tier="monitor")]).fit(
+        noting(got, "on_train_end"), batches(1)
+    )
     assert got == ["monitor", "module"]
 
 
-@pytest.mark.parametrize("asked", [True, {"on_train_epoch_end"}, ["epoch_end"], {"on_epoch_end", "on_step_end"}], ids=["all", "one", "in a list", "two"])
+@pytest.mark.parametrize(
+    "asked",
+    [True, {"on_train_epoch_end"}, ["epoch_end"], {"on_epoch_end", "on_step_end"}],
+    ids=["all", "one", "in a list", "two"],
+)
 def test_a_hook_can_ask_to_run_after_the_module(asked):
     got = []
     quiet(hooks=[named("after", got, after_module=asked), named("before", got)]).fit(noting(got), batches(1))
@@ -136,10 +153,13 @@ def test_after_the_module_is_still_before_the_strategy():
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(sorted(TIERS)), st.none() | st.integers(-3, 203), st.none() | st.booleans()),
-        min_size=1, max_size=8,
+        st.tuples(
+            st.sampled_from(sorted(TIERS)), st.none() | st.integers(-3, 203), st.none() | st.booleans()
+        ),
+        min_size=1,
+        max_size=8,
     )
-)  # fmt: skip
+)
 def test_any_mix_of_tiers_orders_and_after_module_is_delivered_as_documented(hooks):
     got = []
     trainer = quiet()
@@ -151,7 +171,9 @@ def test_any_mix_of_tiers_orders_and_after_module_is_delivered_as_documented(hoo
     for index, (tier, order, asked) in enumerate(hooks):
         waits = asked if asked is not None else tier == "monitor"
         (after if waits else before).append((order if order is not None else TIERS[tier], index))
-    assert got == [str(index) for _, index in sorted(before)] + ["module"] + [str(index) for _, index in sorted(after)]
+    assert got == [str(index) for _, index in sorted(before)] + ["module"] + [
+        str(index) for _, index in sorted(after)
+    ]
 
 
 # ---- signals -----------------------------------------------------------------------------------------------------
@@ -178,7 +200,9 @@ def test_skip_batch_leaves_one_batch_out():
 def test_end_epoch_ends_this_epoch_only_and_its_validation_and_end_events_still_run(signal):
     got = []
     trainer = quiet(max_epochs=2)
-    trainer.on("train_batch_start")(lambda batch_idx, epoch: signal if batch_idx == 2 and epoch == 0 else None)
+    trainer.on("train_batch_start")(
+        lambda batch_idx, epoch: signal if batch_idx == 2 and epoch == 0 else None
+    )
     trainer.on("train_batch_end")(lambda batch_idx: got.append(batch_idx))
     trainer.on("validation_end")(lambda: got.append("validated"))
     trainer.on("train_epoch_end")(lambda: got.append("epoch end"))
@@ -213,7 +237,9 @@ def test_skip_step_leaves_the_update_out_and_says_so():
     trainer = quiet()
     trainer.on("before_optimizer_step", once=True)(lambda: SKIP_STEP)
     trainer.on("step_skipped")(lambda reason: weights.append(reason))
-    trainer.on("train_batch_end")(lambda module, step: weights.append((step, module.layer.weight.detach().clone())))
+    trainer.on("train_batch_end")(
+        lambda module, step: weights.append((step, module.layer.weight.detach().clone()))
+    )
     module = Net()
     before = module.layer.weight.detach().clone()
     trainer.fit(module, batches(2))
@@ -249,7 +275,10 @@ def test_step_done_beats_skip_step():
 
 @pytest.mark.parametrize("value", [True, False, 0, 1, "skip", SKIP_STEP, STEP_DONE], ids=repr)
 def test_an_unknown_value_where_signals_are_read_is_an_error_that_lists_them(value):
-    with pytest.raises(HookError, match=r"hook 'decides' returned .* from on_train_batch_start; it may return None, SKIP_BATCH, END_EPOCH"):
+    with pytest.raises(
+        HookError,
+        match=r"hook 'decides' returned .* from on_train_batch_start; it may return None, SKIP_BATCH, END_EPOCH",
+    ):
         trainer = quiet()
         trainer.on("train_batch_start", name="decides")(lambda: value)
         trainer.fit(Net(), batches(1))
@@ -261,11 +290,23 @@ def test_signals_of_a_batch_mean_nothing_to_an_update(value):
         run_with(lambda: value, event="before_optimizer_step")
 
 
-@pytest.mark.parametrize("event", ["setup", "on_train_start", "on_train_batch_end", "on_before_backward", "on_validation_batch_start", "on_train_metrics"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        "setup",
+        "on_train_start",
+        "on_train_batch_end",
+        "on_before_backward",
+        "on_validation_batch_start",
+        "on_train_metrics",
+    ],
+)
 def test_a_signal_that_would_be_lost_is_an_error(event):
     trainer = quiet(log_every_n_steps=1)
     trainer.on(event, name="lost")(lambda: SKIP_BATCH)
-    with pytest.raises(HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where it has no effect"):
+    with pytest.raises(
+        HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where it has no effect"
+    ):
         trainer.fit(Net(), batches(1), batches(1))
 
 
@@ -287,11 +328,22 @@ def raising(error):
 @pytest.mark.parametrize(
     "event",
     [
-        "on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start", "on_before_zero_grad", "on_before_backward",
-        "on_after_backward", "on_before_optimizer_step", "on_gradient_clip", "on_after_optimizer_step", "on_train_metrics",
-        "on_train_batch_end", "on_step_end", "on_validation_batch_end", "on_validation_end",
+        "on_before_batch_transfer",
+        "on_after_batch_transfer",
+        "on_train_batch_start",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_gradient_clip",
+        "on_after_optimizer_step",
+        "on_train_metrics",
+        "on_train_batch_end",
+        "on_step_end",
+        "on_validation_batch_end",
+        "on_validation_end",
     ],
-)  # fmt: skip
+)
 def test_stop_training_from_any_hook_lets_everyone_hear_and_the_batch_finish(event):
     got = []
     trainer = quiet(gradient_clip_val=1.0, log_every_n_steps=1, val_check_interval=1)
@@ -471,7 +523,9 @@ def test_the_norm_can_also_be_had_from_the_step_context_alone(norms):
     got = []
     trainer = quiet()
     trainer.on("step_end")(lambda ctx: got.append(ctx.grad_norm))
-    trainer.on("train_end")(lambda module: got.append(torch.stack([p.grad.norm() for p in module.parameters()]).norm().item()))
+    trainer.on("train_end")(
+        lambda module: got.append(torch.stack([p.grad.norm() for p in module.parameters()]).norm().item())
+    )
     trainer.fit(Net(), batches(1))
     assert len(norms) == 1
     assert got[0] == pytest.approx(got[1])
@@ -548,12 +602,18 @@ def test_a_batch_returned_where_a_signal_belongs_is_described_not_printed():
     assert "replace the batch, return it from on_after_batch_transfer" in said and len(said) < 250
 
 
-@pytest.mark.parametrize(("attribute", "said"), [
-    ("log", "A hook logs through the trainer: `def on_step_end(self, trainer): trainer.log('name', value)`."),
-    ("trainer", "by the name of a parameter: `def on_step_end(self, trainer): ...`"),
-    ("grad_norm", "`def on_step_end(self, grad_norm): ...`"),
-    ("colour", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        (
+            "log",
+            "A hook logs through the trainer: `def on_step_end(self, trainer): trainer.log('name', value)`.",
+        ),
+        ("trainer", "by the name of a parameter: `def on_step_end(self, trainer): ...`"),
+        ("grad_norm", "`def on_step_end(self, grad_norm): ...`"),
+        ("colour", ""),
+    ],
+)
 def test_what_a_hook_has_not_got_but_can_ask_for_is_said(attribute, said):
     class Wants(Hook):
         def on_step_end(self):
@@ -589,15 +649,26 @@ def test_accounts_of_listeners_in_one_slot_are_kept_apart(monkeypatch: pytest.Mo
             raise StopTraining("enough")
 
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
-    hooks = [Takes("a", 5), Takes("b", 7), Filtered("c", 1000), Takes("d", 11), Stops("e", 13), Takes("f", 17)]
+    hooks = [
+        Takes("a", 5),
+        Takes("b", 7),
+        Filtered("c", 1000),
+        Takes("d", 11),
+        Stops("e", 13),
+        Takes("f", 17),
+    ]
     trainer = quiet(hooks=hooks)
     trainer.state.fill(step=1)
     for _ in range(2):
         trainer.plan.on_step_end(trainer.state)
     accounts = {each.name: each.account for each in trainer.plan.listeners("on_step_end")}
     assert {name: (each.calls, each.total, each.worst) for name, each in accounts.items() if name != "c"} == {
-        "a": (2, 10, 5), "b": (2, 14, 7), "d": (2, 22, 11), "e": (2, 26, 13), "f": (2, 34, 17),
-    }  # fmt: skip
+        "a": (2, 10, 5),
+        "b": (2, 14, 7),
+        "d": (2, 22, 11),
+        "e": (2, 26, 13),
+        "f": (2, 34, 17),
+    }
     assert trainer.state.should_stop
 
 

@@ -19,7 +19,10 @@ def test_every_name_leads_to_a_hook_of_that_name_that_runs_after_the_users(name)
 
 
 def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
-    with pytest.raises(HookError, match=r"no hook called 'progres_bar'. Did you mean 'progress_bar'\? There are: .*progress_bar"):
+    with pytest.raises(
+        HookError,
+        match=r"no hook called 'progres_bar'. Did you mean 'progress_bar'\? There are: .*progress_bar",
+    ):
         hook_class("progres_bar")
 
 

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
-from hookline import EVENTS, SKIP_BATCH, Hook, HooklineError, OptionError, StepContext, StopTraining, declare_event, every, on
+from hookline import (
+    EVENTS,
+    SKIP_BATCH,
+    Hook,
+    HooklineError,
+    OptionError,
+    StepContext,
+    StopTraining,
+    declare_event,
+    every,
+    on,
+)
 from hookline.hooks import EarlyStopping
 from hookline.replay import NotRecorded, replay
 
@@ -46,7 +57,16 @@ class Notes(Hook):
 
 
 def record(*hooks, module=None, **options):
-    trainer = quiet(**{"hooks": list(hooks), "trace": "trace.json", "max_epochs": 2, "log_every_n_steps": 2, "run_dir": "run", **options})
+    trainer = quiet(
+        **{
+            "hooks": list(hooks),
+            "trace": "trace.json",
+            "max_epochs": 2,
+            "log_every_n_steps": 2,
+            "run_dir": "run",
+            **options,
+        }
+    )
     trainer.fit(module or Net(), batches(3), batches(2))
     return trainer
 
@@ -56,7 +76,16 @@ def test_a_hook_hears_in_the_replay_just_what_it_heard_in_the_run():
     record(hook, SavesFirstEpoch(), num_sanity_val_steps=1)
     done = replay("trace.json", again)
     assert again.notes == hook.notes
-    assert {each[0] for each in again.notes} == {"setup", "epoch", "batch", "step", "validation", "saved", "row", "end"}
+    assert {each[0] for each in again.notes} == {
+        "setup",
+        "epoch",
+        "batch",
+        "step",
+        "validation",
+        "saved",
+        "row",
+        "end",
+    }
     assert (done.hook, done.steps) == ("notes", 6)
     assert sum(row.calls for row in done.cost) == len(again.notes)
 
@@ -90,14 +119,15 @@ def test_what_was_not_recorded_is_an_error_before_the_first_event():
         def setup(self):
             self.heard += 1
 
-        def on_train_batch_end(self, batch, loss, trainer):
-            ...
+        def on_train_batch_end(self, batch, loss, trainer): ...
 
-        def on_step_end(self, grad_norm):
-            ...
+        def on_step_end(self, grad_norm): ...
 
     hook = Wants()
-    with pytest.raises(NotRecorded, match=r"'batch' in on_train_batch_end, 'trainer' in on_train_batch_end, 'grad_norm' in on_step_end"):
+    with pytest.raises(
+        NotRecorded,
+        match=r"'batch' in on_train_batch_end, 'trainer' in on_train_batch_end, 'grad_norm' in on_step_end",
+    ):
         replay("trace.json", hook)
     assert hook.heard == 0
 
@@ -151,9 +181,13 @@ def test_the_state_and_the_context_have_what_was_recorded_and_name_what_was_not(
 
 def test_signals_are_noted_and_the_run_goes_on():
     record()
-    done = replay("trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None))
-    assert done.asked == ["SKIP_BATCH from on_train_batch_start at epoch 0, batch 2, step 2",
-                          "SKIP_BATCH from on_train_batch_start at epoch 1, batch 2, step 5"]  # fmt: skip
+    done = replay(
+        "trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None)
+    )
+    assert done.asked == [
+        "SKIP_BATCH from on_train_batch_start at epoch 0, batch 2, step 2",
+        "SKIP_BATCH from on_train_batch_start at epoch 1, batch 2, step 5",
+    ]
 
 
 def test_a_replay_of_a_run_on_several_ranks_needs_no_declaration_of_signals():
@@ -161,8 +195,12 @@ def test_a_replay_of_a_run_on_several_ranks_needs_no_declaration_of_signals():
     trace = Path("trace.json")
     text = trace.read_text()
     assert '"world_size": 1' in text or '"world_size":1' in text
-    trace.write_text(text.replace('"world_size": 1', '"world_size": 2').replace('"world_size":1', '"world_size":2'))
-    done = replay("trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None))
+    trace.write_text(
+        text.replace('"world_size": 1', '"world_size": 2').replace('"world_size":1', '"world_size":2')
+    )
+    done = replay(
+        "trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None)
+    )
     assert len(done.asked) == 2
 
 
@@ -170,7 +208,10 @@ def test_a_hook_that_fails_says_where_in_the_recorded_run():
     record()
     with pytest.raises(ZeroDivisionError) as failed:
         replay("trace.json", on("step_end")(lambda step: 1 / (step - 4)))
-    assert "in on_step_end" in failed.value.__notes__[0] and "epoch 1, batch 0, step 4" in failed.value.__notes__[0]
+    assert (
+        "in on_step_end" in failed.value.__notes__[0]
+        and "epoch 1, batch 0, step 4" in failed.value.__notes__[0]
+    )
     with pytest.raises(ZeroDivisionError):
         replay("trace.json", on("teardown")(lambda: 1 / 0))
 
@@ -222,7 +263,9 @@ def test_a_rank_that_is_played_is_the_one_that_the_hook_is_on():
 def test_a_built_in_hook_that_only_needs_metrics_says_what_it_would_have_done():
     record()
     done = replay("trace.json", EarlyStopping("val/loss", stopping_threshold=1e9))
-    assert any(each.startswith("stop at epoch 0") and "has reached the threshold" in each for each in done.asked)
+    assert any(
+        each.startswith("stop at epoch 0") and "has reached the threshold" in each for each in done.asked
+    )
 
 
 def test_a_trace_without_any_event_is_refused():

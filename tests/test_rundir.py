@@ -44,7 +44,9 @@ def test_a_directory_that_cannot_be_made_is_refused_before_the_first_step(below:
     assert trainer.global_step == 0
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc, where even root can create nothing")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="there is no /proc, where even root can create nothing"
+)
 
 
 @needs_proc
@@ -52,7 +54,9 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="there i
 @pytest.mark.parametrize("place", ["/proc/x", "/proc/self/deeper/still"])
 def test_so_is_one_in_which_nothing_can_be_created_even_by_root(option: str, place: str) -> None:
     trainer = quiet(**{option: place, "hooks": [(hook := Starts())]})
-    with pytest.raises(OptionError, match=f"{option}='{place}' cannot be written to: nothing can be created in /proc"):
+    with pytest.raises(
+        OptionError, match=f"{option}='{place}' cannot be written to: nothing can be created in /proc"
+    ):
         trainer.fit(Net(), batches(1))
     assert not hook.started and trainer.global_step == 0
 
@@ -60,7 +64,9 @@ def test_so_is_one_in_which_nothing_can_be_created_even_by_root(option: str, pla
 @pytest.mark.parametrize("option", ["run_dir", "default_root_dir"])
 def test_so_is_one_that_is_too_long_as_a_whole(option: str) -> None:
     trainer = quiet(**{option: "a/" * 3000, "hooks": [(hook := Starts())]})
-    with pytest.raises(OptionError, match=rf"{option}='a/a/[a/]*\.\.\.' cannot be written to: .*File name too long"):
+    with pytest.raises(
+        OptionError, match=rf"{option}='a/a/[a/]*\.\.\.' cannot be written to: .*File name too long"
+    ):
         trainer.fit(Net(), batches(1))
     assert not hook.started and not list(Path().iterdir())
 
@@ -73,11 +79,22 @@ def test_an_evaluation_that_writes_nothing_needs_no_directory_and_one_that_does_
 
 
 @pytest.mark.parametrize("option", ["run_dir", "default_root_dir", "trace"])
-@pytest.mark.parametrize(("value", "said"), [
-    ("", "must be .*path.*, and is empty"), ("  ", "and is empty"), ("a\0b", "NUL character"), ("x" * 300, "300 bytes, and a name may have 255"),
-    ("a/" + "ä" * 200, "400 bytes"), (3, "must be .*path"), (["x"], "must be .*path"),
-], ids=["empty", "blank", "NUL", "long", "long in bytes", "a number", "a list"])  # fmt: skip
-def test_what_can_be_no_path_is_refused_when_the_trainer_is_made(option: str, value: object, said: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", "must be .*path.*, and is empty"),
+        ("  ", "and is empty"),
+        ("a\0b", "NUL character"),
+        ("x" * 300, "300 bytes, and a name may have 255"),
+        ("a/" + "ä" * 200, "400 bytes"),
+        (3, "must be .*path"),
+        (["x"], "must be .*path"),
+    ],
+    ids=["empty", "blank", "NUL", "long", "long in bytes", "a number", "a list"],
+)
+def test_what_can_be_no_path_is_refused_when_the_trainer_is_made(
+    option: str, value: object, said: str
+) -> None:
     with pytest.raises(OptionError, match=f"(?s){option}=.*{said}"):
         quiet(**{option: value})
 

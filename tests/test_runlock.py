@@ -57,7 +57,9 @@ TRAINING = """
 def job(forks: bool = False, epochs: int = 1) -> Iterator[Any]:
     """Another process that trains in `run` until there is a file `go on`."""
     Path("job.py").write_text(textwrap.dedent(TRAINING.format(tests=str(TESTS), forks=forks, epochs=epochs)))
-    with subprocess.Popen([sys.executable, "job.py"], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "job.py"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         try:
             told, worker = process.stdout.readline().split()
@@ -82,7 +84,9 @@ def fit(**options: Any) -> Any:
 
 def theirs(**facts: Any) -> str:
     """The lock file of a process of another machine."""
-    return json.dumps({**runlock._own_record(), "token": "theirs", "boot": "another", "host": "far", "pid": 77, **facts})
+    return json.dumps(
+        {**runlock._own_record(), "token": "theirs", "boot": "another", "host": "far", "pid": 77, **facts}
+    )
 
 
 # ---- two jobs ----------------------------------------------------------------------------------------------------
@@ -97,7 +101,9 @@ def test_a_second_job_is_refused_with_the_name_of_the_first_and_changes_nothing(
         said = str(refused.value)
         assert f"process {other.pid} on {socket.gethostname()}" in said and "job.py" in said
         assert "run is in use" in said and "hookline control run stop" in said and "another run_dir" in said
-        assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != NAME} == before
+        assert {
+            path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != NAME
+        } == before
         Path("go on").touch()
         assert other.stdout.readline() == "over\n" and other.wait(60) == 0
     assert not LOCK.exists()
@@ -128,7 +134,8 @@ def test_a_job_that_was_killed_does_not_keep_the_directory(forks: bool) -> None:
 def test_of_jobs_that_start_in_the_same_instant_one_gets_the_directory(tmp_path: Path) -> None:
     rounds, racers = 20, 4
     script = tmp_path / "race.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import sys, time
         from pathlib import Path
         from hookline.runlock import RunLock
@@ -147,11 +154,17 @@ def test_of_jobs_that_start_in_the_same_instant_one_gets_the_directory(tmp_path:
             while len([*Path().glob(f"won-{number}-*"), *Path().glob(f"lost-{number}-*")]) < racers:
                 time.sleep(0.001)
             lock.release()
-    """))
-    started = [subprocess.Popen([sys.executable, script, str(name), str(rounds), str(racers)]) for name in range(racers)]
+    """)
+    )
+    started = [
+        subprocess.Popen([sys.executable, script, str(name), str(rounds), str(racers)])
+        for name in range(racers)
+    ]
     assert [each.wait(100) for each in started] == [0] * racers
     assert [len(list(Path().glob(f"won-{number}-*"))) for number in range(rounds)] == [1] * rounds
-    assert not list(Path().glob("raced-*/*")), "and nothing is left in it; the directory itself may have been made by one that lost"
+    assert not list(Path().glob("raced-*/*")), (
+        "and nothing is left in it; the directory itself may have been made by one that lost"
+    )
 
 
 # ---- in one process ----------------------------------------------------------------------------------------------
@@ -270,7 +283,9 @@ def test_what_a_killed_job_left_on_another_machine_is_put_in_order_at_once(tmp_p
     """Its process cannot be asked for, but nobody else can be in a directory whose lock is held."""
     fit()
     (kept,) = Path("run", "checkpoints").iterdir()
-    kept.rename(kept.with_name(f".{kept.name}.0000abcd-{os.getpid()}.old"))  # killed between the two renames of a replacement
+    kept.rename(
+        kept.with_name(f".{kept.name}.0000abcd-{os.getpid()}.old")
+    )  # killed between the two renames of a replacement
     assert fit(max_epochs=2).global_step == 8
     assert kept.exists() or len(list(Path("run", "checkpoints").iterdir())) == 1
 
@@ -297,7 +312,9 @@ def lockless(monkeypatch: pytest.MonkeyPatch, brisk: None) -> None:
 
 
 @pytest.mark.usefixtures("brisk")
-def test_a_job_of_another_machine_that_gives_signs_of_life_is_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_another_machine_that_gives_signs_of_life_is_not_taken_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runlock, "SILENCE", 200.0)
     Path("run").mkdir()
     LOCK.write_text(theirs(command="python \x1b[31mfar.py"))
@@ -363,7 +380,9 @@ def test_a_run_whose_directory_was_taken_over_nevertheless_ends() -> None:
 
 
 @pytest.mark.usefixtures("lockless")
-def test_a_file_system_without_locks_is_said_and_the_file_alone_keeps_others_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_system_without_locks_is_said_and_the_file_alone_keeps_others_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with job() as other:
         with pytest.raises(RunLockedError, match=f"process {other.pid} on "):
             fit()
@@ -390,7 +409,9 @@ def test_a_process_number_that_was_used_again_is_not_the_job(caplog: pytest.LogC
 
 
 @pytest.mark.usefixtures("lockless")
-def test_without_locks_one_of_those_that_start_in_the_same_instant_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_one_of_those_that_start_in_the_same_instant_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runlock, "SETTLING", 3.0)
     starting, outcomes = threading.Barrier(4), list[str]()
 
@@ -414,7 +435,9 @@ def test_without_locks_one_of_those_that_start_in_the_same_instant_gets_it(monke
         lock.release()
 
 
-def test_a_directory_that_cannot_be_locked_is_said_and_the_run_continues(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_that_cannot_be_locked_is_said_and_the_run_continues(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     LOCK.mkdir(parents=True)
     assert fit().global_step == 4
     assert "run cannot be locked: Is a directory. Make sure that no other job trains in it." in caplog.text
@@ -432,11 +455,21 @@ def test_a_pipe_of_its_name_is_not_read(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_secrets_of_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = ["python", "train.py", "--api-key", "abc", "--logger.token=def", "--url=https://user:ghi@host/?sig=jkl", "--lr", "0.1"]
+    line = [
+        "python",
+        "train.py",
+        "--api-key",
+        "abc",
+        "--logger.token=def",
+        "--url=https://user:ghi@host/?sig=jkl",
+        "--lr",
+        "0.1",
+    ]
     monkeypatch.setattr(sys, "orig_argv", line)
     with runlock.held(Path("run")):
         assert json.loads(LOCK.read_text())["command"] == (
-            "python train.py --api-key ... --logger.token=... --url=https://host/... --lr 0.1")  # fmt: skip
+            "python train.py --api-key ... --logger.token=... --url=https://host/... --lr 0.1"
+        )
     monkeypatch.setattr(sys, "orig_argv", ["python", "x" * 1000])
     with runlock.held(Path("run")):
         assert len(json.loads(LOCK.read_text())["command"]) < 300

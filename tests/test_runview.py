@@ -22,7 +22,10 @@ def test_the_schedules_say_when_they_advance() -> None:
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step", "name": "decay"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step", "name": "decay"},
+            }
 
     trainer = quiet()
     assert trainer.schedules == []

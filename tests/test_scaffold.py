@@ -20,7 +20,9 @@ from hookline.scaffold import PROJECT, write_project
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_run_learns(folder: Path) -> None:
-    done = run(folder, "-W", "error", "-m", "hookline", "fit", "run.toml", "--json", "--hooks.rises.by", "0.5")
+    done = run(
+        folder, "-W", "error", "-m", "hookline", "fit", "run.toml", "--json", "--hooks.rises.by", "0.5"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["status"] == "completed"
@@ -40,11 +44,23 @@ def test_its_run_learns(folder: Path) -> None:
 
 
 def test_its_model_can_be_loaded_from_the_run_whatever_it_was_made_with(folder: Path) -> None:
-    fitted = run(folder, "-W", "error", "-m", "hookline", "fit", "run.toml", "--trainer.max_epochs", "1", "--module.width", "24",
-                 "--trainer.run_dir", "wide")  # fmt: skip
+    fitted = run(
+        folder,
+        "-W",
+        "error",
+        "-m",
+        "hookline",
+        "fit",
+        "run.toml",
+        "--trainer.max_epochs",
+        "1",
+        "--module.width",
+        "24",
+        "--trainer.run_dir",
+        "wide",
+    )
     assert fitted.returncode == 0, fitted.stderr
-    code = ("from model import Classifier\n"
-            "print(Classifier.load_from_checkpoint('wide').net[0].out_features)")  # fmt: skip
+    code = "from model import Classifier\nprint(Classifier.load_from_checkpoint('wide').net[0].out_features)"
     loaded = run(folder, "-W", "error", "-c", code)
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.split() == ["24"]
@@ -56,8 +72,13 @@ def test_its_tests_pass(folder: Path) -> None:
     assert "3 passed" in done.stdout
 
 
-def test_its_test_fails_when_the_hook_does_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for source, works in ((PROJECT["hooks.py"], True), (PROJECT["hooks.py"].replace("self.rises += 1", "pass"), False)):
+def test_its_test_fails_when_the_hook_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source, works in (
+        (PROJECT["hooks.py"], True),
+        (PROJECT["hooks.py"].replace("self.rises += 1", "pass"), False),
+    ):
         for name, text in (("model", PROJECT["model.py"]), ("hooks", source)):
             module = types.ModuleType(name)
             exec(text, vars(module))
@@ -83,7 +104,9 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
         write_project(tmp_path / "file")
 
 
-def test_the_command_says_what_it_wrote_and_what_is_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_wrote_and_what_is_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["new", str(tmp_path / "deep" / "inside")]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in PROJECT)

@@ -82,7 +82,9 @@ def test_a_stream_of_ones_own_goes_on_from_block_to_block_and_leaves_the_main_on
         for _ in range(3):
             with stream:
                 inside.append(draw())
-            outside += [(*draw(), np.random.randn()) for _ in range(between)]  # every second normal number is kept from the first
+            outside += [
+                (*draw(), np.random.randn()) for _ in range(between)
+            ]  # every second normal number is kept from the first
         return inside, outside
 
     seed_everything(5)
@@ -111,7 +113,9 @@ for _ in range(2):
 
 
 def test_a_module_created_after_the_trainer_in_a_process_without_a_seed_is_reported_once() -> None:
-    done = subprocess.run([sys.executable, "-c", FRESH], cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
     assert done.stdout.count(SAID) == 1
     assert "Call hookline.seed_everything(0) before you create it" in done.stdout
 
@@ -135,13 +139,21 @@ def seeded_between(seed: Callable[[], object]) -> Callable[[], tuple[Any, Any]]:
     return make
 
 
-@pytest.mark.parametrize(("make", "reported"), [
-    (lambda: (quiet(seed=0), Net()), True), (lambda: (quiet(), Net()), False), (module_first, False), (copied, False),
-    (seeded_between(lambda: torch.manual_seed(4)), False), (seeded_between(lambda: seed_everything(2**50)), False),
-], ids=["after", "no seed", "module first", "a copy", "torch seeded", "a large seed"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "reported"),
+    [
+        (lambda: (quiet(seed=0), Net()), True),
+        (lambda: (quiet(), Net()), False),
+        (module_first, False),
+        (copied, False),
+        (seeded_between(lambda: torch.manual_seed(4)), False),
+        (seeded_between(lambda: seed_everything(2**50)), False),
+    ],
+    ids=["after", "no seed", "module first", "a copy", "torch seeded", "a large seed"],
+)
 def test_only_a_module_that_the_trainer_seems_to_seed_is_reported(
-    make: Any, reported: bool, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    make: Any, reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.seed()  # as in a new process
     trainer, net = make()
     trainer.fit(net, batches())

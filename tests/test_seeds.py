@@ -30,7 +30,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
 
-from hookline import END_EPOCH, Hook, HookError, Logger, Recorder, StepContext, StopTraining, Trainer, after, every, when
+from hookline import (
+    END_EPOCH,
+    Hook,
+    HookError,
+    Logger,
+    Recorder,
+    StepContext,
+    StopTraining,
+    Trainer,
+    after,
+    every,
+    when,
+)
 from hookline.strategies import SingleDevice
 from hookline.trace import Call
 
@@ -135,7 +147,9 @@ def test_before_zero_grad_the_weights_are_new_and_the_gradients_still_there_for_
         def on_before_zero_grad(self, optimizer: Any, optimizer_idx: int, step: int) -> None:
             if step:
                 (p,) = optimizer.param_groups[0]["params"]
-                updated = torch.allclose(p.detach(), p.before - 0.1 * p.gradient) and not torch.equal(p.detach(), p.before)
+                updated = torch.allclose(p.detach(), p.before - 0.1 * p.gradient) and not torch.equal(
+                    p.detach(), p.before
+                )
                 seen.append((optimizer_idx, updated, torch.equal(p.grad, p.gradient)))
 
     quiet().fit(TwoOptimizers(), batches(3))
@@ -151,7 +165,9 @@ def test_the_gradients_that_a_module_logs_after_backward_are_gradients() -> None
 
     class Draws(Net):
         def on_after_backward(self) -> None:
-            self.experiment.add_histogram(tag="weight", values=self.layer.weight.grad, global_step=self.global_step)
+            self.experiment.add_histogram(
+                tag="weight", values=self.layer.weight.grad, global_step=self.global_step
+            )
 
     net = Draws()
     twin = Net()
@@ -202,10 +218,15 @@ class GreetingCallback(Hook):
         print(f"a callback starts, with {type(trainer).__name__} and {type(pl_module).__name__}")
 
 
-def test_a_callback_and_the_module_hear_one_event_the_callback_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_and_the_module_hear_one_event_the_callback_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     trainer = Trainer(callbacks=[GreetingCallback()], logger=False, max_epochs=1)
     trainer.fit(Greeting())
-    assert capsys.readouterr().out.splitlines() == ["a callback starts, with Trainer and Greeting", "the module starts"]
+    assert capsys.readouterr().out.splitlines() == [
+        "a callback starts, with Trainer and Greeting",
+        "the module starts",
+    ]
 
 
 EVERYONE, HOOKS_AND_MODULE = "plain monitor module strategy", "plain monitor module"
@@ -225,7 +246,10 @@ def sequence(calls: list[Call], only: list[str]) -> list[str]:
     words = {"D": "data", "M": "module", "S": "strategy"}
     wanted = {line.split(":")[0] for line in only}
     heard = groupby((call for call in calls if call.event in wanted), lambda call: call.event)
-    return [f"{event}: {' '.join(words.get(call.receiver, call.name) for call in group)}" for event, group in heard]
+    return [
+        f"{event}: {' '.join(words.get(call.receiver, call.name) for call in group)}"
+        for event, group in heard
+    ]
 
 
 BATCH = diagram(f"""
@@ -239,7 +263,7 @@ BATCH = diagram(f"""
     on_before_optimizer_step: {HOOKS_AND_MODULE}
     optimizer_step: strategy module
     on_train_batch_end: {HOOKS_AND_MODULE}
-""")  # fmt: skip
+""")
 
 FIT = [
     "setup: data plain monitor module",
@@ -251,14 +275,16 @@ FIT = [
     f"on_sanity_check_end: {EVERYONE}",
     f"on_train_start: {EVERYONE}",
     f"on_train_epoch_start: {HOOKS_AND_MODULE}",
-    *BATCH, *evaluation("validation"),
-    *BATCH, *evaluation("validation"),
+    *BATCH,
+    *evaluation("validation"),
+    *BATCH,
+    *evaluation("validation"),
     "on_train_epoch_end: plain module monitor",
     f"on_train_end: {EVERYONE}",
     "strategy_teardown: strategy",
     f"on_fit_end: {HOOKS_AND_MODULE}",
     "teardown: data plain monitor module",
-]  # fmt: skip
+]
 
 
 def test_fit_is_the_documented_diagram_with_validation_after_each_batch() -> None:
@@ -266,25 +292,37 @@ def test_fit_is_the_documented_diagram_with_validation_after_each_batch() -> Non
 
 
 def test_test_is_the_documented_diagram_and_set_up_reaches_data_and_module_too() -> None:
-    expected = ["setup: data plain monitor module", *evaluation("test"), "teardown: data plain monitor module"]
+    expected = [
+        "setup: data plain monitor module",
+        *evaluation("test"),
+        "teardown: data plain monitor module",
+    ]
     assert sequence(Scene(batches_of={"test": [1]}).run("test"), expected) == expected
 
 
 def test_predict_is_the_documented_diagram() -> None:
-    expected = ["setup: data plain monitor module", *evaluation("predict", HOOKS_AND_MODULE), "teardown: data plain monitor module"]
+    expected = [
+        "setup: data plain monitor module",
+        *evaluation("predict", HOOKS_AND_MODULE),
+        "teardown: data plain monitor module",
+    ]
     expected[1] += " strategy"
     expected[-2] += " strategy"
     assert sequence(Scene(batches_of={"predict": [1]}).run("predict"), expected) == expected
 
 
 RESTORE = [
-    "module_load_checkpoint: module", "load_state_dict: module data",
-    "on_load_checkpoint: plain monitor", "load_state_dict: plain monitor",
-]  # fmt: skip
+    "module_load_checkpoint: module",
+    "load_state_dict: module data",
+    "on_load_checkpoint: plain monitor",
+    "load_state_dict: plain monitor",
+]
 
 
 @pytest.mark.parametrize("after_setup", [False, True])
-def test_a_strategy_says_whether_a_checkpoint_is_restored_before_or_after_its_set_up(after_setup: bool) -> None:
+def test_a_strategy_says_whether_a_checkpoint_is_restored_before_or_after_its_set_up(
+    after_setup: bool,
+) -> None:
     first = Scene()
     first.run()
     first.trainer.save_checkpoint("saved")
@@ -292,7 +330,12 @@ def test_a_strategy_says_whether_a_checkpoint_is_restored_before_or_after_its_se
     scene.strategy.restore_after_setup = after_setup
     strategy = ["strategy_setup: strategy"]
     around = [*strategy, *RESTORE] if after_setup else [*RESTORE, *strategy]
-    expected = ["setup: data plain monitor module", "configure_model: module", *around, f"on_fit_start: {HOOKS_AND_MODULE}"]
+    expected = [
+        "setup: data plain monitor module",
+        "configure_model: module",
+        *around,
+        f"on_fit_start: {HOOKS_AND_MODULE}",
+    ]
     assert sequence(scene.run(resume="saved"), expected) == expected
 
 
@@ -331,13 +374,27 @@ class Complete(Hook):
     def on_epoch_end(self, trainer: Any, epoch: int) -> None:
         self.keep("epoch end", epoch)
 
-    def on_train_batch_start(self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+    ) -> None:
         self.keep("batch start", len(batch), batch_idx, dataloader_idx, dataloader_name)
 
     def on_train_batch_end(
-        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+        self,
+        trainer: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+        dataloader_name: str,
+        metrics: Any,
     ) -> None:
-        self.keep("batch end", batch_idx, dataloader_name, f"{metrics['loss']:.4f}" != "", metrics.get("loss", 0) > 0)
+        self.keep(
+            "batch end",
+            batch_idx,
+            dataloader_name,
+            f"{metrics['loss']:.4f}" != "",
+            metrics.get("loss", 0) > 0,
+        )
 
     def on_validation_start(self, trainer: Any, epoch: int) -> None:
         self.keep("validation start", epoch)
@@ -345,11 +402,19 @@ class Complete(Hook):
     def on_validation_end(self, trainer: Any, epoch: int, metrics: Any) -> None:
         self.keep("validation end", epoch, metrics["val/accuracy"], type(metrics["val/loss"]))
 
-    def on_validation_batch_start(self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str) -> None:
+    def on_validation_batch_start(
+        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+    ) -> None:
         self.keep("validation batch start", batch_idx, dataloader_idx, dataloader_name)
 
     def on_validation_batch_end(
-        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+        self,
+        trainer: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+        dataloader_name: str,
+        metrics: Any,
     ) -> None:
         self.keep("validation batch end", batch_idx, metrics["accuracy"])
 
@@ -429,7 +494,9 @@ class Careful(Hook):
         super().__init__()
         self.threshold, self.patience, self.high = threshold, patience, 0
 
-    def on_train_batch_end(self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any
+    ) -> None:
         if metrics.get("loss", 0) > self.threshold:
             self.high += 1
             if self.high > self.patience:
@@ -560,10 +627,15 @@ def test_a_hook_notifies_a_service_about_the_best_model_and_the_end(webhook: tup
     url, posted = webhook
     hook = Notifies(url)
     quiet(hooks=[hook]).fit(Net(), batches(2), batches(2))
-    assert posted == [f"epoch 0 is the best so far: {hook.best:.4f}", f"the training is over, best {hook.best:.4f}"]
+    assert posted == [
+        f"epoch 0 is the best so far: {hook.best:.4f}",
+        f"the training is over, best {hook.best:.4f}",
+    ]
 
 
-def test_a_service_that_cannot_be_reached_does_not_stop_the_training(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_cannot_be_reached_does_not_stop_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # a port that is taken, but not listened to
         hook = Notifies(f"http://127.0.0.1:{nobody.getsockname()[1]}/hook", notify_on=("training_end",))
@@ -579,7 +651,9 @@ class Debugs(Hook):
         self.shapes: list[tuple[int, ...]] = []
         self.found: list[str] = []
 
-    def on_train_batch_start(self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+    ) -> None:
         self.shapes += [tuple(item.shape) for item in batch if torch.is_tensor(item)]
 
     def on_after_backward(self, trainer: Any) -> None:
@@ -588,7 +662,13 @@ class Debugs(Hook):
                 self.found.append(f"gradient of {name}")
 
     def on_train_batch_end(
-        self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+        self,
+        trainer: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+        dataloader_name: str,
+        metrics: Any,
     ) -> None:
         if torch.isnan(torch.tensor(metrics.get("loss", 0))):
             self.found.append(f"loss of batch {batch_idx}")
@@ -620,7 +700,11 @@ def test_a_hook_takes_its_settings_as_a_dictionary_and_runs_every_n_steps() -> N
         def on_train_batch_end(self, step: int) -> None:
             self.ran.append(step)
 
-    own, filtered, off = Configurable({"frequency": 2}), Filtered(), Configurable({"enabled": False, "frequency": 1})
+    own, filtered, off = (
+        Configurable({"frequency": 2}),
+        Filtered(),
+        Configurable({"enabled": False, "frequency": 1}),
+    )
     quiet(hooks=[own, filtered, off]).fit(Net(), batches(5))
     assert own.ran == filtered.ran == [2, 4]
     assert off.ran == []
@@ -630,14 +714,18 @@ def test_an_expensive_hook_runs_on_a_sample_of_the_batches() -> None:
     draw = random.Random(0)
     sampled: list[int] = []
     trainer = quiet()
-    trainer.on("train_batch_end", when=lambda: draw.random() < 0.1)(lambda batch_idx: sampled.append(batch_idx))
+    trainer.on("train_batch_end", when=lambda: draw.random() < 0.1)(
+        lambda batch_idx: sampled.append(batch_idx)
+    )
     trainer.fit(Net(), batches(100))
     again = random.Random(0)
     assert sampled == [index for index in range(100) if again.random() < 0.1]
     assert 1 < len(sampled) < 30
 
 
-def test_a_hook_that_handles_its_own_errors_asks_the_config_for_details(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hook_that_handles_its_own_errors_asks_the_config_for_details(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Robust(Hook):
         def on_train_batch_end(self, trainer: Any, metrics: Any) -> None:
             try:
@@ -678,7 +766,9 @@ class GradientNorms(Hook):
 
 def test_gradient_norms_are_logged_under_the_step_they_belong_to() -> None:
     rows, hook, net, config = Rows(), GradientNorms(), Net(lr=0.0), {"job": 1}
-    quiet(hooks=[hook], logger=rows, log_every_n_steps=1, gradient_clip_val=1e-3, config=config).fit(net, batches(2))
+    quiet(hooks=[hook], logger=rows, log_every_n_steps=1, gradient_clip_val=1e-3, config=config).fit(
+        net, batches(2)
+    )
     assert hook.started_with == (config, net, 1)
     logged = {step: row for step, row in rows.rows if "grad_norm/layer.bias" in row}
     for step, batch in enumerate(batches(2), 1):
@@ -711,7 +801,10 @@ def test_a_step_ends_after_update_scheduler_and_metrics_and_before_validation_an
     class Scheduled(Net):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"},
+            }
 
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any) -> None:  # type: ignore[override]
             heard.append("update")
@@ -738,7 +831,15 @@ def test_a_step_ends_after_update_scheduler_and_metrics_and_before_validation_an
 
     trainer = quiet(hooks=[Listens()], logger=Writes(), log_every_n_steps=1, val_check_interval=1)
     trainer.fit(Scheduled(), batches(1), batches(1))
-    assert heard[:7] == ["update", "scheduler", "row 1", "step 1 ends", "evaluated at 1", "row 1", "saved saved at 1"]
+    assert heard[:7] == [
+        "update",
+        "scheduler",
+        "row 1",
+        "step 1 ends",
+        "evaluated at 1",
+        "row 1",
+        "saved saved at 1",
+    ]
 
 
 def test_hooks_draw_from_evaluations_send_heartbeats_and_upload_checkpoints() -> None:
@@ -820,8 +921,16 @@ def test_hooks_with_the_state_hear_of_train_epoch_and_batch_in_order() -> None:
 
     quiet(hooks=[Listens()], max_epochs=2).fit(Net(), batches(1))
     batch = "batch of 3, float"
-    assert heard == ["train begins, training", "epoch 0 begins", batch, "epoch 0 ends", "epoch 1 begins", batch,
-                     "epoch 1 ends", "train ends, completed"]  # fmt: skip
+    assert heard == [
+        "train begins, training",
+        "epoch 0 begins",
+        batch,
+        "epoch 0 ends",
+        "epoch 1 begins",
+        batch,
+        "epoch 1 ends",
+        "train ends, completed",
+    ]
 
 
 # ---- what was impossible elsewhere -------------------------------------------------------------------------------
@@ -848,7 +957,9 @@ def test_a_hook_changes_the_loss_function_in_the_middle_of_a_run() -> None:
 
     losses: list[float] = []
     trainer = quiet()
-    trainer.on("train_batch_start", when=lambda step: step == 2)(lambda module: setattr(module, "criterion", F.l1_loss))
+    trainer.on("train_batch_start", when=lambda step: step == 2)(
+        lambda module: setattr(module, "criterion", F.l1_loss)
+    )
     trainer.on("train_batch_end")(lambda loss: losses.append(loss))
     net = WithCriterion(lr=0.0)
     trainer.fit(net, batches(4))
@@ -892,7 +1003,10 @@ def test_a_learning_rate_that_a_hook_changed_is_where_the_scheduler_goes_on() ->
     class Scheduled(Net):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"},
+            }
 
     class Tenth(Hook):
         def on_train_batch_start(self, trainer: Any, batch_idx: int) -> None:
@@ -949,7 +1063,9 @@ def test_patience_counts_checks_so_a_run_without_epochs_can_stop() -> None:
     assert trainer.state.stop_reason == "no better for 3 checks"
 
 
-def test_a_hook_that_demands_a_metric_ends_the_run_even_if_others_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_demands_a_metric_ends_the_run_even_if_others_may_fail(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Strict(Hook):
         def on_validation_end(self, metrics: Any) -> None:
             metrics["val/accuracy"]
@@ -988,7 +1104,15 @@ def test_validation_and_a_request_to_stop_are_honoured_after_a_skipped_step() ->
 
     trainer = quiet(hooks=[Listens()], nonfinite="skip", val_check_interval=1)
     trainer.fit(Net(), data, batches(1))
-    assert heard == ["batch 0 ends", "validated", "skipped, nonfinite", "batch 1 ends", "validated", "saved", "stopped"]
+    assert heard == [
+        "batch 0 ends",
+        "validated",
+        "skipped, nonfinite",
+        "batch 1 ends",
+        "validated",
+        "saved",
+        "stopped",
+    ]
 
 
 # ---- one loop for every kind of step -----------------------------------------------------------------------------
@@ -1050,13 +1174,24 @@ def test_every_kind_of_step_fires_the_same_events(kind: str) -> None:
         made(trainer) if made is fit_plain else trainer.fit(made(), small(2))
     heard = [(call.event, call.step) for call in recorder.calls if call.receiver == "H"]
     assert heard == [
-        (event, step + (event in {"on_after_optimizer_step", "on_train_batch_end", "on_train_metrics", "on_step_end"}))
+        (
+            event,
+            step
+            + (event in {"on_after_optimizer_step", "on_train_batch_end", "on_train_metrics", "on_step_end"}),
+        )
         for step in range(2)
         for event in (
-            "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-            "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end", "on_train_metrics", "on_step_end",
+            "on_train_batch_start",
+            "on_before_zero_grad",
+            "on_before_backward",
+            "on_after_backward",
+            "on_before_optimizer_step",
+            "on_after_optimizer_step",
+            "on_train_batch_end",
+            "on_train_metrics",
+            "on_step_end",
         )
-    ] + [("on_train_metrics", 2)]  # fmt: skip
+    ] + [("on_train_metrics", 2)]
 
 
 def test_a_hook_with_the_wrong_signature_never_waits_until_the_run_to_be_found() -> None:

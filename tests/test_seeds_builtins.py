@@ -28,10 +28,10 @@ OWN_HOOKS = {
     "__init__": "",
     "monitoring": "class Losses(Hook):\n    def on_train_start(self, trainer): trainer.heard = ['losses']\n",
     "debugging": "class Check(Hook):\n    def __init__(self, threshold: float = 10.0): self.threshold = threshold\n"
-                 "    def on_train_start(self, trainer): trainer.heard.append(f'check {self.threshold}')\n",
+    "    def on_train_start(self, trainer): trainer.heard.append(f'check {self.threshold}')\n",
     "failing": "class Broken(Hook):\n    calls = 0\n"
-               "    def on_train_batch_end(self):\n        self.calls += 1\n        raise ValueError('broken on purpose')\n",
-}  # fmt: skip
+    "    def on_train_batch_end(self):\n        self.calls += 1\n        raise ValueError('broken on purpose')\n",
+}
 
 
 @pytest.fixture
@@ -82,20 +82,38 @@ def switched(own_hooks: Path) -> Trainer:
     config = HooksConfig(
         enable_logging_hook=True,
         enable_gradient_monitor=True,
-        gradient_monitor_config={"log_frequency": 2, "log_histogram": True, "log_norm": True,
-                                 "param_filter": ["encoder", "decoder"], "percentiles": [10, 50, 90]},
+        gradient_monitor_config={
+            "log_frequency": 2,
+            "log_histogram": True,
+            "log_norm": True,
+            "param_filter": ["encoder", "decoder"],
+            "percentiles": [10, 50, 90],
+        },
         enable_model_checkpoint_hook=True,
-        model_checkpoint_config={"save_top_k": 3, "monitor": "val/loss", "mode": "min", "save_last": True,
-                                 "save_on_train_epoch_end": False, "filename": "epoch_{epoch}_loss_{val/loss:.2f}",
-                                 "auto_insert_metric_name": False},
+        model_checkpoint_config={
+            "save_top_k": 3,
+            "monitor": "val/loss",
+            "mode": "min",
+            "save_last": True,
+            "save_on_train_epoch_end": False,
+            "filename": "epoch_{epoch}_loss_{val/loss:.2f}",
+            "auto_insert_metric_name": False,
+        },
         enable_early_stopping_hook=True,
-        early_stopping_config={"monitor": "val/loss", "patience": 3, "mode": "min", "min_delta": 0.0001,
-                               "check_on_train_epoch_end": False, "strict": True, "verbose": True},
+        early_stopping_config={
+            "monitor": "val/loss",
+            "patience": 3,
+            "mode": "min",
+            "min_delta": 0.0001,
+            "check_on_train_epoch_end": False,
+            "strict": True,
+            "verbose": True,
+        },
         enable_lr_monitor=True,
         lr_monitor_config={"log_momentum": True, "log_weight_decay": True, "frequency": "epoch"},
         hook_classes=["own_hooks.monitoring.Losses", "own_hooks.debugging.Check"],
         hook_configs={"own_hooks.debugging.Check": {"threshold": 5.0}},
-    )  # fmt: skip
+    )
     trainer = quiet(max_epochs=20, logger=True, run_dir="run", hooks=config.build())
     trainer.fit(Coder(), batches(3), batches(1))
     return trainer
@@ -111,25 +129,44 @@ def test_the_progress_lines_and_early_stopping_of_the_documented_configuration_s
     assert switched.state.epochs_seen == 5  # losses 3, 1, 2, 2, 2
 
 
-def test_the_gradient_monitor_of_the_documented_configuration_logs_norms_percentiles_and_histograms_of_its_layers(switched: Trainer) -> None:
+def test_the_gradient_monitor_of_the_documented_configuration_logs_norms_percentiles_and_histograms_of_its_layers(
+    switched: Trainer,
+) -> None:
     lines = lines_of(switched)
-    rows = {line["step"]: line["metrics"] for line in lines if line["type"] == "metrics" and "grad_norm" in line["metrics"]}
+    rows = {
+        line["step"]: line["metrics"]
+        for line in lines
+        if line["type"] == "metrics" and "grad_norm" in line["metrics"]
+    }
     assert sorted(rows) == [2, 4, 6, 8, 10, 12, 14]
     assert {name for name in rows[2] if name.startswith(("grad_norm/", "gradients/p"))} == {
-        f"{kind}/{layer}" for layer in ("encoder", "decoder") for kind in ("grad_norm", "gradients/p10", "gradients/p50", "gradients/p90")
+        f"{kind}/{layer}"
+        for layer in ("encoder", "decoder")
+        for kind in ("grad_norm", "gradients/p10", "gradients/p50", "gradients/p90")
     }
-    assert {line["tag"] for line in lines if line["type"] == "histogram"} == {"gradients/encoder", "gradients/decoder"}
+    assert {line["tag"] for line in lines if line["type"] == "histogram"} == {
+        "gradients/encoder",
+        "gradients/decoder",
+    }
 
 
-def test_the_checkpoints_of_the_documented_configuration_are_the_three_best_and_the_last(switched: Trainer) -> None:
+def test_the_checkpoints_of_the_documented_configuration_are_the_three_best_and_the_last(
+    switched: Trainer,
+) -> None:
     assert names() == ["epoch_1_loss_1.00", "epoch_2_loss_2.00", "epoch_3_loss_2.00", "last"]
     assert switched.hooks["model_checkpoint"].best_model_path.endswith("epoch_1_loss_1.00")
 
 
-def test_the_rate_monitor_of_the_documented_configuration_logs_rate_momentum_and_decay_once_an_epoch(switched: Trainer) -> None:
+def test_the_rate_monitor_of_the_documented_configuration_logs_rate_momentum_and_decay_once_an_epoch(
+    switched: Trainer,
+) -> None:
     rows = [line for line in lines_of(switched) if line["type"] == "metrics" and "lr-SGD" in line["metrics"]]
     assert [row["step"] for row in rows] == [3, 6, 9, 12, 15]
-    assert [rows[0]["metrics"][name] for name in ("lr-SGD", "lr-SGD-momentum", "lr-SGD-weight_decay")] == [0.1, 0.9, 0.01]
+    assert [rows[0]["metrics"][name] for name in ("lr-SGD", "lr-SGD-momentum", "lr-SGD-weight_decay")] == [
+        0.1,
+        0.9,
+        0.01,
+    ]
 
 
 def test_hook_classes_are_heard_in_their_order_with_the_arguments_under_their_path(switched: Trainer) -> None:
@@ -139,7 +176,10 @@ def test_hook_classes_are_heard_in_their_order_with_the_arguments_under_their_pa
 def test_hooks_may_live_in_files_by_purpose(own_hooks: Path) -> None:
     given = {
         "module": {"class_path": "torch.nn.Linear", "in_features": 4, "out_features": 2},
-        "hooks": {"watch": "own_hooks.monitoring.Losses", "check": {"class_path": "own_hooks.debugging.Check", "threshold": 2.5}},
+        "hooks": {
+            "watch": "own_hooks.monitoring.Losses",
+            "check": {"class_path": "own_hooks.debugging.Check", "threshold": 2.5},
+        },
     }
     hooks = load_config(given, allow=["own_hooks"]).build().hooks
     trainer = quiet(hooks=list(hooks.values()))
@@ -151,7 +191,9 @@ def test_hooks_may_live_in_files_by_purpose(own_hooks: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"continue_on_hook_error": False}])
-def test_a_failing_hook_ends_the_run_unless_the_switches_say_otherwise(own_hooks: Path, given: dict[str, bool]) -> None:
+def test_a_failing_hook_ends_the_run_unless_the_switches_say_otherwise(
+    own_hooks: Path, given: dict[str, bool]
+) -> None:
     trainer = quiet(hooks=HooksConfig(hook_classes=["own_hooks.failing.Broken"], **given).build())
     with pytest.raises(ValueError, match="broken on purpose"):
         trainer.fit(Net(), batches(3))
@@ -163,13 +205,18 @@ def test_a_failing_hook_ends_the_run_unless_the_switches_say_otherwise(own_hooks
 def test_a_failing_hook_is_reported_each_time_or_once_as_the_switches_say(
     own_hooks: Path, log: bool | None, calls: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (hook,) = HooksConfig(hook_classes=["own_hooks.failing.Broken"], continue_on_hook_error=True, log_hook_errors=log).build()
+    (hook,) = HooksConfig(
+        hook_classes=["own_hooks.failing.Broken"], continue_on_hook_error=True, log_hook_errors=log
+    ).build()
     trainer = quiet(hooks=[hook])
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer.fit(Net(), batches(3))
     assert (trainer.status, trainer.global_step) == ("completed", 3)
     assert hook.calls == calls
-    assert sum("broken on purpose" in record.getMessage() + str(record.exc_info) for record in caplog.records) == calls
+    assert (
+        sum("broken on purpose" in record.getMessage() + str(record.exc_info) for record in caplog.records)
+        == calls
+    )
 
 
 # ---- every key counts --------------------------------------------------------------------------------------------
@@ -190,7 +237,9 @@ def test_every_option_of_the_trainer_is_read_by_its_runs(monkeypatch: pytest.Mon
     Path("file").touch()
     trainer.on("train_end", once=True)(lambda trainer: trainer.save_checkpoint("file/cannot be"))
     trainer.fit(Net(), batches(2), {"a": batches(1), "b": batches(1)})
-    trainer.on("step_end", once=True)(lambda trainer: trainer.stop("a stop asks for the least number of epochs"))
+    trainer.on("step_end", once=True)(
+        lambda trainer: trainer.stop("a stop asks for the least number of epochs")
+    )
     trainer.fit(Net(), batches(2), batches(1))
     trainer.test(Net(), batches(1))
     trainer.predict(Net(), batches(1))
@@ -236,7 +285,9 @@ class Closed(Logger):
 def test_an_early_stop_is_an_ordinary_end_with_its_last_checkpoint_and_its_loggers_closed() -> None:
     ends: list[str] = []
     log, keep = Closed(), ModelCheckpoint("val/loss", save_last=True)
-    trainer = quiet(max_epochs=20, run_dir="run", logger=log, hooks=[EarlyStopping("val/loss", patience=1), keep])
+    trainer = quiet(
+        max_epochs=20, run_dir="run", logger=log, hooks=[EarlyStopping("val/loss", patience=1), keep]
+    )
     trainer.on("train_end")(lambda status: ends.append(status))
     trainer.fit(Coder(), batches(2), batches(1))
     assert trainer.status == "stopped"
@@ -254,7 +305,10 @@ class Noisy(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        }
 
 
 class Scores(Hook):
@@ -278,9 +332,15 @@ class Scores(Hook):
 def test_a_kept_checkpoint_holds_everything_whatever_the_order_of_the_hooks(checkpoint_first: bool) -> None:
     def run(folder: str, epochs: int, resume: str | None = None) -> tuple[Noisy, ModelCheckpoint, Scores]:
         torch.manual_seed(1)
-        module, keep, scores = Noisy(), ModelCheckpoint("own/score", filename="s{step}", auto_insert_metric_name=False), Scores()
+        module, keep, scores = (
+            Noisy(),
+            ModelCheckpoint("own/score", filename="s{step}", auto_insert_metric_name=False),
+            Scores(),
+        )
         hooks = [keep, scores] if checkpoint_first else [scores, keep]
-        quiet(max_epochs=epochs, run_dir=folder, hooks=hooks, checkpoint=True).fit(module, batches(2), batches(1), resume=resume)
+        quiet(max_epochs=epochs, run_dir=folder, hooks=hooks, checkpoint=True).fit(
+            module, batches(2), batches(1), resume=resume
+        )
         return module, keep, scores
 
     whole, _, _ = run("whole", 4)

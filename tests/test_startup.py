@@ -22,22 +22,55 @@ trainer.fit(net, batches, batches, loss=torch.nn.functional.mse_loss, optimizer=
 assert trainer.status == "completed" and trainer.global_step == 2
 """
 UNUSED = (
-    "hookline.loops.agreement", "hookline.loops.begin", "hookline.loops.counted_step", "hookline.loops.nested",
-    "hookline.loops.peers", "hookline.loops.predict", "hookline.loops.rank_step", "hookline.loops.ring", "hookline.loops.same",
-    "hookline.loops.together", "hookline.checkpoint.importing", "hookline.checkpoint.remote", "hookline.checkpoint.together",
-    "hookline.checkpoint.weights", "hookline.data.mixed", "hookline.data.mixing", "hookline.explain", "hookline.tracing.tracer",
-    "hookline.tracing.writer", "hookline.strategies.accelerated", "hookline.strategies.ddp", "hookline.strategies.distributed",
-    "hookline.strategies.fsdp", "hookline.strategies.meeting", "hookline.loggers.awaited", "hookline.loggers.console",
-    "hookline.loggers.csv_file", "hookline.loggers.mlflow", "hookline.loggers.queued", "hookline.loggers.tensorboard",
-    "hookline.loggers.trackio", "hookline.loggers.wandb", "hookline.dialects", "hookline.hosts", "hookline.config",
-    "hookline.hooks", "hookline.line", "hookline.report", "hookline.watch", "hookline.cli",
-)  # fmt: skip
+    "hookline.loops.agreement",
+    "hookline.loops.begin",
+    "hookline.loops.counted_step",
+    "hookline.loops.nested",
+    "hookline.loops.peers",
+    "hookline.loops.predict",
+    "hookline.loops.rank_step",
+    "hookline.loops.ring",
+    "hookline.loops.same",
+    "hookline.loops.together",
+    "hookline.checkpoint.importing",
+    "hookline.checkpoint.remote",
+    "hookline.checkpoint.together",
+    "hookline.checkpoint.weights",
+    "hookline.data.mixed",
+    "hookline.data.mixing",
+    "hookline.explain",
+    "hookline.tracing.tracer",
+    "hookline.tracing.writer",
+    "hookline.strategies.accelerated",
+    "hookline.strategies.ddp",
+    "hookline.strategies.distributed",
+    "hookline.strategies.fsdp",
+    "hookline.strategies.meeting",
+    "hookline.loggers.awaited",
+    "hookline.loggers.console",
+    "hookline.loggers.csv_file",
+    "hookline.loggers.mlflow",
+    "hookline.loggers.queued",
+    "hookline.loggers.tensorboard",
+    "hookline.loggers.trackio",
+    "hookline.loggers.wandb",
+    "hookline.dialects",
+    "hookline.hosts",
+    "hookline.config",
+    "hookline.hooks",
+    "hookline.line",
+    "hookline.report",
+    "hookline.watch",
+    "hookline.cli",
+)
 
 
 def loaded_by(code: str, folder: Path) -> set[str]:
     """The modules of Hookline that a process of its own has loaded after this code."""
     code += "\nimport sys\nprint('loaded', *(name for name in sys.modules if name.partition('.')[0] == 'hookline'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
 
@@ -46,7 +79,11 @@ def test_importing_the_trainer_loads_few_modules_and_no_loop(tmp_path: Path) -> 
     loaded = loaded_by("from hookline import Trainer", tmp_path)
     assert "hookline.trainer" in loaded
     assert len(loaded) <= MOST_MODULES
-    assert not {name for name in loaded if name.startswith(("hookline.loops", "hookline.checkpoint", "hookline.control"))}
+    assert not {
+        name
+        for name in loaded
+        if name.startswith(("hookline.loops", "hookline.checkpoint", "hookline.control"))
+    }
 
 
 def test_making_a_trainer_loads_nothing_more(tmp_path: Path) -> None:

@@ -14,9 +14,16 @@ from hookline.events import FACT_ROWS
 from hookline.state import PARTS, detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
-    "model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params",
+    "model",
+    "optimizer",
+    "device",
+    "current_epoch",
+    "current_batch_idx",
+    "latest_loss",
+    "avg_loss",
+    "model_params",
     "status",
-)  # fmt: skip
+)
 
 
 class Watch(Hook):
@@ -29,11 +36,19 @@ class Watch(Hook):
         self.look(state)
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"epochs": None}, "step 1,234"), ({"epochs": 5}, "step 1,234, 5 epochs"), ({"epochs": 1, "batches": 1}, "step 1,234, 1 epoch and 1 batch"),
-    ({"epochs": 2, "is_inside": True}, "step 1,234, 2 epochs and part of the next"), ({"epochs": 0}, "step 1,234, 0 epochs"),
-    ({"epochs": 0, "batches": 7}, "step 1,234, 7 batches of the first epoch"), ({"epochs": 0, "is_inside": True}, "step 1,234, in the first epoch"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"epochs": None}, "step 1,234"),
+        ({"epochs": 5}, "step 1,234, 5 epochs"),
+        ({"epochs": 1, "batches": 1}, "step 1,234, 1 epoch and 1 batch"),
+        ({"epochs": 2, "is_inside": True}, "step 1,234, 2 epochs and part of the next"),
+        ({"epochs": 0}, "step 1,234, 0 epochs"),
+        ({"epochs": 0, "batches": 7}, "step 1,234, 7 batches of the first epoch"),
+        ({"epochs": 0, "is_inside": True}, "step 1,234, in the first epoch"),
+    ],
+    ids=str,
+)
 def test_how_far_a_run_is_counts_completed_epochs(given: dict[str, Any], said: str) -> None:
     assert progress(1234, **given) == said
 
@@ -41,8 +56,15 @@ def test_how_far_a_run_is_counts_completed_epochs(given: dict[str, Any], said: s
 def test_the_nine_documented_keys_are_live() -> None:
     seen: list[dict[str, Any]] = []
     net = Net()
-    quiet(max_epochs=2, hooks=[Watch(lambda s: seen.append({key: s[key] for key in DOCUMENTED_KEYS}))]).fit(net, batches(2))
-    assert [(each["current_epoch"], each["current_batch_idx"]) for each in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    quiet(max_epochs=2, hooks=[Watch(lambda s: seen.append({key: s[key] for key in DOCUMENTED_KEYS}))]).fit(
+        net, batches(2)
+    )
+    assert [(each["current_epoch"], each["current_batch_idx"]) for each in seen] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     assert all(each["model"] is net and each["status"] == "training" for each in seen)
     assert all(each["model_params"] == 10 and str(each["device"]) == "cpu" for each in seen)
     assert all(isinstance(each["optimizer"], torch.optim.SGD) for each in seen)
@@ -52,7 +74,9 @@ def test_the_nine_documented_keys_are_live() -> None:
     assert third["avg_loss"] == pytest.approx(third["latest_loss"])  # an epoch's average starts anew
 
 
-@pytest.mark.parametrize("fact", [fact.name for fact in FACT_ROWS if fact.everywhere and fact.name != "state"])
+@pytest.mark.parametrize(
+    "fact", [fact.name for fact in FACT_ROWS if fact.everywhere and fact.name != "state"]
+)
 def test_every_fact_known_everywhere_is_a_key_too(fact: str) -> None:
     trainer = quiet()
     trainer.fit(Net(), batches(1))
@@ -137,7 +161,9 @@ def test_outputs_are_what_the_step_returned_without_its_graph() -> None:
     trainer.fit(Returns(), batches(1))
     (outputs,) = seen
     assert outputs["n"] == 3 and outputs["deep"][1][1] == "text" and isinstance(outputs["deep"][1], tuple)
-    assert not any(each.requires_grad for each in (outputs["loss"], outputs["deep"][0], outputs["deep"][1][0]))
+    assert not any(
+        each.requires_grad for each in (outputs["loss"], outputs["deep"][0], outputs["deep"][1][0])
+    )
 
 
 def test_batch_metrics_have_plain_keys_and_everything_logged_in_this_batch() -> None:
@@ -149,7 +175,9 @@ def test_batch_metrics_have_plain_keys_and_everything_logged_in_this_batch() -> 
 
     seen: list[dict[str, float]] = []
     trainer = quiet()
-    trainer.on("train_batch_end")(lambda metrics, loss: seen.append({**metrics, "same": metrics["loss"] == loss}))
+    trainer.on("train_batch_end")(
+        lambda metrics, loss: seen.append({**metrics, "same": metrics["loss"] == loss})
+    )
     trainer.fit(Returns(), batches(2))
     assert [sorted(each) for each in seen] == [["acc", "first_only", "loss", "same"], ["acc", "loss", "same"]]
     assert all(each["same"] and each["acc"] == 0.5 for each in seen)
@@ -184,10 +212,20 @@ def test_it_says_where_the_run_is() -> None:
     assert repr(state) == "<State: fit, epoch 2, batch 5, step 17, training>"
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (1.0, True), (3, True), (torch.tensor(1.0), True), (torch.zeros(1, 1), True),
-    (True, False), ("1", False), (None, False), (torch.zeros(2), False), ([1.0], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.0, True),
+        (3, True),
+        (torch.tensor(1.0), True),
+        (torch.zeros(1, 1), True),
+        (True, False),
+        ("1", False),
+        (None, False),
+        (torch.zeros(2), False),
+        ([1.0], False),
+    ],
+)
 def test_a_scalar_is_a_number_or_a_tensor_of_one_element(value: Any, expected: bool) -> None:
     assert is_scalar(value) is expected
 

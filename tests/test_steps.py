@@ -47,10 +47,12 @@ def test_a_plain_module_with_a_loss_trains_like_a_loop_written_by_hand() -> None
 
 @pytest.mark.parametrize(
     "step",
-    [lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-     lambda model, batch, batch_idx: {"loss": F.mse_loss(model(batch[0]), batch[1]), "index": batch_idx}],
+    [
+        lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+        lambda model, batch, batch_idx: {"loss": F.mse_loss(model(batch[0]), batch[1]), "index": batch_idx},
+    ],
     ids=["model and batch", "and its number"],
-)  # fmt: skip
+)
 def test_a_step_function_trains_like_a_loop_written_by_hand(step: Any) -> None:
     net = plain()
     twin = copy.deepcopy(net)
@@ -83,7 +85,9 @@ def test_the_optimizer_may_come_with_a_scheduler() -> None:
     net = plain()
     optimizer = sgd(net)
     schedule = {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step"}
-    quiet().fit(net, batches(3), loss=F.mse_loss, optimizer={"optimizer": optimizer, "lr_scheduler": schedule})
+    quiet().fit(
+        net, batches(3), loss=F.mse_loss, optimizer={"optimizer": optimizer, "lr_scheduler": schedule}
+    )
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
 
 
@@ -147,7 +151,9 @@ def test_no_optimizer_says_what_to_pass() -> None:
 
 def test_batches_that_are_no_pairs_need_a_step_function() -> None:
     net = plain()
-    with pytest.raises(OptionError, match=r"batches of \(inputs, targets\), but the loader yields dict of length 1"):
+    with pytest.raises(
+        OptionError, match=r"batches of \(inputs, targets\), but the loader yields dict of length 1"
+    ):
         quiet().fit(net, [{"x": torch.randn(3, 4)}], loss=F.mse_loss, optimizer=sgd(net))
 
 
@@ -177,14 +183,22 @@ def test_the_loss_of_a_module_that_computes_its_own_cannot_be_replaced() -> None
         trainer.loss = F.l1_loss
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"loss": nn.MSELoss}, r"loss=MSELoss is a class; pass an object of it, MSELoss\(\)"),
-    ({"loss": "mse_loss"}, r"loss='mse_loss' must be a function of outputs and targets. Did you mean 'mse_loss' of torch.nn.functional\?"),
-    ({"loss": "mse"}, "Did you mean 'mse_loss' of torch.nn.functional"),
-    ({"loss": 3}, "loss=3 must be a function of outputs and targets.$"),
-    ({"step": "step"}, "step='step' must be a function of model and batch.$"),
-])  # fmt: skip
-def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(given: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"loss": nn.MSELoss}, r"loss=MSELoss is a class; pass an object of it, MSELoss\(\)"),
+        (
+            {"loss": "mse_loss"},
+            r"loss='mse_loss' must be a function of outputs and targets. Did you mean 'mse_loss' of torch.nn.functional\?",
+        ),
+        ({"loss": "mse"}, "Did you mean 'mse_loss' of torch.nn.functional"),
+        ({"loss": 3}, "loss=3 must be a function of outputs and targets.$"),
+        ({"step": "step"}, "step='step' must be a function of model and batch.$"),
+    ],
+)
+def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(
+    given: dict[str, Any], said: str
+) -> None:
     net = nn.Linear(4, 2)
     trainer = quiet()
     trainer.on("train_start")(lambda: pytest.fail("the run has begun"))

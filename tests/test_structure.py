@@ -26,27 +26,82 @@ NAMES = {
 # The map of the design: a module imports from its own layer or below. A package's layer is that of all its modules.
 LAYERS = {
     # 0: words, no torch
-    "errors": 0, "spelling": 0, "text": 0, "table": 0, "events": 0, "_methods": 0, "_version": 0, "processes": 0,
+    "errors": 0,
+    "spelling": 0,
+    "text": 0,
+    "table": 0,
+    "events": 0,
+    "_methods": 0,
+    "_version": 0,
+    "processes": 0,
     "redaction": 0,
     # 1: the hook engine, no torch
-    "binding": 1, "filters": 1, "listener": 1, "slots": 1, "plan": 1, "hook": 1, "hooklist": 1, "explain": 1, "trace": 1, "options": 1,
-    "registry": 1, "foreign": 1, "asking": 1, "accounting": 1, "budget": 1, "timings": 1, "tracing": 1,
+    "binding": 1,
+    "filters": 1,
+    "listener": 1,
+    "slots": 1,
+    "plan": 1,
+    "hook": 1,
+    "hooklist": 1,
+    "explain": 1,
+    "trace": 1,
+    "options": 1,
+    "registry": 1,
+    "foreign": 1,
+    "asking": 1,
+    "accounting": 1,
+    "budget": 1,
+    "timings": 1,
+    "tracing": 1,
     "checks": 1,
     # 2: what a run works with
-    "context": 2, "accumulator": 2, "metrics": 2, "state": 2, "state_parts": 2, "state_mapping": 2, "data": 2, "module": 2, "steps": 2, "optimizers": 2, "strategies": 2,
-    "loggers": 2, "seeding": 2, "rundir": 2, "runlock": 2, "urls": 2, "ranks": 2, "replay": 2, "uncopied": 2,
-    "init_arguments": 2, "arguments": 2, "_arguments": 2,
+    "context": 2,
+    "accumulator": 2,
+    "metrics": 2,
+    "state": 2,
+    "state_parts": 2,
+    "state_mapping": 2,
+    "data": 2,
+    "module": 2,
+    "steps": 2,
+    "optimizers": 2,
+    "strategies": 2,
+    "loggers": 2,
+    "seeding": 2,
+    "rundir": 2,
+    "runlock": 2,
+    "urls": 2,
+    "ranks": 2,
+    "replay": 2,
+    "uncopied": 2,
+    "init_arguments": 2,
+    "arguments": 2,
+    "_arguments": 2,
     # 3: what a run does
-    "checkpoint": 3, "loops": 3, "control": 3,
+    "checkpoint": 3,
+    "loops": 3,
+    "control": 3,
     # 4: the facade
-    "trainer": 4, "runview": 4, "view": 4,
+    "trainer": 4,
+    "runview": 4,
+    "view": 4,
     # 5: plug-ins, see PLUG_INS, and dialects
-    "hooks": 5, "config": 5,
+    "hooks": 5,
+    "config": 5,
     # 5 as well, but made of all below: a dialect offers the trainer and its plug-ins under other names
-    "dialects": 5, "hosts": 5, "line": 5,
+    "dialects": 5,
+    "hosts": 5,
+    "line": 5,
     # 6: around it all; the package itself only names what can be imported from it
-    "cli": 6, "report": 6, "watch": 6, "testing": 6, "scaffold": 6, "demos": 6, "__main__": 6, "": 7,
-}  # fmt: skip
+    "cli": 6,
+    "report": 6,
+    "watch": 6,
+    "testing": 6,
+    "scaffold": 6,
+    "demos": 6,
+    "__main__": 6,
+    "": 7,
+}
 PLUG_INS = ("hooks", "config")
 """What may import 0 to 2. Dialects may import all below and beside them: they show trainer, hooks and configuration under other names."""
 TORCH_FREE = (0, 1)
@@ -54,7 +109,7 @@ HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
 # the places that look modules up by name: lazy names, built-in hooks, and Module.load_from_checkpoint, which reads a format
 # that lies a layer above it
 BY_NAME = {"hookline", "hookline.registry", "hookline.foreign", "hookline.module"}
-LONGEST_FILE, LONGEST_FUNCTION = 600, 60
+LONGEST_FILE, LONGEST_FUNCTION = 600, 48
 
 
 def part(module: str) -> str:
@@ -106,8 +161,14 @@ def test_plug_ins_know_only_the_lower_layers(module: str) -> None:
 
 
 def test_nothing_imports_a_plug_in() -> None:
-    known = {(module, name) for module in NAMES if module != "hookline" for name in own_imports(module)
-             if part(name) in (*PLUG_INS, "dialects") and part(module) not in (*PLUG_INS, "dialects", "cli", "demos")}  # fmt: skip
+    known = {
+        (module, name)
+        for module in NAMES
+        if module != "hookline"
+        for name in own_imports(module)
+        if part(name) in (*PLUG_INS, "dialects")
+        and part(module) not in (*PLUG_INS, "dialects", "cli", "demos")
+    }
     assert not known
 
 
@@ -147,16 +208,22 @@ def test_the_hook_engine_imports_nothing_heavy(module: str) -> None:
 
 def test_importing_the_hook_engine_loads_nothing_heavy() -> None:
     code = "import sys, hookline, hookline.events, hookline.plan, hookline.explain, hookline.hook; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
     assert "hookline.hook" in loaded
 
 
 def test_making_a_hook_loads_nothing_heavy() -> None:
-    code = ("import sys\nfrom hookline import Hook, every, on, StopTraining\n"
-            "class Mine(Hook):\n    @every('5 steps')\n    def on_step_end(self, loss): ...\n"
-            "@on('step_end')\ndef report(step): ...\nMine()\nprint(*sys.modules)")  # fmt: skip
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    code = (
+        "import sys\nfrom hookline import Hook, every, on, StopTraining\n"
+        "class Mine(Hook):\n    @every('5 steps')\n    def on_step_end(self, loss): ...\n"
+        "@on('step_end')\ndef report(step): ...\nMine()\nprint(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
 
 
@@ -201,24 +268,54 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
+    """In statements, which a formatter does not change."""
     long = {
-        f"{module}.{node.name}": node.end_lineno - node.lineno + 1
+        f"{module}.{node.name}": count
         for module, path in NAMES.items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+        and (count := sum(isinstance(inner, ast.stmt) for inner in ast.walk(node)) - 1) > LONGEST_FUNCTION
     }
     assert not long
 
 
 # ---- no coupling by introspection -----------------------------------------------------------------------------------
 
-INSIDE_A_FRAME = {"f_locals", "f_globals", "f_builtins", "f_lasti", "f_trace", "tb_lasti", "gi_frame", "cr_frame"}
-INSIDE_CODE = {"co_code", "_co_code_adaptive", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_lines",
-               "co_positions", "co_exceptiontable"}  # fmt: skip
-FRAMES = {"_getframe", "_getframemodulename", "_current_frames", "currentframe", "getouterframes", "getinnerframes", "walk_stack",
-          "walk_tb", "f_code", "f_back", "tb_frame"}  # fmt: skip
+INSIDE_A_FRAME = {
+    "f_locals",
+    "f_globals",
+    "f_builtins",
+    "f_lasti",
+    "f_trace",
+    "tb_lasti",
+    "gi_frame",
+    "cr_frame",
+}
+INSIDE_CODE = {
+    "co_code",
+    "_co_code_adaptive",
+    "co_consts",
+    "co_names",
+    "co_varnames",
+    "co_freevars",
+    "co_cellvars",
+    "co_lines",
+    "co_positions",
+    "co_exceptiontable",
+}
+FRAMES = {
+    "_getframe",
+    "_getframemodulename",
+    "_current_frames",
+    "currentframe",
+    "getouterframes",
+    "getinnerframes",
+    "walk_stack",
+    "walk_tb",
+    "f_code",
+    "f_back",
+    "tb_frame",
+}
 READS_BYTECODE = {"dis", "opcode", "bytecode"}
 SHOWS_A_STACK = {"hookline.loops.stacks"}
 """The one module that looks at frames, for the file, the line and the function that a report shows."""
@@ -246,9 +343,17 @@ def test_no_module_reads_local_variables_or_bytecode(module: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import dis", "from dis import opmap", "frame.f_locals['x']", "getattr(frame, 'f_locals')", "f.__code__.co_consts",
-     "import sys\nsys._getframe(1)", "from inspect import currentframe", "code.co_code[frame.f_lasti]"],
-)  # fmt: skip
+    [
+        "import dis",
+        "from dis import opmap",
+        "frame.f_locals['x']",
+        "getattr(frame, 'f_locals')",
+        "f.__code__.co_consts",
+        "import sys\nsys._getframe(1)",
+        "from inspect import currentframe",
+        "code.co_code[frame.f_lasti]",
+    ],
+)
 def test_reading_local_variables_or_bytecode_would_be_found(source: str) -> None:
     assert introspection(source)
 
@@ -268,7 +373,10 @@ def emits(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value).rpartition(".")[2].lstrip("_") == "plan":
+        if (
+            isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value).rpartition(".")[2].lstrip("_") == "plan"
+        ):
             yield from {node.func.attr} & names
         elif isinstance(node.func, ast.Name) and node.func.id == "attrgetter":
             yield from {each.value for each in node.args if isinstance(each, ast.Constant)} & names
@@ -280,11 +388,17 @@ def test_every_event_is_emitted_at_one_place() -> None:
         for event in emits(path.read_text()):
             places.setdefault(event, []).append(module)
     assert len(places) > 60, "few events are found: plans have another name by now"
-    several = {event: modules for event, modules in places.items() if len(modules) > (2 if event in RECOMPUTED else 1)}
+    several = {
+        event: modules
+        for event, modules in places.items()
+        if len(modules) > (2 if event in RECOMPUTED else 1)
+    }
     assert several == {}
 
 
-@pytest.mark.parametrize("source", ["self.run.plan.on_step_end(s)", "plan.setup(s)", "attrgetter('on_test_start')"])
+@pytest.mark.parametrize(
+    "source", ["self.run.plan.on_step_end(s)", "plan.setup(s)", "attrgetter('on_test_start')"]
+)
 def test_a_second_emit_would_be_found(source: str) -> None:
     assert list(emits(source))
 
@@ -292,12 +406,30 @@ def test_a_second_emit_would_be_found(source: str) -> None:
 # ---- state has owners --------------------------------------------------------------------------------------------
 
 MOST_FIELDS, MOST_WRITERS = 25, 3
-PARTS = {"progress": "Progress", "saves": "Saves", "resume": "Resume", "identity": "Identity", "data": "RunData", "traits": "Traits",
-         "manual": "Manual", "participants": "Participants", "signals": "ReceivedSignal", "run": "Run",
-         "setup": "Setup", "counts": "Counts", "ending": "Ending", "current": "CurrentBatch", "optimization": "Optimization",
-         "subject": "Subject", "s": "State", "state": "State"}  # fmt: skip
+PARTS = {
+    "progress": "Progress",
+    "saves": "Saves",
+    "resume": "Resume",
+    "identity": "Identity",
+    "data": "RunData",
+    "traits": "Traits",
+    "manual": "Manual",
+    "participants": "Participants",
+    "signals": "ReceivedSignal",
+    "run": "Run",
+    "setup": "Setup",
+    "counts": "Counts",
+    "ending": "Ending",
+    "current": "CurrentBatch",
+    "optimization": "Optimization",
+    "subject": "Subject",
+    "s": "State",
+    "state": "State",
+}
 """What the parts of a run and of its state are called, and their classes."""
-BY_EVERY_CALL = {"State.running": "each call that takes time publishes itself, for the watchdog: plan, filters and phases of the loop"}
+BY_EVERY_CALL = {
+    "State.running": "each call that takes time publishes itself, for the watchdog: plan, filters and phases of the loop"
+}
 LARGER = {
     "hookline.options.Options": "the one declaration of all options",
     "hookline.options.OptionArguments": "the same options as arguments",
@@ -313,20 +445,34 @@ def fields_of(node: ast.ClassDef) -> set[str]:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each in node.body:
             if not (isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "fact"):
                 found.add(each.target.id)
-        elif isinstance(each, ast.Assign) and each in node.body and ast.unparse(each.targets[0]) == "__slots__":
+        elif (
+            isinstance(each, ast.Assign) and each in node.body and ast.unparse(each.targets[0]) == "__slots__"
+        ):
             found |= {part.value for part in ast.walk(each.value) if isinstance(part, ast.Constant)}
-        elif isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self":
+        elif (
+            isinstance(each, ast.Attribute)
+            and isinstance(each.ctx, ast.Store)
+            and ast.unparse(each.value) == "self"
+        ):
             found.add(each.attr)
     return {str(each) for each in found}
 
 
 def classes(*modules: str) -> Iterator[tuple[str, ast.ClassDef]]:
     for module in modules or NAMES:
-        yield from ((module, node) for node in ast.walk(ast.parse(NAMES[module].read_text())) if isinstance(node, ast.ClassDef))
+        yield from (
+            (module, node)
+            for node in ast.walk(ast.parse(NAMES[module].read_text()))
+            if isinstance(node, ast.ClassDef)
+        )
 
 
 def test_no_class_is_a_bag_of_state() -> None:
-    large = {f"{module}.{node.name}": len(fields_of(node)) for module, node in classes() if len(fields_of(node)) > MOST_FIELDS}
+    large = {
+        f"{module}.{node.name}": len(fields_of(node))
+        for module, node in classes()
+        if len(fields_of(node)) > MOST_FIELDS
+    }
     assert {name: count for name, count in large.items() if name not in LARGER} == {}
 
 
@@ -341,12 +487,22 @@ def test_few_modules_write_each_field_of_a_run_and_its_state() -> None:
                 owner = PARTS.get(ast.unparse(node.value).rpartition(".")[2], "")
                 if node.attr in fields.get(owner, ()):
                     writers.setdefault(f"{owner}.{node.attr}", set()).add(module)
-    for module, node in classes("hookline.loops.parts", "hookline.state_parts"):  # what a part writes itself counts too
+    for module, node in classes(
+        "hookline.loops.parts", "hookline.state_parts"
+    ):  # what a part writes itself counts too
         for inner in ast.walk(node):
-            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+            if (
+                isinstance(inner, ast.Attribute)
+                and isinstance(inner.ctx, ast.Store)
+                and ast.unparse(inner.value) == "self"
+            ):
                 writers.setdefault(f"{node.name}.{inner.attr}", set()).add(module)
     assert len(writers) > 60, "few fields are written: the parts have other names by now"
-    assert {name: modules for name, modules in writers.items() if len(modules) > MOST_WRITERS and name not in BY_EVERY_CALL} == {}
+    assert {
+        name: modules
+        for name, modules in writers.items()
+        if len(modules) > MOST_WRITERS and name not in BY_EVERY_CALL
+    } == {}
 
 
 def test_every_fact_that_a_part_owns_can_be_read_from_the_state() -> None:

@@ -9,24 +9,44 @@ import pytest
 from hookline.text import holds_secret, printable, printable_lines, redact
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("https://acct.blob.core/run/step-1?sv=1&sig=a%2Fb", "https://acct.blob.core/run/step-1?..."),
-    ("cannot read 'https://h/x?token' now", "cannot read 'https://h/x?...' now"),
-    ("404, message='Not Found', url='https://h/y?a=b'", "404, message='Not Found', url='https://h/y?...'"),
-    ("Max retries exceeded with url: /p/manifest.json?sig=abc (Caused by x)", "Max retries exceeded with url: /p/manifest.json?... (Caused by x)"),
-    ("sftp://me:secret@host/x", "sftp://host/x"), ("sftp://me:pa/ss?w@rd@host/x", "sftp://host/x"), ("sftp://me@host/x", "sftp://host/x"),
-    ("https://h/x#access_token=abc", "https://h/x#..."), ("https://h/x?a=1#b=2", "https://h/x?..."),
-    ("hf://user/repo@main/x", "hf://user/repo@main/x"), ("sftp://host:22/a@b", "sftp://host:22/a@b"), ("s3://bucket/run#1", "s3://bucket/run#1"),
-    ("Is it in s3://bucket/x? No.", "Is it in s3://bucket/x? No."), ("Did you mean 'x'? a=b", "Did you mean 'x'? a=b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://acct.blob.core/run/step-1?sv=1&sig=a%2Fb", "https://acct.blob.core/run/step-1?..."),
+        ("cannot read 'https://h/x?token' now", "cannot read 'https://h/x?...' now"),
+        (
+            "404, message='Not Found', url='https://h/y?a=b'",
+            "404, message='Not Found', url='https://h/y?...'",
+        ),
+        (
+            "Max retries exceeded with url: /p/manifest.json?sig=abc (Caused by x)",
+            "Max retries exceeded with url: /p/manifest.json?... (Caused by x)",
+        ),
+        ("sftp://me:secret@host/x", "sftp://host/x"),
+        ("sftp://me:pa/ss?w@rd@host/x", "sftp://host/x"),
+        ("sftp://me@host/x", "sftp://host/x"),
+        ("https://h/x#access_token=abc", "https://h/x#..."),
+        ("https://h/x?a=1#b=2", "https://h/x?..."),
+        ("hf://user/repo@main/x", "hf://user/repo@main/x"),
+        ("sftp://host:22/a@b", "sftp://host:22/a@b"),
+        ("s3://bucket/run#1", "s3://bucket/run#1"),
+        ("Is it in s3://bucket/x? No.", "Is it in s3://bucket/x? No."),
+        ("Did you mean 'x'? a=b", "Did you mean 'x'? a=b"),
+    ],
+)
 def test_a_url_is_shown_without_its_query_and_credentials(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
 def test_the_secrets_of_a_known_url_are_found_by_themselves_and_spelled_otherwise() -> None:
     url = "https://host/x?sv=2020&sig=ab%2Fcd"
-    assert redact("the signature ab/cd, or ab%2Fcd, is not valid", url) == "the signature ..., or ..., is not valid"
-    assert redact("login of me with hunter2 failed", "sftp://me:hunter2@host/x") == "login of me with ... failed"
+    assert (
+        redact("the signature ab/cd, or ab%2Fcd, is not valid", url)
+        == "the signature ..., or ..., is not valid"
+    )
+    assert (
+        redact("login of me with hunter2 failed", "sftp://me:hunter2@host/x") == "login of me with ... failed"
+    )
 
 
 def test_a_cause_that_holds_a_secret_is_known() -> None:

@@ -10,24 +10,26 @@ from hookline.plan import noop
 
 
 class Watch(Hook):
-    def on_train_start(self):
-        ...
+    def on_train_start(self): ...
 
-    def on_train_batch_end(self):
-        ...
+    def on_train_batch_end(self): ...
 
 
 class Listening(Net):
-    def on_train_batch_end(self):
-        ...
+    def on_train_batch_end(self): ...
 
 
 def test_every_call_is_recorded_in_order_with_who_and_where():
     trainer = quiet(hooks=[Watch()])
     with Recorder(trainer) as recorder:
         trainer.fit(Listening(), batches(2))
-    calls = [(call.receiver, call.name, call.event, call.epoch, call.batch_idx, call.step) for call in recorder.calls]
-    training = [each for each in calls if each[2] in ("on_train_start", "training_step", "on_train_batch_end")]
+    calls = [
+        (call.receiver, call.name, call.event, call.epoch, call.batch_idx, call.step)
+        for call in recorder.calls
+    ]
+    training = [
+        each for each in calls if each[2] in ("on_train_start", "training_step", "on_train_batch_end")
+    ]
     assert training == [
         ("H", "watch", "on_train_start", 0, 0, 0),
         ("M", "Listening", "training_step", 0, 0, 0),
@@ -43,14 +45,22 @@ def test_events_counts_consecutive_listeners_of_one_event_as_one():
     trainer = quiet(hooks=[Watch()])
     with Recorder(trainer) as recorder:
         trainer.fit(Listening(), batches(1))
-    assert recorder.events()[-4:] == ["configure_optimizers", "on_train_start", "training_step", "on_train_batch_end"]
+    assert recorder.events()[-4:] == [
+        "configure_optimizers",
+        "on_train_start",
+        "training_step",
+        "on_train_batch_end",
+    ]
 
 
 def test_a_call_reads_well():
     trainer = quiet(hooks=[Watch()])
     with Recorder(trainer, events=["train_batch_end"]) as recorder:
         trainer.fit(Listening(), batches(1))
-    assert [str(call) for call in recorder.calls] == ["hook watch: on_train_batch_end", "module: on_train_batch_end"]
+    assert [str(call) for call in recorder.calls] == [
+        "hook watch: on_train_batch_end",
+        "module: on_train_batch_end",
+    ]
 
 
 def test_only_the_events_asked_for_are_recorded_under_any_spelling():
@@ -91,7 +101,11 @@ def test_hooks_that_come_late_are_recorded_and_those_that_left_are_not():
 
     with Recorder(trainer, events=["train_batch_end"]) as recorder:
         trainer.fit(Net(), batches(3))
-    assert [(call.name, call.batch_idx) for call in recorder.calls if call.name != "change"] == [("watch", 0), ("late", 1), ("late", 2)]
+    assert [(call.name, call.batch_idx) for call in recorder.calls if call.name != "change"] == [
+        ("watch", 0),
+        ("late", 1),
+        ("late", 2),
+    ]
 
 
 def test_recording_changes_nothing_of_the_run():
@@ -103,7 +117,9 @@ def test_recording_changes_nothing_of_the_run():
                     trainer.fit(module, batches(3))
             else:
                 trainer.fit(module, batches(3))
-        return trainer.metrics["train/loss"], [(row.event, row.calls) for row in sorted(trainer.hooks.cost(), key=lambda row: row.event)]
+        return trainer.metrics["train/loss"], [
+            (row.event, row.calls) for row in sorted(trainer.hooks.cost(), key=lambda row: row.event)
+        ]
 
     assert train(record=True) == train(record=False)
 
@@ -118,8 +134,7 @@ class module_weights:
         for index, parameter in enumerate(self.module.parameters()):
             parameter.data.fill_(0.1 * (index + 1))
 
-    def __exit__(self, *error):
-        ...
+    def __exit__(self, *error): ...
 
 
 def test_leaving_the_recorder_puts_the_slots_back():
@@ -136,7 +151,11 @@ def test_leaving_the_recorder_puts_the_slots_back():
 
 def test_a_recorder_leaves_when_the_run_fails():
     trainer = quiet()
-    with Recorder(trainer) as recorder, pytest.raises(ZeroDivisionError), trainer.on("train_start")(lambda: 1 / 0):
+    with (
+        Recorder(trainer) as recorder,
+        pytest.raises(ZeroDivisionError),
+        trainer.on("train_start")(lambda: 1 / 0),
+    ):
         trainer.fit(Net(), batches(1))
     assert trainer.plan.tracers == ()
     assert "training_step" not in recorder.events()

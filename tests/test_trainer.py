@@ -51,12 +51,15 @@ def test_hooks_must_be_a_list() -> None:
         Trainer(hooks=Counter(), enable_progress_bar=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"device": "gpu9"}, "device='gpu9'"),
-    ({"precision": "64"}, "precision='64', allowed: 32, 'bf16-mixed', '16-mixed'"),
-    ({"strategy": "singel"}, "strategy='singel', allowed: .* Did you mean 'single'"),
-    ({"logger": "tensorboard"}, "logger='tensorboard' must be True, False, a Logger"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"device": "gpu9"}, "device='gpu9'"),
+        ({"precision": "64"}, "precision='64', allowed: 32, 'bf16-mixed', '16-mixed'"),
+        ({"strategy": "singel"}, "strategy='singel', allowed: .* Did you mean 'single'"),
+        ({"logger": "tensorboard"}, "logger='tensorboard' must be True, False, a Logger"),
+    ],
+)
 def test_wrong_values_are_refused_when_the_trainer_is_made(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         quiet(**options)
@@ -204,7 +207,9 @@ def test_a_wrong_event_is_refused_where_it_is_written() -> None:
 
 
 def test_a_wrong_parameter_is_refused_when_it_is_registered() -> None:
-    with pytest.raises(HookError, match="asks for 'los', which is no fact of on_train_batch_end. Did you mean 'loss'"):
+    with pytest.raises(
+        HookError, match="asks for 'los', which is no fact of on_train_batch_end. Did you mean 'loss'"
+    ):
         quiet().on("train_batch_end")(lambda los: None)
 
 

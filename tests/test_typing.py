@@ -22,7 +22,9 @@ Errors = Mapping[str, Mapping[int, str]]  # file -> line -> message
 
 def run(*command: str, cwd: Path) -> str:
     """The output of a checker; 0 and 1 mean that it did its work."""
-    result = subprocess.run([sys.executable, "-m", *command], cwd=cwd, capture_output=True, text=True, timeout=500, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", *command], cwd=cwd, capture_output=True, text=True, timeout=500, check=False
+    )
     assert result.returncode in (0, 1), result.stdout + result.stderr
     return result.stdout
 
@@ -32,8 +34,18 @@ def mypy() -> Errors:
     errors: dict[str, dict[int, str]] = {}
     # the cache in the checkout is what `python3 dev.py types` fills too, so that torch is not read twice
     cache = ROOT / ".mypy_cache"
-    out = run("mypy", "--strict", "--config-file=", "--no-error-summary", "--no-pretty", "--hide-error-context",
-              f"--cache-dir={cache}", *GOOD, WRONG, cwd=USER_CODE)  # fmt: skip
+    out = run(
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--no-error-summary",
+        "--no-pretty",
+        "--hide-error-context",
+        f"--cache-dir={cache}",
+        *GOOD,
+        WRONG,
+        cwd=USER_CODE,
+    )
     for line in out.splitlines():
         found = re.match(r"(.+?):(\d+): error: (.*)", line)
         if found:
@@ -48,7 +60,9 @@ def pyright(tmp_path_factory: pytest.TempPathFactory) -> Errors:
     shutil.copytree(USER_CODE, project, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
     (project / "pyrightconfig.json").write_text(json.dumps(settings))
-    out = run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(project), cwd=project)
+    out = run(
+        "pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(project), cwd=project
+    )
     report = json.loads(out)
     assert report["summary"]["filesAnalyzed"] >= len(GOOD) + 1
     for each in report["generalDiagnostics"]:

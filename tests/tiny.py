@@ -45,7 +45,10 @@ def shown(value: Any) -> str:
 def batches(n: int = 4, size: int = 3) -> list[tuple[Tensor, Tensor]]:
     """`n` batches of (inputs, targets), the same every time."""
     generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
+        for _ in range(n)
+    ]
 
 
 def quiet(**options: Any) -> Trainer:

@@ -1,4 +1,6 @@
-"""What is derived from the declared arguments of `Trainer`: their types for type checkers, and the tables of the docs."""
+"""What is derived from the declared arguments of `Trainer`: their types for type checkers, and the tables of
+the docs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from hookline.arguments import DECLARATIONS, Parts, documentation
 from hookline.options import GROUPS
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = '''"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there, not this file."""
+HEAD = '''"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there."""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class _Bare(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         """`Annotated[int, AtLeast(1)]` -> `int`."""
-        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+        if (
+            isinstance(node.value, ast.Name)
+            and node.value.id == "Annotated"
+            and isinstance(node.slice, ast.Tuple)
+        ):
             return self.visit(node.slice.elts[0])
         return node if ast.unparse(node.value) == "Literal" else self.generic_visit(node)
 
@@ -61,18 +67,33 @@ class _Bare(ast.NodeTransformer):
 def types_of(cls: type) -> dict[str, str]:
     """The types of the arguments that a class declares, as text."""
     module = ast.parse(inspect.getsource(options if cls in GROUPS else arguments))
-    aliases = {each.targets[0].id: each.value for each in module.body if isinstance(each, ast.Assign)
-               and isinstance(each.targets[0], ast.Name) and ast.unparse(each.value).startswith("Annotated[")}  # fmt: skip
-    body = next(each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == cls.__name__)
-    return {ast.unparse(each.target): ast.unparse(_Bare(aliases).visit(each.annotation)).replace("'", '"')
-            for each in body if isinstance(each, ast.AnnAssign)}  # fmt: skip
+    aliases = {
+        each.targets[0].id: each.value
+        for each in module.body
+        if isinstance(each, ast.Assign)
+        and isinstance(each.targets[0], ast.Name)
+        and ast.unparse(each.value).startswith("Annotated[")
+    }
+    body = next(
+        each.body for each in module.body if isinstance(each, ast.ClassDef) and each.name == cls.__name__
+    )
+    return {
+        ast.unparse(each.target): ast.unparse(_Bare(aliases).visit(each.annotation)).replace("'", '"')
+        for each in body
+        if isinstance(each, ast.AnnAssign)
+    }
 
 
 def typed() -> str:
     """The source of `hookline/_arguments.py`."""
     docs, out = documentation(), [HEAD]
     for cls in DECLARATIONS:
-        out += ["", f"class {cls.__name__}Arguments(TypedDict, total=False):", f'    """{_title(cls)}."""', ""]
+        out += [
+            "",
+            f"class {cls.__name__}Arguments(TypedDict, total=False):",
+            f'    """{_title(cls)}."""',
+            "",
+        ]
         for name, kind in types_of(cls).items():
             doc = textwrap.wrap(f'"""{docs[name]}"""', 122)
             out += [f"    {name}: {kind}", *(f"    {line}" for line in doc)]
@@ -102,16 +123,27 @@ def page() -> str:
         "",
         "<!-- Generated from src/hookline/options.py and src/hookline/arguments.py by tools/generate.py. -->",
         "",
-        "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they work together. In a",
-        "[configuration](configuration.md) they are keys of the section `trainer`, except `hooks`, `callbacks`, `logger` and",
-        "`config`, which have sections of their own. A value that is not allowed raises `hookline.OptionError` when the trainer",
+        "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they "
+        "work together. In a",
+        "[configuration](configuration.md) they are keys of the section `trainer`, except `hooks`, "
+        "`callbacks`, `logger` and",
+        "`config`, which have sections of their own. A value that is not allowed raises "
+        "`hookline.OptionError` when the trainer",
         "is made. The error has the attributes `option`, `value` and `allowed`.",
     ]
     for cls in DECLARATIONS:
-        out += ["", f"## {_title(cls)}", "", "| option | type | default | what it does |", "|---|---|---|---|"]
+        out += [
+            "",
+            f"## {_title(cls)}",
+            "",
+            "| option | type | default | what it does |",
+            "|---|---|---|---|",
+        ]
         for name, kind in types_of(cls).items():
             shown = kind.replace("|", "\\|")
-            out.append(f"| `{name}` | `{shown}` | {_default(cls, name)} | {docs[name].replace('|', chr(92) + '|')} |")
+            out.append(
+                f"| `{name}` | `{shown}` | {_default(cls, name)} | {docs[name].replace('|', chr(92) + '|')} |"
+            )
     return "\n".join(out) + "\n"
 
 
@@ -122,7 +154,9 @@ def overview() -> str:
     for cls in DECLARATIONS:
         title = _title(cls)
         anchor = re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
-        rows.append(f"| [{title}](options.md#{anchor}) | {', '.join(f'`{name}`' for name in types_of(cls))} |")
+        rows.append(
+            f"| [{title}](options.md#{anchor}) | {', '.join(f'`{name}`' for name in types_of(cls))} |"
+        )
     begin, end = "<!-- options: generated by tools/generate.py -->\n", "<!-- end of options -->\n"
     before, _, rest = path.read_text().partition(begin)
     return before + begin + "\n" + "\n".join(rows) + "\n\n" + end + rest.partition(end)[2]

@@ -31,7 +31,9 @@ def systems() -> dict[str, Names]:
     found = {name: EVENTS.find(name) for name in framework.METHODS}
     return {
         "Lightning": {event: [method] for event, method in lightning.MAPPING.items()},
-        "model_training_framework": turned((name, [event.name]) for name, event in found.items() if event is not None),
+        "model_training_framework": turned(
+            (name, [event.name]) for name, event in found.items() if event is not None
+        ),
         "KempnerForge": turned((name, [row.event]) for name, row in kempnerforge.ROWS.items()),
         "trainers": turned((name, [row.event]) for name, row in trainers.DOCUMENTED.items()),
         "transformers": turned(transformers.METHODS.items()),
@@ -59,10 +61,16 @@ def rows(columns: Mapping[str, Names]) -> list[str]:
 
 def hosted() -> list[str]:
     """What each host tells Hookline's hooks, and when."""
-    out = ["| event | " + " | ".join(host.name for host in HOSTS.values()) + " |", "|---" * (len(HOSTS) + 1) + "|"]
+    out = [
+        "| event | " + " | ".join(host.name for host in HOSTS.values()) + " |",
+        "|---" * (len(HOSTS) + 1) + "|",
+    ]
     for event in EVENTS:
         if any(event.name in (*host.offers, *host.lacks) for host in HOSTS.values()):
-            said = [host.offers.get(event.name, REFUSED if event.name in host.lacks else NOT_OFFERED) for host in HOSTS.values()]
+            said = [
+                host.offers.get(event.name, REFUSED if event.name in host.lacks else NOT_OFFERED)
+                for host in HOSTS.values()
+            ]
             cells = [NATIVE if each == event.name else each for each in said]
             out.append(f"| `{event.name}` | " + " | ".join(cells) + " |")
     return out
@@ -73,27 +81,33 @@ def page() -> str:
     columns = systems()
     known = {event for names in columns.values() for event in names}
     own = [f"`{each.name}`" for each in EVENTS if each.name in EVENTS_OF_THE_TABLE and each.name not in known]
-    return "\n".join([
-        "# Who knows which event",
-        "",
-        "<!-- Generated from the tables of the dialects and hosts by tools/generate.py. -->",
-        "",
-        "## Hooks of other systems in Hookline",
-        "",
-        "*native*: the system has this event under the same name. A name in code: its own name for it, which is mapped.",
-        f"{NOT_OFFERED}: the system does not offer it; a hook of its kind may listen to it in Hookline all the same, if its base",
-        "class is a dialect's.",
-        "",
-        *rows(columns),
-        "",
-        f"Only Hookline has: {', '.join(own)}.",
-        "",
-        "## Hookline's hooks in other trainers",
-        "",
-        f"The words say by what the event comes about there. {NOT_OFFERED}: it never does, and waiting for it does no harm.",
-        f"*{REFUSED}*: it should come about and the host cannot tell of it, so a hook that listens to it, or asks for a fact",
-        "that the host cannot give, is refused when it is added, with the reason.",
-        "",
-        *hosted(),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Who knows which event",
+            "",
+            "<!-- Generated from the tables of the dialects and hosts by tools/generate.py. -->",
+            "",
+            "## Hooks of other systems in Hookline",
+            "",
+            "*native*: the system has this event under the same name. A name in code: its own name for it, "
+            "which is mapped.",
+            f"{NOT_OFFERED}: the system does not offer it; a hook of its kind may listen to it in Hookline "
+            f"all the same, if its base",
+            "class is a dialect's.",
+            "",
+            *rows(columns),
+            "",
+            f"Only Hookline has: {', '.join(own)}.",
+            "",
+            "## Hookline's hooks in other trainers",
+            "",
+            f"The words say by what the event comes about there. {NOT_OFFERED}: it never does, and waiting "
+            f"for it does no harm.",
+            f"*{REFUSED}*: it should come about and the host cannot tell of it, so a hook that listens to "
+            f"it, or asks for a fact",
+            "that the host cannot give, is refused when it is added, with the reason.",
+            "",
+            *hosted(),
+            "",
+        ]
+    )

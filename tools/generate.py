@@ -1,5 +1,6 @@
-"""Writes what is derived from the table of events (the typed base classes, docs/lifecycle.md, docs/conformance.md) and from the
-declared arguments of the trainer (their types, docs/options.md, the table in docs/training.md).
+"""Writes what is derived from the table of events (the typed base classes, docs/lifecycle.md,
+docs/conformance.md) and from the declared arguments of the trainer (their types, docs/options.md, the table
+in docs/training.md).
 
 `python tools/generate.py` writes, `python tools/generate.py --check` fails if something is out of date.
 """
@@ -18,7 +19,10 @@ from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RE
 
 ROOT = Path(__file__).resolve().parent.parent
 BASES = {
-    "HookMethods": ("H", "Every event a hook can hear. Override with any subset of an event's facts as parameters."),
+    "HookMethods": (
+        "H",
+        "Every event a hook can hear. Override with any subset of an event's facts as parameters.",
+    ),
     "ModuleMethods": ("M", "Every event the user's module can hear."),
     "DataMethods": ("D", "Every event a data module can hear."),
     "StrategyMethods": ("S", "Every event a strategy can hear."),
@@ -30,7 +34,9 @@ def returned(event: Event) -> str:
     if event.signals:
         return f"may return {' or '.join(event.signals)}"
     if event.replaces:
-        return "a returned value replaces the " + {"live_loss": "loss", "row": "metrics"}.get(event.replaces, event.replaces)
+        return "a returned value replaces the " + {"live_loss": "loss", "row": "metrics"}.get(
+            event.replaces, event.replaces
+        )
     return "what it returns is used" if event.returns == "value" else ""
 
 
@@ -42,18 +48,28 @@ def rows() -> list[Event]:
 def methods() -> str:
     """The source of `hookline/_methods.py`."""
     out = [
-        '"""Generated from the table in events.py by tools/generate.py; edit the rows there, not this file."""',
+        '"""Generated from the table in events.py by tools/generate.py; edit the rows there, not this '
+        'file."""',
         "",
         "from __future__ import annotations",
         "",
         "from typing import Any, ClassVar",
     ]
     for base, (receiver, doc) in BASES.items():
-        out += ["", "", f"class {base}:", f'    """{doc}"""', "", "    __hookline_base__: ClassVar[bool] = True"]
+        out += [
+            "",
+            "",
+            f"class {base}:",
+            f'    """{doc}"""',
+            "",
+            "    __hookline_base__: ClassVar[bool] = True",
+        ]
         for event in rows():
             if receiver in event.receivers and not event.action:
                 name = event.name
-                if not name.startswith("on_") and event.spellings:  # one receiver's share of a method they all have
+                if (
+                    not name.startswith("on_") and event.spellings
+                ):  # one receiver's share of a method they all have
                     name = event.spellings[0]
                 facts = f"Facts: {', '.join(event.facts)}." if event.facts else ""
                 value = returned(event)
@@ -63,7 +79,11 @@ def methods() -> str:
                 if len(lines) == 1:
                     out += [f'        """{lines[0]}"""']
                 else:
-                    out += [f'        """{lines[0]}', *(f"        {line}" for line in lines[1:]), '        """']
+                    out += [
+                        f'        """{lines[0]}',
+                        *(f"        {line}" for line in lines[1:]),
+                        '        """',
+                    ]
     return "\n".join(out) + "\n"
 
 
@@ -74,13 +94,19 @@ def lifecycle() -> str:
         "",
         "<!-- Generated from src/hookline/events.py by tools/generate.py. -->",
         "",
-        "Every moment of a run, in the order of a fit. An event reaches its receivers from left to right; hooks run in the",
-        "order they were registered, then built-ins, then monitors. A listener asks for facts by naming its parameters",
-        "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner and get",
-        "their facts by position. `hookline.explain()` shows this tree for a run of yours, with its listeners.",
+        "Every moment of a run, in the order of a fit. An event reaches its receivers from left to right; "
+        "hooks run in the",
+        "order they were registered, then built-ins, then monitors. A listener asks for facts by naming its "
+        "parameters",
+        "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner "
+        "and get",
+        "their facts by position. `hookline.explain()` shows this tree for a run of yours, with its "
+        "listeners.",
         "",
-        "The sanity check runs a validation between its two events. The batches of a validation, test or prediction are moved",
-        "by the same three events as those of training. Test and prediction are runs of their own, with the same set-up and end.",
+        "The sanity check runs a validation between its two events. The batches of a validation, test or "
+        "prediction are moved",
+        "by the same three events as those of training. Test and prediction are runs of their own, with the "
+        "same set-up and end.",
         "",
         "Receivers: " + " · ".join(f"**{letter}** {name}" for letter, name in RECEIVERS.items()),
     ]
@@ -89,7 +115,13 @@ def lifecycle() -> str:
         title = " → ".join(BRANCHES[branch].split("/")[1:]) or "the run"
         title += ", continued" if branch in seen else ""
         seen.add(branch)
-        out += ["", f"## {title[0].upper()}{title[1:]}", "", "| event | receivers | facts | what happens |", "|---|---|---|---|"]
+        out += [
+            "",
+            f"## {title[0].upper()}{title[1:]}",
+            "",
+            "| event | receivers | facts | what happens |",
+            "|---|---|---|---|",
+        ]
         for event in events:
             names = f"`{event.name}`" + "".join(f", `{each}`" for each in event.spellings)
             kind = " (action)" if event.action else ""
@@ -106,9 +138,14 @@ def lifecycle() -> str:
 
 def main() -> int:
     """Write or check."""
-    targets = {ROOT / "src/hookline/_methods.py": methods(), ROOT / "docs/lifecycle.md": lifecycle(),
-               ROOT / "docs/conformance.md": conformance(), ROOT / "src/hookline/_arguments.py": arguments.typed(),
-               ROOT / "docs/options.md": arguments.page(), ROOT / "docs/training.md": arguments.overview()}  # fmt: skip
+    targets = {
+        ROOT / "src/hookline/_methods.py": methods(),
+        ROOT / "docs/lifecycle.md": lifecycle(),
+        ROOT / "docs/conformance.md": conformance(),
+        ROOT / "src/hookline/_arguments.py": arguments.typed(),
+        ROOT / "docs/options.md": arguments.page(),
+        ROOT / "docs/training.md": arguments.overview(),
+    }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:

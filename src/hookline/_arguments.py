@@ -1,4 +1,4 @@
-"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there, not this file."""
+"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there."""
 
 from __future__ import annotations
 

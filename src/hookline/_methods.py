@@ -92,8 +92,8 @@ class HookMethods:
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        """Metrics are about to be logged; edit them in place or return a dictionary: that is what is logged. Facts:
-        metrics. A returned value replaces the metrics.
+        """Metrics are about to be logged; edit them in place or return the dictionary to log instead. Facts: metrics.
+        A returned value replaces the metrics.
         """
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -279,8 +279,8 @@ class ModuleMethods:
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        """Metrics are about to be logged; edit them in place or return a dictionary: that is what is logged. Facts:
-        metrics. A returned value replaces the metrics.
+        """Metrics are about to be logged; edit them in place or return the dictionary to log instead. Facts: metrics.
+        A returned value replaces the metrics.
         """
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> Any:

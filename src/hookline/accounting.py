@@ -46,8 +46,15 @@ class Cost:
 
     def data(self) -> dict[str, str | int | float]:
         """As the run's log has it."""
-        return {"hook": self.hook, "event": self.event, "calls": self.calls, "total": self.seconds, "mean": self.mean,
-                "worst": self.worst, "share": self.share}  # fmt: skip
+        return {
+            "hook": self.hook,
+            "event": self.event,
+            "calls": self.calls,
+            "total": self.seconds,
+            "mean": self.mean,
+            "worst": self.worst,
+            "share": self.share,
+        }
 
 
 class Stopwatch:
@@ -76,32 +83,56 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
     """The dearest rows as text, and the slow hooks by name. A row has all that happened within its calls."""
     shown = rows[:SHOWN]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
-    cells += [(row.hook, row.event, str(row.calls), duration(row.seconds), duration(row.mean), duration(row.worst),
-               f"{row.share:.1%}") for row in shown]  # fmt: skip
+    cells += [
+        (
+            row.hook,
+            row.event,
+            str(row.calls),
+            duration(row.seconds),
+            duration(row.mean),
+            duration(row.worst),
+            f"{row.share:.1%}",
+        )
+        for row in shown
+    ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     together = sum(row.seconds for row in rows) - counted_twice
     part = f", {together / seconds:.1%}" if seconds else ""
-    lines = [f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving included:"]
+    lines = [
+        f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving "
+        f"included:"
+    ]
     for line in cells:
-        parts = [text.ljust(width) if column < 2 else text.rjust(width)
-                 for column, (text, width) in enumerate(zip(line, widths, strict=True))]  # fmt: skip
+        parts = [
+            text.ljust(width) if column < 2 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
         lines.append("  " + "  ".join(parts).rstrip())
     if rest := rows[SHOWN:]:
-        lines.append(f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: trainer.hooks.cost()")
-    lines += [f"  slow: {name}, {min(share, 1):.0%} of the training time" for name, share in slow_hooks(rows).items()]
+        lines.append(
+            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: "
+            f"trainer.hooks.cost()"
+        )
+    lines += [
+        f"  slow: {name}, {min(share, 1):.0%} of the training time"
+        for name, share in slow_hooks(rows).items()
+    ]
     return "\n".join(lines)
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
     """The hooks whose events together take more than a few per cent, with their share.
 
-    The worst call of each event is not counted: a cost that comes once, such as an import, does not grow with the run.
+    The worst call of each event is not counted: a cost that comes once, such as an import, does not grow with
+    the run.
     """
     shares, seconds, total = dict[str, float](), dict[str, float](), dict[str, float]()
     for row in rows:
         again = row.seconds - row.worst
         total[row.hook] = total.get(row.hook, 0.0) + row.share
-        shares[row.hook] = shares.get(row.hook, 0.0) + (row.share * again / row.seconds if row.seconds else 0.0)
+        shares[row.hook] = shares.get(row.hook, 0.0) + (
+            row.share * again / row.seconds if row.seconds else 0.0
+        )
         seconds[row.hook] = seconds.get(row.hook, 0.0) + again
     return {name: total[name] for name, share in shares.items() if share >= SLOW and seconds[name] >= SHORT}
 

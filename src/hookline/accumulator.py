@@ -10,8 +10,12 @@ from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "min", "max", "last")
 Part = tuple[str, Any, float]
-"""What one rank has of a value: how it is reduced, the total so far (None: nothing), and the weight of what is in it."""
-FOLD_AFTER = 256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
+"""What one rank has of a value: how it is reduced, the total so far (None: nothing), and the weight of what
+is in it.
+"""
+FOLD_AFTER = (
+    256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
+)
 
 
 class Accumulator:
@@ -87,7 +91,9 @@ def _reduce(values: list[Any], weights: list[float], reduce: str) -> Any:
         try:
             stacked = torch.stack(values).to(dtype).reshape(len(values))
         except (TypeError, RuntimeError):  # numbers, devices or shapes are mixed
-            stacked = torch.stack([torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values])
+            stacked = torch.stack(
+                [torch.as_tensor(value, dtype=dtype, device=device).reshape(()) for value in values]
+            )
         if reduce == "mean":
             even = weights.count(weights[0]) == len(weights)
             scale = weights[0] if even else torch.tensor(weights, dtype=dtype, device=device)

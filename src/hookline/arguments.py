@@ -29,8 +29,12 @@ class InFile:
 
 def _hook_list(name: str, hooks: Any) -> list[Any]:
     if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
-        raise OptionError(f"{name}= takes a list of hooks, not {type(hooks).__name__}.", option=name, value=hooks,
-                          allowed="a list of hooks")  # fmt: skip
+        raise OptionError(
+            f"{name}= takes a list of hooks, not {type(hooks).__name__}.",
+            option=name,
+            value=hooks,
+            allowed="a list of hooks",
+        )
     return list(hooks)
 
 
@@ -45,7 +49,9 @@ class Parts:
     logger: "bool | Logger | Iterable[Logger]" = True
     """Where metrics go: a Logger or several. True: log.jsonl in the run's directory. False: nowhere."""
     strategy: Annotated["str | Strategy", InFile(str)] = "auto"
-    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a Strategy."""
+    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a
+    Strategy.
+    """
     device: Annotated["str | torch.device", InFile(str)] = "auto"
     """The device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: Annotated[str | int, InFile(str | int)] = 32
@@ -75,17 +81,25 @@ def read_arguments(given: Mapping[str, Any]) -> tuple[Options, Parts]:
 
 
 def with_signature(init: F) -> F:
-    """Give `Trainer.__init__` its keyword arguments as a signature, for consoles and notebooks that complete calls."""
+    """Give `Trainer.__init__` its keyword arguments as a signature, for consoles and notebooks that complete
+    calls.
+    """
     parameter = inspect.Parameter
-    named = [parameter(each.name, parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-             for each in (*fields(Options), *fields(Parts))]  # fmt: skip
-    signature = inspect.Signature([parameter("self", parameter.POSITIONAL_OR_KEYWORD), *named], return_annotation=None)
+    named = [
+        parameter(each.name, parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in (*fields(Options), *fields(Parts))
+    ]
+    signature = inspect.Signature(
+        [parameter("self", parameter.POSITIONAL_OR_KEYWORD), *named], return_annotation=None
+    )
     init.__signature__ = signature  # type: ignore[attr-defined]
     return init
 
 
 def documentation() -> dict[str, str]:
-    """Return what each argument does: the texts below the declarations, from the source because Python does not keep them."""
+    """Return what each argument does: the texts below the declarations, from the source because Python does
+    not keep them.
+    """
     found: dict[str, str] = {}
     for cls in DECLARATIONS:
         body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]

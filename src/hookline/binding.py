@@ -23,12 +23,16 @@ class Binding:
     call: Caller
     facts: tuple[str, ...]
     source: Source | None = None
-    """The same call as text, for code that makes it without a frame of its own; None: it can only be made by `call`."""
+    """The same call as text, for code that makes it without a frame of its own; None: it can only be made by
+    `call`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of one call of a function with expressions of the table's rows. It is never text of the user's."""
+    """The text of one call of a function with expressions of the table's rows. It is never text of the
+    user's.
+    """
 
     function: Callable[..., Any]
     arguments: tuple[str, ...]
@@ -62,14 +66,20 @@ class Source:
         return made(self.function, self.values)  # type: ignore[no-any-return]
 
     def published(self, what: Any) -> Caller:
-        """Make the call for a caller that is not a slot of the plan: it also writes into `s.running` what runs, as slots do."""
+        """Make the call for a caller that is not a slot of the plan: it also writes into `s.running` what
+        runs, as slots do.
+        """
         if self.before:
             return publishing("f(s)", what, self.caller())
         return publishing(self.text(), what, self.function, self.values)
 
 
 def bind_by_name(
-    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterable[Callable[..., Any]] = ()
+    function: Callable[..., Any],
+    event: Event,
+    table: EventTable,
+    where: str,
+    overridden: Iterable[Callable[..., Any]] = (),
 ) -> Binding:
     """Bind a listener whose parameters are the names of facts, in any order, any subset.
 
@@ -97,9 +107,14 @@ def bind_by_name(
 
 
 def bind_by_position(
-    function: Callable[..., Any], event: Event, table: EventTable, where: str, overridden: Iterable[Callable[..., Any]] = ()
+    function: Callable[..., Any],
+    event: Event,
+    table: EventTable,
+    where: str,
+    overridden: Iterable[Callable[..., Any]] = (),
 ) -> Binding:
-    """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls them.
+    """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls
+    them.
 
     Parameters beyond those, and keyword-only ones, are asked for by name. overridden: as in `bind_by_name`.
     """
@@ -129,11 +144,15 @@ def bind_by_position(
 
 
 def _refuse_swapped(name: str, fact: Fact, event: Event, table: EventTable, where: str) -> None:
-    """Names are free, but one that is another of the event's own facts would get the wrong value without a word."""
+    """Names are free, but one that is another of the event's own facts would get the wrong value without a
+    word.
+    """
     meant = table.fact(name, event)
     if meant is not None and meant is not fact and meant.name in event.facts:
-        raise HookError(f"{where} gets its arguments by position ({', '.join(event.facts)}), so {name!r} would be the "
-                        f"{fact.name}. Put it in its place, or ask for it by keyword: `*, {name}`.")  # fmt: skip
+        raise HookError(
+            f"{where} gets its arguments by position ({', '.join(event.facts)}), so {name!r} would be the "
+            f"{fact.name}. Put it in its place, or ask for it by keyword: `*, {name}`."
+        )
 
 
 class _Arguments:
@@ -192,8 +211,11 @@ def make(f, d, what):
 """
 
 
-def publishing(expression: str, what: Any, f: Callable[..., Any] | None = None, d: Sequence[Any] = ()) -> Caller:
-    """Compile a caller of the state that writes what runs while it runs, without a frame between it and the function.
+def publishing(
+    expression: str, what: Any, f: Callable[..., Any] | None = None, d: Sequence[Any] = ()
+) -> Caller:
+    """Compile a caller of the state that writes what runs while it runs, without a frame between it and the
+    function.
 
     expression: of `s`, the state, `f` and `d`. It is never text of the user's.
     """
@@ -212,8 +234,10 @@ def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Pa
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise HookError(f"{where} cannot be a hook: its parameters cannot be read ({error}). "
-                        f"Wrap it: `lambda loss: {getattr(function, '__name__', 'f')}(loss)`.") from None  # fmt: skip
+        raise HookError(
+            f"{where} cannot be a hook: its parameters cannot be read ({error}). "
+            f"Wrap it: `lambda loss: {getattr(function, '__name__', 'f')}(loss)`."
+        ) from None
     if isinstance(function, functools.partial):  # what a partial has bound by keyword stays bound
         parameters = [p for p in parameters if p.name not in function.keywords]
     return parameters
@@ -225,17 +249,27 @@ _Left = Callable[[list[inspect.Parameter], list[inspect.Parameter]], list[inspec
 def _with_overridden(
     own: Sequence[inspect.Parameter], overridden: Iterator[Callable[..., Any]], are_left: _Left, where: str
 ) -> Sequence[inspect.Parameter]:
-    """The parameters of an override, with those of the method that it hands its `*args` and `**kwargs` on to in their place."""
+    """The parameters of an override, with those of the method that it hands its `*args` and `**kwargs` on to
+    in their place.
+    """
     kinds = {each.kind for each in own}
-    takes_positions, takes_names = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
+    takes_positions, takes_names = (
+        inspect.Parameter.VAR_POSITIONAL in kinds,
+        inspect.Parameter.VAR_KEYWORD in kinds,
+    )
     below = next(overridden, None) if takes_positions or takes_names else None
     if below is None:
         return own
     named = [each for each in own if each.kind not in _VARIABLE]
     theirs = _with_overridden(_parameters(below, where), overridden, are_left, where)
     left = are_left(named, [each for each in theirs if each.kind not in _VARIABLE])
-    if takes_names and (named or not takes_positions):  # by name they reach the right parameter, whatever is passed before them
-        left = [each.replace(kind=each.KEYWORD_ONLY) if each.kind is not each.POSITIONAL_ONLY else each for each in left]
+    if takes_names and (
+        named or not takes_positions
+    ):  # by name they reach the right parameter, whatever is passed before them
+        left = [
+            each.replace(kind=each.KEYWORD_ONLY) if each.kind is not each.POSITIONAL_ONLY else each
+            for each in left
+        ]
     elif not takes_names:
         left = [each for each in left if each.kind is not each.KEYWORD_ONLY]
     rest = [each for each in theirs if each.kind in _VARIABLE and each.kind in kinds]

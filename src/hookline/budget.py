@@ -1,7 +1,7 @@
 """What a hook may cost, and what happens beyond it: it is warned about, called less often, or switched off.
 
-A listener with a budget pays one comparison per call. It is made with a sum at which to look again, and what is still allowed
-grows with the run, so a hook within its budget is looked at less and less often.
+A listener with a budget pays one comparison per call. It is made with a sum at which to look again, and what
+is still allowed grows with the run, so a hook within its budget is looked at less and less often.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ class Budget:
     """Of one hook, shared by its listeners: `1%` of the training time, or `5 ms` for a call on average."""
 
     def __init__(
-        self, text: str, over: str, name: str, dismiss: Callable[[], None], clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        text: str,
+        over: str,
+        name: str,
+        dismiss: Callable[[], None],
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.text, self.over, self.name, self.dismiss = text, over, name, dismiss
         self.share, self.each = parse_budget(text, name)
@@ -69,24 +74,45 @@ class Budget:
 
     def is_early(self, allowance: Allowance) -> bool:
         """Whether it is too soon to judge."""
-        return self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
+        return (
+            self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
+        )
 
     def tell(self, allowance: Allowance) -> None:
         """Say once what it costs, what it may cost, and what is done about it."""
         if self.told:
             return
         self.told = True
-        done = {"warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
-                "throttle": "some of its calls are left out from now on", "disable": "it is switched off"}[self.over]  # fmt: skip
-        log.warning("hook %r is over its budget of %s: %.2g%% of the training time; in %s %s calls, %s each; %s.",
-                    self.name, self.text, 100 * self.spent / max(1, self.clock() - self.began), allowance.event.name,
-                    allowance.calls, duration(allowance.spent / 1e9 / max(1, allowance.calls)), done)  # fmt: skip
+        done = {
+            "warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
+            "throttle": "some of its calls are left out from now on",
+            "disable": "it is switched off",
+        }[self.over]
+        log.warning(
+            "hook %r is over its budget of %s: %.2g%% of the training time; in %s %s calls, %s each; %s.",
+            self.name,
+            self.text,
+            100 * self.spent / max(1, self.clock() - self.began),
+            allowance.event.name,
+            allowance.calls,
+            duration(allowance.spent / 1e9 / max(1, allowance.calls)),
+            done,
+        )
 
 
 class Allowance:
     """The budget as one listener sees it."""
 
-    __slots__ = ("_calls_before", "_spent_before", "account", "budget", "event", "left_out", "limit", "resting")
+    __slots__ = (
+        "_calls_before",
+        "_spent_before",
+        "account",
+        "budget",
+        "event",
+        "left_out",
+        "limit",
+        "resting",
+    )
 
     def __init__(self, budget: Budget, event: Event, account: Account) -> None:
         self.budget, self.event, self.account = budget, event, account
@@ -98,7 +124,9 @@ class Allowance:
         self._calls_before = self._spent_before = 0
 
     def begin(self) -> None:
-        """The training begins, or the hook joins it or is switched on again: what it has cost before does not count."""
+        """The training begins, or the hook joins it or is switched on again: what it has cost before does not
+        count.
+        """
         self.limit, self.resting, self.left_out = 0.0, False, 0
         self._calls_before, self._spent_before = self.account.calls, self.account.total
         self.budget.begin()
@@ -163,16 +191,24 @@ def budget_of(hook: Any, name: str, dismiss: Callable[[], None]) -> Budget | Non
     """The budget that a hook asks for, if any; a wrong one is an error. `dismiss` switches the hook off."""
     text, over = getattr(hook, "budget", None), getattr(hook, "over_budget", "warn")
     if over not in OVER_BUDGET:
-        raise HookError(f"hook {name!r} ({type(hook).__name__}): over_budget={over!r}, allowed: "
-                        f"{', '.join(map(repr, OVER_BUDGET))}.{closest(str(over), OVER_BUDGET)}")  # fmt: skip
+        raise HookError(
+            f"hook {name!r} ({type(hook).__name__}): over_budget={over!r}, allowed: "
+            f"{', '.join(map(repr, OVER_BUDGET))}.{closest(str(over), OVER_BUDGET)}"
+        )
     return None if text is None else Budget(text, over, name, dismiss)
 
 
 def parse_budget(text: Any, name: str) -> tuple[float | None, float]:
     """`"1%"` -> (0.01, 0), a share of the training time; `"5 ms"` -> (None, 5e6), nanoseconds for a call."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|s|ms|us|µs|μs)\s*", text) if isinstance(text, str) else None
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|s|ms|us|µs|μs)\s*", text)
+        if isinstance(text, str)
+        else None
+    )
     number = float(match[1]) if match is not None else 0.0
     if match is None or number <= 0 or (match[2] == "%" and number > 100):
-        raise HookError(f"hook {name!r}: budget={text!r}, allowed: a share of the training time such as '1%', or a time for one "
-                        "call such as '5 ms', '200 us' or '0.1 s', above 0.")  # fmt: skip
+        raise HookError(
+            f"hook {name!r}: budget={text!r}, allowed: a share of the training time such as '1%', or a time "
+            "for one call such as '5 ms', '200 us' or '0.1 s', above 0."
+        )
     return (number / 100, 0.0) if match[2] == "%" else (None, number * _UNITS[match[2]])

@@ -1,4 +1,5 @@
-"""Checks of options: what a value must be, said in the same words for the trainer, hooks, loggers and strategies.
+"""Checks of options: what a value must be, said in the same words for the trainer, hooks, loggers and
+strategies.
 
 `name` is the option, which may have its owner in front: `"EarlyStopping: patience"`.
 """
@@ -34,7 +35,9 @@ Rule = Callable[[str, Any], Any]
 
 def refused(name: str, value: Any, allowed: str, more: str = "") -> OptionError:
     """Return the error about a value that is not what it must be."""
-    return OptionError(f"{name}={value!r} must be {allowed}.{more}", option=_bare(name), value=value, allowed=allowed)
+    return OptionError(
+        f"{name}={value!r} must be {allowed}.{more}", option=_bare(name), value=value, allowed=allowed
+    )
 
 
 def _bare(name: str) -> str:
@@ -42,14 +45,15 @@ def _bare(name: str) -> str:
     return name.rpartition(": ")[2]
 
 
-# ---- rules, and how annotations declare them ----------------------------------------------------------------------
+# ---- rules, and how annotations declare them ---------------------------------------------------------------
 
 
 def rule_of(kind: Any) -> Rule | None:
     """Return the check that an annotation declares, or None if it declares none.
 
-    `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of its plain classes
-    and literals are accepted, and all others are for the member that has a rule: `Annotated[int, AtLeast(1)] | None`.
+    `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of
+    its plain classes and literals are accepted, and all others are for the member that has a rule:
+    `Annotated[int, AtLeast(1)] | None`.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
     if kind is bool:
@@ -61,9 +65,13 @@ def rule_of(kind: Any) -> Rule | None:
     if origin in (typing.Union, types.UnionType):
         rules = [rule for each in members if each is not bool and (rule := rule_of(each)) is not None]
         classes = tuple(each for each in members if isinstance(each, type))
-        literals = [value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)]
+        literals = [
+            value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)
+        ]
         if rules:
-            return lambda name, value: value if isinstance(value, classes) or value in literals else rules[-1](name, value)
+            return lambda name, value: (
+                value if isinstance(value, classes) or value in literals else rules[-1](name, value)
+            )
     return None
 
 
@@ -124,7 +132,11 @@ class Portion:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= (0 if self.zero else 1)
         fraction = isinstance(value, float) and (0.0 if self.zero else 1e-12) <= value <= 1.0
         if not (whole or fraction):
-            raise refused(name, value, "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)")
+            raise refused(
+                name,
+                value,
+                "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)",
+            )
         return value  # type: ignore[no-any-return]
 
 
@@ -180,7 +192,7 @@ class OnDisk:
         return value
 
 
-# ---- checks of one value ------------------------------------------------------------------------------------------
+# ---- checks of one value -----------------------------------------------------------------------------------
 
 
 def check_bool(name: str, value: Any) -> bool:
@@ -195,8 +207,12 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") 
     known = tuple(allowed)
     if value not in known:
         near = closest(str(value), [each for each in known if isinstance(each, str)])
-        raise OptionError(f"{name}={value!r}, allowed: {', '.join(map(repr, known))}.{near} {more}".rstrip(),
-                          option=_bare(name), value=value, allowed=known)  # fmt: skip
+        raise OptionError(
+            f"{name}={value!r}, allowed: {', '.join(map(repr, known))}.{near} {more}".rstrip(),
+            option=_bare(name),
+            value=value,
+            allowed=known,
+        )
     return value
 
 
@@ -222,8 +238,12 @@ def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
 def check_seed(name: str, seed: Any) -> int:
     """A seed that Python, numpy and torch take."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
-        raise refused(name, seed, f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
-                      "seeded with its lower 32 bits")  # fmt: skip
+        raise refused(
+            name,
+            seed,
+            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
+            "seeded with its lower 32 bits",
+        )
     return seed
 
 
@@ -241,10 +261,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---- time ---------------------------------------------------------------------------------------------------------
+# ---- time --------------------------------------------------------------------------------------------------
 
 
-def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_time", hint: str = "") -> float | None:
+def parse_time(
+    given: str | float | datetime.timedelta | None, name: str = "max_time", hint: str = ""
+) -> float | None:
     """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
     if given is None:
         return None
@@ -267,24 +289,39 @@ def parse_time(given: str | float | datetime.timedelta | None, name: str = "max_
 
 def _no_time(name: str, given: Any, hint: str) -> OptionError:
     allowed = "seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0"
-    return OptionError(f"{name}={given!r}: use {allowed}.{hint}", option=_bare(name), value=given, allowed=allowed)
+    return OptionError(
+        f"{name}={given!r}: use {allowed}.{hint}", option=_bare(name), value=given, allowed=allowed
+    )
 
 
-# ---- paths --------------------------------------------------------------------------------------------------------
+# ---- paths -------------------------------------------------------------------------------------------------
 
 
 def check_path(name: str, path: Any, wanted: str = "a path") -> None:
     """Text or a Path that can name something on a disk."""
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
-        raise OptionError(f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
-                          option=_bare(name), value=path, allowed=wanted)  # fmt: skip
+        raise OptionError(
+            f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
+            option=_bare(name),
+            value=path,
+            allowed=wanted,
+        )
     if "\0" in str(text):
-        raise OptionError(f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
-                          option=_bare(name), value=path, allowed=wanted)  # fmt: skip
+        raise OptionError(
+            f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
+            option=_bare(name),
+            value=path,
+            allowed=wanted,
+        )
     for each in Path(os.fsdecode(text)).parts:
         if len(os.fsencode(each)) > LONGEST_NAME:
-            raise OptionError(f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} bytes, and "
-                              f"a name may have {LONGEST_NAME}.", option=_bare(name), value=path, allowed=wanted)  # fmt: skip
+            raise OptionError(
+                f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} "
+                f"bytes, and a name may have {LONGEST_NAME}.",
+                option=_bare(name),
+                value=path,
+                allowed=wanted,
+            )
 
 
 def _nearest(path: Path) -> Path:
@@ -310,18 +347,26 @@ def check_place(name: str, path: Path) -> None:
     whole = path.absolute()
     there = _nearest(whole)
     if not there.is_dir():
-        raise OptionError(f"{name}={str(path)!r} cannot be a directory: {there} is a file.", option=_bare(name), value=path)
+        raise OptionError(
+            f"{name}={str(path)!r} cannot be a directory: {there} is a file.", option=_bare(name), value=path
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=".hookline-", dir=there) as probe:
             Path(probe, *whole.relative_to(there).parts).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         shown = str(path) if len(str(path)) < 200 else f"{str(path)[:60]}..."
-        raise OptionError(f"{name}={shown!r} cannot be written to: nothing can be created in {there} "
-                          f"({error.strerror or error}).", option=_bare(name), value=path) from None  # fmt: skip
+        raise OptionError(
+            f"{name}={shown!r} cannot be written to: nothing can be created in {there} "
+            f"({error.strerror or error}).",
+            option=_bare(name),
+            value=path,
+        ) from None
 
 
 def check_file(name: str, path: Any) -> None:
     """The path of a file that a run writes."""
     check_path(name, path, "the path of a file")
     if ".." in Path(path).parts or not Path(path).name:
-        raise refused(name, path, "the path of a file, without '..'; a relative one is below the run's directory")
+        raise refused(
+            name, path, "the path of a file, without '..'; a relative one is below the run's directory"
+        )

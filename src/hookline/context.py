@@ -41,12 +41,14 @@ class _ReadFloat:
 
 @dataclass(init=False, repr=False)
 class StepContext:
-    """What an update did. `loss` (the mean over the window) and `grad_norm` are read from the device when looked at.
+    """What an update did. `loss` (the mean over the window) and `grad_norm` are read from the device when
+    looked at.
 
     >>> StepContext(step=3, loss=0.5, lr=1e-3).loss
     0.5
 
-    A dataclass: two are equal if their first seven fields are. The others, which tell where it was made, do not count.
+    A dataclass: two are equal if their first seven fields are. The others, which tell where it was made, do
+    not count.
     """
 
     step: int = 0
@@ -65,10 +67,20 @@ class StepContext:
     metrics: Any = field(default=None, compare=False)
 
     def __init__(
-        self, step: int = 0, loss: Any = float("nan"), grad_norm: Any = float("nan"), lr: float = float("nan"),
-        tokens_seen: int = 0, model: Any = None, optimizer: Any = None, *,
-        epoch: int = 0, rank: int = 0, world_size: int = 1, metrics: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        step: int = 0,
+        loss: Any = float("nan"),
+        grad_norm: Any = float("nan"),
+        lr: float = float("nan"),
+        tokens_seen: int = 0,
+        model: Any = None,
+        optimizer: Any = None,
+        *,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        metrics: Any = None,
+    ) -> None:
         self.step = step
         self._loss = loss
         self._grad_norm = grad_norm
@@ -82,4 +94,7 @@ class StepContext:
         self.metrics = {} if metrics is None else metrics
 
     def __repr__(self) -> str:
-        return f"StepContext(step={self.step}, loss={self.loss:.6g}, grad_norm={self.grad_norm:.6g}, lr={self.lr})"
+        return (
+            f"StepContext(step={self.step}, loss={self.loss:.6g}, grad_norm={self.grad_norm:.6g}, "
+            f"lr={self.lr})"
+        )

@@ -17,16 +17,24 @@ class HookError(HooklineError):
 
 
 class OptionError(HooklineError, ValueError):
-    """A value or a combination of values that is refused. What a program needs to know about it are attributes."""
+    """A value or a combination of values that is refused. What a program needs to know about it are
+    attributes.
+    """
 
-    def __init__(self, *message: object, option: str = "", value: Any = None, allowed: tuple[Any, ...] | str = ()) -> None:
+    def __init__(
+        self, *message: object, option: str = "", value: Any = None, allowed: tuple[Any, ...] | str = ()
+    ) -> None:
         super().__init__(*message)
         self.option = option
-        """The option that is wrong: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is not one of them."""
+        """The option that is wrong: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is
+        not one of them.
+        """
         self.value = value
         """What was given for it."""
         self.allowed = allowed
-        """The values or names that it may have, or what they must be: `("norm", "value")`, `"a whole number from 1"`."""
+        """The values or names that it may have, or what they must be: `("norm", "value")`, `"a whole number
+        from 1"`.
+        """
 
 
 class LossError(HooklineError):
@@ -38,7 +46,9 @@ class NonFiniteLoss(HooklineError, ArithmeticError):
 
 
 class HangError(HookError):
-    """Something in a run did not come back in time, and the run was told to end then. No error policy passes over it."""
+    """Something in a run did not come back in time, and the run was told to end then. No error policy passes
+    over it.
+    """
 
 
 class PeerError(HooklineError):
@@ -62,7 +72,9 @@ class StopTraining(Exception):
 
 
 class Preempted(SystemExit):
-    """A signal has ended the run: it was saved, told and torn down. Left alone, the process exits with 128 + the signal."""
+    """A signal has ended the run: it was saved, told and torn down. Left alone, the process exits with 128 +
+    the signal.
+    """
 
     def __init__(self, signal: int) -> None:
         super().__init__(128 + signal)
@@ -98,24 +110,45 @@ STEP_DONE: Final = Signal("STEP_DONE", 2)
 """Returned from on_before_optimizer_step: the hook has made the update itself; it counts."""
 
 
-ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({
-    "accelerator": ("device",), "gpus": ("device",), "devices": ("device",), "ckpt_path": ("resume", "checkpoint"),
-    "resume_from_checkpoint": ("resume", "checkpoint"), "train_dataloaders": ("train",), "train_dataloader": ("train",),
-    "val_dataloaders": ("val",), "val_dataloader": ("val",), "dataloaders": ("loaders", "train"), "last": ("auto",),
-    "latest": ("auto",), "newest": ("auto",), "criterion": ("loss",), "loss_fn": ("loss",),
-})  # fmt: skip
-"""What people know from other systems, and its names here: no likeness of letters leads from one to the other."""
+ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "accelerator": ("device",),
+        "gpus": ("device",),
+        "devices": ("device",),
+        "ckpt_path": ("resume", "checkpoint"),
+        "resume_from_checkpoint": ("resume", "checkpoint"),
+        "train_dataloaders": ("train",),
+        "train_dataloader": ("train",),
+        "val_dataloaders": ("val",),
+        "val_dataloader": ("val",),
+        "dataloaders": ("loaders", "train"),
+        "last": ("auto",),
+        "latest": ("auto",),
+        "newest": ("auto",),
+        "criterion": ("loss",),
+        "loss_fn": ("loss",),
+    }
+)
+"""What people know from other systems, and its names here: no likeness of letters leads from one to the
+other.
+"""
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string: a far-fetched name leads astray."""
+    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string: a far-fetched name leads
+    astray.
+    """
     names = list(allowed)
-    found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(
+        name, names, n=1, cutoff=0.6
+    )
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def described(value: Any) -> str:
-    """A value in an error: small ones as they are written, of others what they are. `list (Tensor (4, 3), Tensor (4,))`."""
+    """A value in an error: small ones as they are written, of others what they are. `list (Tensor (4, 3),
+    Tensor (4,))`.
+    """
     kind = type(value).__name__
     if (shape := getattr(value, "shape", None)) is not None:
         return f"{kind} {_of_shape(shape)}"

@@ -1,4 +1,6 @@
-"""The lifecycle tree of a run, from the very plan that executes it: who listens where, to what, and why there."""
+"""The lifecycle tree of a run, from the very plan that executes it: who listens where, to what, and why
+there.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,17 @@ class Moment:
 
 
 class Explanation:
-    """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all; `data()` as data."""
+    """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all;
+    `data()` as data.
+    """
 
     def __init__(
-        self, verb: str, root: Node, mixture: str = "", graphs: str = "", loaders: Mapping[str, str] | None = None
+        self,
+        verb: str,
+        root: Node,
+        mixture: str = "",
+        graphs: str = "",
+        loaders: Mapping[str, str] | None = None,
     ) -> None:
         self.verb = verb
         self.root = root
@@ -55,10 +64,15 @@ class Explanation:
     def data(self) -> list[dict[str, Any]]:
         """One dictionary per event, in order."""
         return [
-            {"branch": branch, "event": moment.event.name, "doc": moment.event.doc, "action": moment.event.action,
-             "listeners": moment.listeners}
+            {
+                "branch": branch,
+                "event": moment.event.name,
+                "doc": moment.event.doc,
+                "action": moment.event.action,
+                "listeners": moment.listeners,
+            }
             for branch, moment in _walk(self.root, "")
-        ]  # fmt: skip
+        ]
 
     def text(self, everything: bool = False) -> str:
         """The tree as plain text."""
@@ -69,7 +83,11 @@ class Explanation:
         """What is said below the tree."""
         width = max(map(len, self.loaders), default=0)
         read = "\n".join(f"  {name.ljust(width)}  {how}" for name, how in self.loaders.items())
-        sections = (("mixture of the training loaders", self.mixture), (READING, read), ("compiled training step", self.graphs))
+        sections = (
+            ("mixture of the training loaders", self.mixture),
+            (READING, read),
+            ("compiled training step", self.graphs),
+        )
         return [(title, text) for title, text in sections if text]
 
     def __str__(self) -> str:
@@ -97,11 +115,17 @@ def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **opt
 
 
 def explain_plan(
-    plan: Plan, verb: str = "fit", mixture: str = "", graphs: str = "", loaders: Mapping[str, str] | None = None
+    plan: Plan,
+    verb: str = "fit",
+    mixture: str = "",
+    graphs: str = "",
+    loaders: Mapping[str, str] | None = None,
 ) -> Explanation:
     """The tree of one verb."""
     if verb not in EVERY_VERB:
-        raise HookError(f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}.")
+        raise HookError(
+            f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}."
+        )
     root = Node(f"trainer.{verb}()")
     for event in plan.table.in_order(verb):
         heard = plan.listeners(event.name)
@@ -112,11 +136,15 @@ def explain_plan(
 
 
 def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
-    """The tree of a plan that was written down: rows as `Explanation.data()` gives them, each perhaps with a `note`."""
+    """The tree of a plan that was written down: rows as `Explanation.data()` gives them, each perhaps with a
+    `note`.
+    """
     root = Node(f"trainer.{verb}()")
     for row in rows:
         name = row["event"]
-        event = EVENTS[name] if name in EVENTS else Event(name, "HM", (), "declared by the user", inside="own")
+        event = (
+            EVENTS[name] if name in EVENTS else Event(name, "HM", (), "declared by the user", inside="own")
+        )
         branch = _branch(root, [each for each in row["branch"].split("/") if each])
         branch.children.append(Moment(event, row["listeners"], row.get("note", "")))
     return Explanation(verb, root)
@@ -147,8 +175,12 @@ def _places(listeners: Sequence[Listener]) -> dict[Listener, str]:
     for each in listeners:
         if each.receiver == "H":
             peers.setdefault(each.order, []).append(each)
-    return {listener: f", number {number} of {len(group)} by registration"
-            for group in peers.values() if len(group) > 1 for number, listener in enumerate(group, 1)}  # fmt: skip
+    return {
+        listener: f", number {number} of {len(group)} by registration"
+        for group in peers.values()
+        if len(group) > 1
+        for number, listener in enumerate(group, 1)
+    }
 
 
 def _describe(listener: Listener, place: str) -> dict[str, Any]:

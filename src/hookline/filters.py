@@ -1,4 +1,6 @@
-"""When a listener is called: every n steps, once, after, before, if. Filters decide before the call is made."""
+"""When a listener is called: every n steps, once, after, before, if. Filters decide before
+the call is made.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,18 @@ from hookline.errors import HookError, closest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNITS: Mapping[str, str] = MappingProxyType({
-    "step": "step", "batch": "batches_seen", "epoch": "epochs_seen", "sample": "samples_seen", "token": "tokens_seen",
-})  # fmt: skip
-SECONDS: Mapping[str, float] = MappingProxyType({"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0})
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "step",
+        "batch": "batches_seen",
+        "epoch": "epochs_seen",
+        "sample": "samples_seen",
+        "token": "tokens_seen",
+    }
+)
+SECONDS: Mapping[str, float] = MappingProxyType(
+    {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+)
 _SHORT = {"s": "second", "sec": "second", "min": "minute", "h": "hour", "batches": "batch", "calls": "call"}
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
@@ -48,25 +58,35 @@ class Filter(Protocol):
 def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
     """`"500 steps"` -> (500, "step"), `"1M tokens"` -> (1000000, "token"), `100` -> (100, "call")."""
     if callable(interval):
-        raise HookError(f"@{what} is missing its interval: write it in parentheses, as in @{what}('500 steps').")
+        raise HookError(
+            f"@{what} is missing its interval: write it in parentheses, as in @{what}('500 steps')."
+        )
     if isinstance(interval, bool) or not isinstance(interval, int | str):
-        raise HookError(f"{what}={interval!r}: use a number of calls, or text such as '500 steps' or '10 minutes'.")
+        raise HookError(
+            f"{what}={interval!r}: use a number of calls, or text such as '500 steps' or '10 minutes'."
+        )
     if isinstance(interval, int):
         number, unit = float(interval), "call"
     else:
         match = re.fullmatch(r"\s*([\d_.]+)(?:([kKmMbB])\s+|\s*)([a-zA-Z]+)\s*", interval)
         if match is None or not re.fullmatch(r"[\d_]*\.?\d+|\d[\d_]*", match[1]):
-            raise HookError(f"{what}={interval!r} is not a number and a unit, such as '500 steps' or '1M tokens'.")
+            raise HookError(
+                f"{what}={interval!r} is not a number and a unit, such as '500 steps' or '1M tokens'."
+            )
         word = match[3].lower()
         unit = _SHORT.get(word, word.removesuffix("s"))
         number = float(match[1].replace("_", "")) * _FACTORS[(match[2] or "").lower()]
         allowed = [*UNITS, *SECONDS, "call"]
         if unit not in allowed:
-            raise HookError(f"{what}={interval!r}: unknown unit {match[3]!r}.{closest(unit, allowed)} "
-                            f"Units: {', '.join(each + 's' if each != 'batch' else 'batches' for each in allowed)}.")  # fmt: skip
+            raise HookError(
+                f"{what}={interval!r}: unknown unit {match[3]!r}.{closest(unit, allowed)} "
+                f"Units: {', '.join(each + 's' if each != 'batch' else 'batches' for each in allowed)}."
+            )
     if (number <= 0 and not from_zero) or (unit not in SECONDS and number != int(number)):
-        raise HookError(f"{what}={interval!r}: the number must be positive" +
-                        ("." if unit in SECONDS else f", and whole for {unit}s."))  # fmt: skip
+        raise HookError(
+            f"{what}={interval!r}: the number must be positive"
+            + ("." if unit in SECONDS else f", and whole for {unit}s.")
+        )
     return number, unit
 
 
@@ -120,7 +140,9 @@ class _Every:
 
 
 class _EverySeconds(_Stateless):
-    """Time since the run began or it last fired, by the run's clock, which all ranks share; no resume can repeat it exactly."""
+    """Time since the run began or it last fired, by the run's clock, which all ranks share; no resume can
+    repeat it exactly.
+    """
 
     def __init__(self, interval: str) -> None:
         number, unit = parse_interval(interval, "every")
@@ -237,7 +259,9 @@ class When:
         self.every, self.once, self.after, self.before, self.when = every, once, after, before, when
         self.filters()  # a wrong interval is an error here, where it was written
         if when is not None and not callable(when):
-            raise HookError(f"when={when!r} must be a function of facts, such as `when=lambda step: step > 5`.")
+            raise HookError(
+                f"when={when!r} must be a function of facts, such as `when=lambda step: step > 5`."
+            )
 
     def filters(self) -> list[Filter]:
         """New filters, the cheap ones that let less through first."""
@@ -261,13 +285,17 @@ class When:
         try:
             function.__hookline_when__ = recipes  # type: ignore[attr-defined]
         except AttributeError:
-            raise HookError(f"Only a function can be marked, not a {type(function).__name__}: put the decorator below "
-                            "@trainer.on, or pass it there: @trainer.on('step_end', every='500 steps').") from None  # fmt: skip
+            raise HookError(
+                f"Only a function can be marked, not a {type(function).__name__}: put the decorator below "
+                "@trainer.on, or pass it there: @trainer.on('step_end', every='500 steps')."
+            ) from None
         return function
 
 
 def every(interval: int | str) -> When:
-    """`@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`, `@every(100)` (calls) on a hook method."""
+    """`@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`, `@every(100)` (calls) on a hook
+    method.
+    """
     return When(every=interval)
 
 

@@ -1,4 +1,6 @@
-"""Hooks, modules and data modules of other packages: recognised by their class, without importing the package, and adapted."""
+"""Hooks, modules and data modules of other packages: recognised by their class, without importing the
+package, and adapted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Adapter(Protocol):
     """What it is, for people: `Lightning callback`."""
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One listener for each event that the original's class listens to; what cannot be honoured is an error."""
+        """One listener for each event that the original's class listens to; what cannot be honoured is an
+        error.
+        """
         ...
 
 

@@ -32,7 +32,8 @@ class Hook(HookMethods):
     __hookline_base__: ClassVar[bool] = True
 
     name: str = ""
-    """What `remove_hook`, `disable_hook`, checkpoints and `explain` call it; by default from the class name."""
+    """What `remove_hook`, `disable_hook`, checkpoints and `explain` call it; by default from the class name.
+    """
     tier: str = "user"
     """'user', 'builtin' or 'monitor' (acts on a metric): who runs first when `order` says nothing."""
     order: int | None = None
@@ -40,8 +41,10 @@ class Hook(HookMethods):
     after_module: bool | Iterable[str] | None = None
     """True, or a set of events: hear them after the module. Monitors do so at on_train_epoch_end."""
     steers: bool | Iterable[str] = False
-    """True, or a set of events: its methods may return a signal there. Needed with several ranks, where a method's return
-    annotation does not say so: they all wait for a signal only at events where a hook may return one."""
+    """True, or a set of events: its methods may return a signal there. Needed with several ranks, where a
+    method's return annotation does not say so: they all wait for a signal only at events where a hook may
+    return one.
+    """
     ranks: str | Iterable[int] = "all"
     """'all', 'zero' or a set of ranks that hear events."""
     on_error: str = "raise"
@@ -53,9 +56,13 @@ class Hook(HookMethods):
     needs_metrics: Iterable[str] = ()
     """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
     logs_metrics: Iterable[str] = ()
-    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without validation data."""
+    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without
+    validation data.
+    """
     needs_validation: bool = False
-    """Whether the hook acts after validations only: a fit without validation data is refused before it trains."""
+    """Whether the hook acts after validations only: a fit without validation data is refused before it
+    trains.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
@@ -75,28 +82,35 @@ class Hook(HookMethods):
 class FunctionHook:
     """A function, or several, registered for events by `@on` or `trainer.on`."""
 
-    def __init__(self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = "") -> None:
+    def __init__(
+        self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = ""
+    ) -> None:
         self.function = function
         self.events = events
         self.when = when
-        self.name = name or getattr(function, "__name__", type(function).__name__).replace("<lambda>", "function")
+        self.name = name or getattr(function, "__name__", type(function).__name__).replace(
+            "<lambda>", "function"
+        )
 
     def __repr__(self) -> str:
         return f"<hook of function {self.name}: {', '.join(self.events)}>"
 
 
 def redefines(hook: Any, other: Any) -> bool:
-    """Return whether a hook's function or class is that of `other`, defined once more in an interactive session: in a cell that
-    was run again.
+    """Return whether a hook's function or class is that of `other`, defined once more in an interactive
+    session: in a cell that was run again.
 
-    Functions and classes that one definition makes, in a loop or in a function, share their code, and are hooks of their own.
+    Functions and classes that one definition makes, in a loop or in a function, share their code, and are
+    hooks of their own.
     """
     mine, its = definition(hook), definition(other)
     return mine is not None and its is not None and mine[0] == its[0] and mine[1] is not its[1]
 
 
 def definition(hook: Any) -> tuple[str, types.CodeType] | None:
-    """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a prompt."""
+    """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a
+    prompt.
+    """
     made: Any = hook.function if isinstance(hook, FunctionHook) else type(hook)
     if made.__module__ != "__main__":
         return None
@@ -105,11 +119,19 @@ def definition(hook: Any) -> tuple[str, types.CodeType] | None:
 
 
 def typed(function: Any) -> types.FunctionType | None:
-    """Return the function, if it has a name and was typed into a notebook or at a prompt, and not read from a file."""
+    """Return the function, if it has a name and was typed into a notebook or at a prompt, and not read from a
+    file.
+    """
     function = inspect.unwrap(function) if callable(function) else None
-    if not isinstance(function, types.FunctionType) or function.__module__ != "__main__" or function.__name__ == "<lambda>":
+    if (
+        not isinstance(function, types.FunctionType)
+        or function.__module__ != "__main__"
+        or function.__name__ == "<lambda>"
+    ):
         return None
-    is_from_file = hasattr(sys.modules["__main__"], "__file__") and not function.__code__.co_filename.startswith("<")
+    is_from_file = hasattr(
+        sys.modules["__main__"], "__file__"
+    ) and not function.__code__.co_filename.startswith("<")
     return None if is_from_file else function
 
 
@@ -147,8 +169,10 @@ def check_names(call: str, events: Iterable[Any]) -> None:
         if not isinstance(event, str):
             name = getattr(event, "__name__", "function").replace("<lambda>", "function")
             named = next((repr(each) for each in events if isinstance(each, str)), "'step_end'")
-            raise HookError(f"{call}() takes names of events, not {name if callable(event) else repr(event)}. To register a "
-                            f"function: {call}({named})({name}), or @{call}({named}) above it.")  # fmt: skip
+            raise HookError(
+                f"{call}() takes names of events, not {name if callable(event) else repr(event)}. To "
+                f"register a function: {call}({named})({name}), or @{call}({named}) above it."
+            )
 
 
 def snake_case(name: str) -> str:

@@ -52,9 +52,15 @@ class Entry:
 
 
 class Handle:
-    """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the block."""
+    """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the
+    block.
+    """
 
-    __slots__ = ("_below", "_hooks", "entry")  # so that a filter above `@trainer.on`, which would be lost, is an error
+    __slots__ = (
+        "_below",
+        "_hooks",
+        "entry",
+    )  # so that a filter above `@trainer.on`, which would be lost, is an error
 
     def __init__(self, hooks: HookList, entry: Entry, below: Handle | None = None) -> None:
         self._hooks = hooks
@@ -72,7 +78,9 @@ class Handle:
         return self.entry.given
 
     def remove(self) -> None:
-        """Take the hook out; doing it twice does nothing. Of decorators above one another: what all of them registered."""
+        """Take the hook out; doing it twice does nothing. Of decorators above one another: what all of them
+        registered.
+        """
         self._hooks.discard(self.entry)
         if self._below is not None:
             self._below.remove()
@@ -84,7 +92,9 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -92,7 +102,9 @@ class Handle:
 
 
 class Guests(Protocol):
-    """The run that is going on, if any: it greets hooks that come late and sees off those that leave early."""
+    """The run that is going on, if any: it greets hooks that come late and sees off those
+    that leave early.
+    """
 
     def welcome(self, entry: Entry) -> None:
         """A hook was added."""
@@ -104,7 +116,9 @@ class Guests(Protocol):
 
 
 class NumberedNames:
-    """Give `probe`, `probe_2`, `probe_3`, ...: the lowest that is free, found without counting from the beginning."""
+    """Give `probe`, `probe_2`, `probe_3`, ...: the lowest that is free, found without counting from the
+    beginning.
+    """
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -142,7 +156,9 @@ class HookList:
         self._rank = rank
         self._entries: dict[str, Entry] = {}
         self._ids: Counter[int] = Counter()
-        """How often each hook is registered, by the identity of the hook as it was given; only a function can be twice."""
+        """How often each hook is registered, by the identity of the hook as it was given; only a function can
+        be twice.
+        """
         self._names = NumberedNames()
         self._serial = itertools.count()
         self.guests: Guests | None = None
@@ -151,7 +167,9 @@ class HookList:
         self._spent_by_removed = 0
         """Nanoseconds of hooks that were removed since the training began."""
         self.dismiss: Callable[[str], None] = self.disable
-        """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one boundary."""
+        """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one
+        boundary.
+        """
         plan.disable = self._give_up
 
     def __repr__(self) -> str:
@@ -159,7 +177,7 @@ class HookList:
         head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
         return "\n".join([head, *map(_line, self._entries.values())])
 
-    # ---- looking ------------------------------------------------------------------------------------------------
+    # ---- looking -------------------------------------------------------------------------------------------
 
     def list_hooks(self) -> list[str]:
         """The names of the hooks that are switched on."""
@@ -185,11 +203,23 @@ class HookList:
         return (self._spent_by_removed + sum(entry.spent for entry in self._entries.values())) / 1e9
 
     def cost(self) -> list[Cost]:
-        """Calls and time per hook and event so far, with its share of the training time; the dearest first."""
+        """Calls and time per hook and event so far, with its share of the training time; the
+        dearest first.
+        """
         trained = self.stopwatch.seconds * 1e9
-        rows = [Cost(entry.name, each.event.name, each.account.calls, each.account.total / 1e9, each.account.worst / 1e9,
-                     each.account.total / trained if trained else 0.0)
-                for entry in self._entries.values() for each in entry.listeners if each.account.calls]  # fmt: skip
+        rows = [
+            Cost(
+                entry.name,
+                each.event.name,
+                each.account.calls,
+                each.account.total / 1e9,
+                each.account.worst / 1e9,
+                each.account.total / trained if trained else 0.0,
+            )
+            for entry in self._entries.values()
+            for each in entry.listeners
+            if each.account.calls
+        ]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def __iter__(self) -> Iterator[Any]:
@@ -217,7 +247,7 @@ class HookList:
         """A wrong event name is an error that teaches."""
         self._table.named(name)
 
-    # ---- changing -----------------------------------------------------------------------------------------------
+    # ---- changing ------------------------------------------------------------------------------------------
 
     def add(self, hook: Any, name: str | None = None) -> Handle:
         """Register a hook: an instance, a class, or a function marked with `@on`."""
@@ -229,7 +259,9 @@ class HookList:
         if earlier := self._earlier(hook):
             return self._replace(earlier, hook, name)
         if not isinstance(hook, FunctionHook) and hook in self:
-            raise HookError(f"This {type(hook).__name__} is registered already; one instance can be added only once.")
+            raise HookError(
+                f"This {type(hook).__name__} is registered already; one instance can be added only once."
+            )
         self._refuse_second(hook)
         entry = Entry(self._name(hook, name), hook, [])
         entry.listeners = self._listeners(entry)
@@ -243,13 +275,17 @@ class HookList:
         word = getattr(hook, "only_one", "")
         for entry in self._entries.values() if word else ():
             if getattr(entry.hook, "only_one", "") == word:
-                raise HookError(f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
-                                f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer adds a "
-                                "progress bar of its own unless it is made with enable_progress_bar=False, or with one among its "
-                                "hooks.")  # fmt: skip
+                raise HookError(
+                    f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
+                    f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer "
+                    "adds a progress bar of its own unless it is made with enable_progress_bar=False, or "
+                    "with one among its hooks."
+                )
 
     def _earlier(self, hook: Any) -> list[Entry]:
-        """Return what a function or class that is defined once more, in a cell that was run again, takes the place of."""
+        """Return what a function or class that is defined once more, in a cell that was run again, takes the
+        place of.
+        """
         if definition(hook) is None:
             return []
         return [entry for entry in self._entries.values() if redefines(hook, entry.hook)]
@@ -308,7 +344,9 @@ class HookList:
         self._names.free(entry.name)
 
     def set_aside(self, entries: list[Entry]) -> Callable[[], None]:
-        """Take these out for a while; what is returned puts them back in their places, unless their names are taken by then."""
+        """Take these out for a while; what is returned puts them back in their places, unless their names are
+        taken by then.
+        """
         places = self.entries()
         for entry in entries:
             self.discard(entry)
@@ -333,20 +371,26 @@ class HookList:
             self._join(entry)
 
     def disable(self, name: str) -> None:
-        """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its teardown."""
+        """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its
+        teardown.
+        """
         entry = self.entry(name)
         if entry.enabled:
             entry.enabled = False
             is_up = ("H", entry.name) in self._plan.up
-            self._plan.remove([each for each in entry.listeners if each.event.name != "teardown" or not is_up])
+            self._plan.remove(
+                [each for each in entry.listeners if each.event.name != "teardown" or not is_up]
+            )
 
     def _give_up(self, listener: Listener) -> None:
-        """A hook has failed and is to be switched off: here at once, and in a run of several ranks on all of them."""
+        """A hook has failed and is to be switched off: here at once, and in a run of several ranks on all of
+        them.
+        """
         if listener.name in self._entries:
             self.disable(listener.name)
             self.dismiss(listener.name)
 
-    # ---- making -------------------------------------------------------------------------------------------------
+    # ---- making --------------------------------------------------------------------------------------------
 
     def is_here(self, entry: Entry) -> bool:
         """Whether this process's rank is one of those that the hook is for."""
@@ -371,12 +415,16 @@ class HookList:
             _check_settings(hook, entry.name, self._table)
             listeners = find_listeners(hook, "H", entry.name, self._table)
             if not listeners and not isinstance(hook, Hook):
-                raise HookError(f"{type(hook).__name__} has no event method, so it would never be called. "
-                                "Derive it from hookline.Hook, or mark a function with @on('step_end').")  # fmt: skip
+                raise HookError(
+                    f"{type(hook).__name__} has no event method, so it would never be called. "
+                    "Derive it from hookline.Hook, or mark a function with @on('step_end')."
+                )
         is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
         budget = budget_of(hook, entry.name, lambda: self._dismiss(entry)) if is_ours else None
         for listener in listeners:
-            listener.allowance = budget.allow(listener.event, listener.account) if budget is not None else None
+            listener.allowance = (
+                budget.allow(listener.event, listener.account) if budget is not None else None
+            )
             listener.serial = serial
             listener.order = _order(hook)
             listener.on_error = getattr(hook, "on_error", "raise")
@@ -385,19 +433,29 @@ class HookList:
 
     def _function_listener(self, hook: FunctionHook, event: Event, owner: str) -> Listener:
         filters = hook.when.filters() if hook.when else []
-        return make_listener(hook.function, event, self._table, receiver="H", name=owner, owner=None, filters=filters)
+        return make_listener(
+            hook.function, event, self._table, receiver="H", name=owner, owner=None, filters=filters
+        )
 
     def _name(self, hook: Any, asked: str | None) -> str:
         explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
-        is_theirs = isinstance(hook, Adapter) and not asked and explicit in self._entries  # a callback's `name` may mean anything
+        is_theirs = (
+            isinstance(hook, Adapter) and not asked and explicit in self._entries
+        )  # a callback's `name` may mean anything
         if is_theirs or (explicit and not isinstance(explicit, str)):
             explicit = ""
         if explicit and explicit in self._entries:
-            raise HookError(f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
-                            "Give this one another name, or remove the other first.")  # fmt: skip
+            raise HookError(
+                f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
+                "Give this one another name, or remove the other first."
+            )
         if explicit:
             return explicit
-        base = hook.name if isinstance(hook, FunctionHook) else snake_case(type(getattr(hook, "original", hook)).__name__)
+        base = (
+            hook.name
+            if isinstance(hook, FunctionHook)
+            else snake_case(type(getattr(hook, "original", hook)).__name__)
+        )
         return self._names.give(base, self._entries)
 
 
@@ -419,7 +477,6 @@ class FunctionRegistration:
         added = self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
         return Handle(self._hooks, added.entry, below)
 
-
     def __repr__(self) -> str:
         return f"<registration for {', '.join(self._events)}: call it with a function>"
 
@@ -428,15 +485,20 @@ def _line(entry: Entry) -> str:
     """One hook in the list: its name, what it is, and what it listens to how often."""
     kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
     heard = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
-    return f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): {', '.join(heard) or 'no events'}"
+    return (
+        f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): "
+        f"{', '.join(heard) or 'no events'}"
+    )
 
 
 def _instance_of(cls: type) -> Any:
     try:
         return cls()
     except TypeError as error:
-        raise HookError(f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
-                        f"Pass an instance: {cls.__name__}(...).") from None  # fmt: skip
+        raise HookError(
+            f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
+            f"Pass an instance: {cls.__name__}(...)."
+        ) from None
 
 
 def _given(hook: Any) -> Any:
@@ -484,7 +546,9 @@ def _check_steers(hook: Any, table: EventTable, refuse: Callable[[str, Any, str]
     steers, takes = getattr(hook, "steers", False), [event.name for event in table if event.returns == SIGNAL]
     if not isinstance(hook, Hook) or isinstance(steers, bool):  # another object's `steers` is its own
         return
-    if isinstance(steers, str) or not isinstance(steers, Iterable) or {table.named(each).name for each in steers} - set(takes):
+    if (
+        isinstance(steers, str)
+        or not isinstance(steers, Iterable)
+        or {table.named(each).name for each in steers} - set(takes)
+    ):
         refuse("steers", steers, f"True, False or a set of {', '.join(takes)}")
-
-

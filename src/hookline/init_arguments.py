@@ -1,8 +1,9 @@
-"""The arguments that an object was made with, recorded when its `__init__` is called. No frame is read for it.
+"""The arguments that an object was made with, recorded when its `__init__` is called. No frame is read for
+it.
 
-A class that records calls `record_init` from its `__init_subclass__`. Only plain values are kept (numbers, text, None, and lists,
-tuples and dictionaries of them): the record is part of the object, so it must not hold models or datasets, and it goes into
-checkpoints. Of anything else the record has the type.
+A class that records calls `record_init` from its `__init_subclass__`. Only plain values are kept (numbers,
+text, None, and lists, tuples and dictionaries of them): the record is part of the object, so it must not hold
+models or datasets, and it goes into checkpoints. Of anything else the record has the type.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RECORD, RUNNING = "_init_arguments", "_running_inits"
-"""Attributes of the object: what it was made with, and, while it is made, the calls of `__init__` from the outermost on."""
+"""Attributes of the object: what it was made with, and, while it is made, the calls of `__init__` from the
+outermost on.
+"""
 
 
 @dataclass(slots=True)
@@ -33,11 +36,17 @@ def init_arguments(made: Any) -> InitArguments | None:
 
 
 def running_arguments(made: Any) -> dict[str, Any]:
-    """The arguments of every `__init__` that is running for an object; of equal names, those of the outermost."""
+    """The arguments of every `__init__` that is running for an object; of equal names, those of the
+    outermost.
+    """
     found: dict[str, Any] = {}
     for init, args, kwargs in reversed(getattr(made, "__dict__", {}).get(RUNNING, [])):
         bound = inspect.signature(init).bind(made, *args, **kwargs)
-        found |= {name: value for name, value, kind, _ in _arguments(bound) if kind is not inspect.Parameter.VAR_POSITIONAL}
+        found |= {
+            name: value
+            for name, value, kind, _ in _arguments(bound)
+            if kind is not inspect.Parameter.VAR_POSITIONAL
+        }
     return found
 
 
@@ -60,7 +69,9 @@ def record_init(cls: type) -> None:
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        if type(self).__init__ is __init__:  # the outermost: its arguments are those that the class is called with
+        if (
+            type(self).__init__ is __init__
+        ):  # the outermost: its arguments are those that the class is called with
             self.__dict__[RECORD] = _record(init, self, args, kwargs)
         running = self.__dict__.setdefault(RUNNING, [])
         running.append((init, args, kwargs))
@@ -75,7 +86,9 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _record(init: Callable[..., None], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InitArguments:
+def _record(
+    init: Callable[..., None], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> InitArguments:
     record = InitArguments()
     try:
         bound = inspect.signature(init).bind(made, *args, **kwargs)
@@ -90,7 +103,9 @@ def _record(init: Callable[..., None], made: Any, args: tuple[Any, ...], kwargs:
 
 
 def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Name, value, kind and default of each argument but `self`; those in `**kwargs` one by one, of `*args` if there are any."""
+    """Name, value, kind and default of each argument but `self`; those in `**kwargs` one by one, of `*args`
+    if there are any.
+    """
     bound.apply_defaults()
     for parameter in list(bound.signature.parameters.values())[1:]:
         value = bound.arguments[parameter.name]
@@ -108,7 +123,9 @@ def _copied(value: Any) -> Any:
 
 
 def cannot_keep(value: Any) -> str:
-    """Return what a value is that cannot be kept, else an empty string. A subclass cannot: it would come back as another type."""
+    """Return what a value is that cannot be kept, else an empty string. A subclass cannot: it would come back
+    as another type.
+    """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return ""

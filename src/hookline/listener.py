@@ -76,7 +76,9 @@ class Listener:
 
     @property
     def steers(self) -> bool:
-        """Whether it is known that it may return a signal: its return annotation says so, or, without one, its owner."""
+        """Whether it is known that it may return a signal: its return annotation says so, or, without one,
+        its owner.
+        """
         annotated = _returns_something(self.function)
         return self.declares_steering if annotated is None else annotated
 
@@ -101,12 +103,21 @@ class Listener:
 
     def counted(self, accounting: bool, call: Caller) -> Caller:
         """Return a call with its account around it if that is kept."""
-        return _counted(call, self.account) if (accounting and self.receiver == "H") or self.allowance is not None else call
+        return (
+            _counted(call, self.account)
+            if (accounting and self.receiver == "H") or self.allowance is not None
+            else call
+        )
 
     def caller(
-        self, accounting: bool, disable: Callable[[Listener], None], trace: Callable[[Listener, Caller], Caller]
+        self,
+        accounting: bool,
+        disable: Callable[[Listener], None],
+        trace: Callable[[Listener, Caller], Caller],
     ) -> Caller:
-        """Compose the call: bind, then trace, accounting, budget, filters and error policy; each only if needed."""
+        """Compose the call: bind, then trace, accounting, budget, filters and error policy; each only if
+        needed.
+        """
         call = self.counted(accounting, trace(self, self.binding.call))
         if self.allowance is not None:
             call = self.allowance.around(call)
@@ -119,10 +130,17 @@ class Listener:
 
 def forgive(error: Exception, listener: Listener, disable: Callable[[Listener], None]) -> None:
     """Handle the failure of a listener by its error policy: warn, and switch it off if the policy says so."""
-    if isinstance(error, StopTraining | HookError | OptionError):  # a request, and wrong settings that would pass unnoticed
+    if isinstance(
+        error, StopTraining | HookError | OptionError
+    ):  # a request, and wrong settings that would pass unnoticed
         raise error
-    log.warning("%s failed in %s and is %s", listener.label, listener.event.name,
-                "switched off" if listener.on_error == "disable" else "passed over", exc_info=True)  # fmt: skip
+    log.warning(
+        "%s failed in %s and is %s",
+        listener.label,
+        listener.event.name,
+        "switched off" if listener.on_error == "disable" else "passed over",
+        exc_info=True,
+    )
     if listener.on_error == "disable":
         disable(listener)
 
@@ -157,9 +175,12 @@ def filtered(call: Caller, filters: list[Filter]) -> Caller:
     if len(filters) == 1 and isinstance(filters[0], _When):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
-    # those that count must see every moment; a predicate, and `once` last of all, only what the others let through
+    # those that count must see every moment; a predicate, and `once` last of all, only what the others let
+    # through
     counting = [each.ready for each in filters if each.counts]
-    choosing = [each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts]
+    choosing = [
+        each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts
+    ]
 
     def filter_call(s: Any) -> Any:
         if s.sanity_checking:  # schedules begin with the training
@@ -179,7 +200,9 @@ def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _returns_something(function: Callable[..., Any]) -> bool | None:
-    """Return whether a function is annotated with a type other than None; None if its return type is not annotated."""
+    """Return whether a function is annotated with a type other than None; None if its return type is not
+    annotated.
+    """
     function = inspect.unwrap(plain_function(function))
     if not inspect.isroutine(function):  # an object with __call__
         function = type(function).__call__
@@ -187,11 +210,17 @@ def _returns_something(function: Callable[..., Any]) -> bool | None:
     if "return" not in annotations:
         return None
     annotation = annotations["return"]  # text, where annotations are not evaluated
-    return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (None, "None", NoneType)
+    return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (
+        None,
+        "None",
+        NoneType,
+    )
 
 
 def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
-    """Return whether the attribute `steers` of a hook or module is True, or names the event; another value is not for us."""
+    """Return whether the attribute `steers` of a hook or module is True, or names the event; another value is
+    not for us.
+    """
     declared = getattr(owner, "steers", False)
     if isinstance(declared, tuple | list | set | frozenset):
         names = [each for each in declared if isinstance(each, str)]
@@ -199,7 +228,7 @@ def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
     return declared is True
 
 
-# ---- finding the listeners of an object --------------------------------------------------------------------------
+# ---- finding the listeners of an object --------------------------------------------------------------------
 
 
 def no_event(function: F) -> F:
@@ -209,9 +238,16 @@ def no_event(function: F) -> F:
 
 
 def make_listener(
-    function: Callable[..., Any], event: Event, table: EventTable, *,
-    receiver: str, name: str, owner: Any, filters: list[Filter] | None = None, by_position: bool = False,
-) -> Listener:  # fmt: skip
+    function: Callable[..., Any],
+    event: Event,
+    table: EventTable,
+    *,
+    receiver: str,
+    name: str,
+    owner: Any,
+    filters: list[Filter] | None = None,
+    by_position: bool = False,
+) -> Listener:
     """Bind one function to one event, its filters' predicates included."""
     where = _where(owner, function)
     _refuse_never_run(function, event, where)
@@ -228,11 +264,15 @@ def make_listener(
 def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield the methods that an override hands its arguments on to, nearest first."""
     inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around a method of the object it stands for
+    if inner is not function and inspect.ismethod(
+        inner
+    ):  # an adapter's wrapper around a method of the object it stands for
         owner, function = inner.__self__, inner
     written, classes = plain_function(function), iter(type(owner).__mro__)
     method = getattr(written, "__name__", "")
-    if isinstance(function, functools.partial) or not any(_plain(vars(cls).get(method)) is written for cls in classes):
+    if isinstance(function, functools.partial) or not any(
+        _plain(vars(cls).get(method)) is written for cls in classes
+    ):
         return  # not a method of the class
     for cls in classes:  # those after the one that defines it
         found = vars(cls).get(method)
@@ -244,7 +284,9 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
-    """Every event method of an object. What is meant as one and would never be called is an error, and so are two spellings."""
+    """Every event method of an object. What is meant as one and would never be called is an error, and so are
+    two spellings.
+    """
     found: dict[str, Listener] = {}
     spelled: dict[str, str] = {}
     for method, events in event_methods(owner, receiver, table):
@@ -252,16 +294,20 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> l
         for event in events:
             if event.name in found and spelled[event.name] != method:
                 raise HookError(
-                    f"{type(owner).__name__} has both {spelled[event.name]} and {method}, which are two spellings of "
-                    f"one event, {event.name}. Keep one of them."
+                    f"{type(owner).__name__} has both {spelled[event.name]} and {method}, which are two "
+                    f"spellings of one event, {event.name}. Keep one of them."
                 )
             spelled[event.name] = method
-            found[event.name] = made = make_listener(function, event, table, receiver=receiver, name=name, owner=owner)
+            found[event.name] = made = make_listener(
+                function, event, table, receiver=receiver, name=name, owner=owner
+            )
             made.declares_steering = _declares_steering(owner, event, table)
     return list(found.values())
 
 
-def event_methods(owner: Any, receiver: str, table: EventTable, check: bool = True) -> Iterator[tuple[str, list[Event]]]:
+def event_methods(
+    owner: Any, receiver: str, table: EventTable, check: bool = True
+) -> Iterator[tuple[str, list[Event]]]:
     """The names of an object's overridden event methods, with the events each one listens to."""
     for member in _members(owner):
         function, method = _plain(member.value), member.name
@@ -282,14 +328,18 @@ def event_methods(owner: Any, receiver: str, table: EventTable, check: bool = Tr
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An attribute that the user wrote, on the instance (then `cls` is None) or on a class that is not one of our bases."""
+    """An attribute that the user wrote, on the instance (then `cls` is None) or on a class that is not one of
+    our bases.
+    """
 
     name: str
     value: Any
     cls: type | None
 
     def is_method(self, owner: Any) -> bool:
-        """Whether it can be called as a method. Functions that are put on an instance count, other callables only as events."""
+        """Whether it can be called as a method. Functions that are put on an instance count, other callables
+        only as events.
+        """
         value = self.value
         if self.cls is None:
             return callable(value) if self.name.startswith("on_") else isinstance(value, _FUNCTIONS)
@@ -325,15 +375,23 @@ def _is_ours(cls: type) -> bool:
 
 
 def _is_anothers(cls: type | None) -> bool:
-    """Whether a class belongs to a library and was not written for Hookline: what it calls its methods is no mistake."""
+    """Whether a class belongs to a library and was not written for Hookline: what it calls its methods is no
+    mistake.
+    """
     if cls is None or hasattr(cls, "__hookline_base__"):
         return False
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return cls.__module__.partition(".")[0] in sys.stdlib_module_names or "site-packages" in file or "dist-packages" in file
+    return (
+        cls.__module__.partition(".")[0] in sys.stdlib_module_names
+        or "site-packages" in file
+        or "dist-packages" in file
+    )
 
 
 def overrides(owner: Any, method: str) -> bool:
-    """Whether a user's class, not one of our bases, defines this method, or the instance has one of its own."""
+    """Whether a user's class, not one of our bases, defines this method, or the instance has
+    one of its own.
+    """
     found = next((member for member in _members(owner) if member.name == method), None)
     return found is not None and found.is_method(owner)
 
@@ -343,37 +401,51 @@ def _plain(value: Any) -> Any:
     return plain_function(getattr(value, "__func__", value))
 
 
-# ---- what would never be called, without a word ------------------------------------------------------------------
+# ---- what would never be called, without a word ------------------------------------------------------------
 
 
 def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) -> None:
     """A call of these only makes an object; nobody awaits or exhausts it."""
     if isinstance(function, When):
-        raise HookError(f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
-                        "`@when(lambda step: step > 5)`.")  # fmt: skip
+        raise HookError(
+            f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
+            "`@when(lambda step: step > 5)`."
+        )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise HookError(f"{where} is `async def`, and a run awaits nothing, so its body would never run. Write `def`; "
-                        "for work beside the training start a thread in it.")  # fmt: skip
+        raise HookError(
+            f"{where} is `async def`, and a run awaits nothing, so its body would never run. Write `def`; "
+            "for work beside the training start a thread in it."
+        )
     if inspect.isgeneratorfunction(function) and event.returns in (NOTHING, SIGNAL):
-        raise HookError(f"{where} contains `yield`, so a call makes a generator and its body would never run. "
-                        "Take the `yield` out.")  # fmt: skip
+        raise HookError(
+            f"{where} contains `yield`, so a call makes a generator and its body would never run. "
+            "Take the `yield` out."
+        )
 
 
 def _refuse_value(owner: Any, member: _Member) -> None:
-    """`on_step_end = "log"`: a value in the place of an event method. True, False and None are settings and switches."""
+    """`on_step_end = "log"`: a value in the place of an event method. True, False and None are settings and
+    switches.
+    """
     where, value = f"{type(owner).__name__}.{member.name}", member.value
     if isinstance(value, property | functools.cached_property):
-        raise HookError(f"{where} is a property, which is read and not called, so it would never be called. Write a method: "
-                        "take the decorator away.")  # fmt: skip
+        raise HookError(
+            f"{where} is a property, which is read and not called, so it would never be called. Write a "
+            "method: take the decorator away."
+        )
     if isinstance(value, MemberDescriptorType):
         value = getattr(owner, member.name, None)
     if not (isinstance(value, bool | None) or (member.cls is not None and hasattr(value, "__get__"))):
-        raise HookError(f"{where} is {described(value)}, which cannot be called. Write a method, "
-                        f"`def {member.name}(self): ...`, or give the value another name.")  # fmt: skip
+        raise HookError(
+            f"{where} is {described(value)}, which cannot be called. Write a method, "
+            f"`def {member.name}(self): ...`, or give the value another name."
+        )
 
 
 def _refuse_unheard(owner: Any, member: _Member, receiver: str, table: EventTable) -> None:
-    """A method that is not an event and was surely meant as one is an error; what may be a helper is left alone."""
+    """A method that is not an event and was surely meant as one is an error; what may be a helper is left
+    alone.
+    """
     method, where = member.name, f"{type(owner).__name__}.{member.name}"
     if method.startswith("on_"):
         raise HookError(_unknown_method(owner, method, receiver, table))
@@ -394,13 +466,16 @@ def _never_called(owner: Any, method: str, meant: str) -> str:
 
 
 def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str:
-    """The name that a method should have. An empty string if it may be a helper: its class uses it, or it takes other things."""
+    """The name that a method should have. An empty string if it may be a helper: its class uses it, or it
+    takes other things.
+    """
     method, function = member.name, _plain(member.value)
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
     known = table.names(receiver) if receiver == "S" else (*table.names(receiver), *STATE)
     right = misspelling_of(method, known)
-    # a name without its `on_`: only in hooks, which exist to be called by events; a module is called from all sides
+    # a name without its `on_`: only in hooks, which exist to be called by events; a module is called from all
+    # sides
     if not right and receiver == "H" and _MOMENT.fullmatch(method) and table.find(f"on_{method}", receiver):
         right = f"on_{method}"
     if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
@@ -408,19 +483,28 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     event, needed = table.find(right, receiver), _required(getattr(owner, method))
     if event is None:
         return right if len(needed) <= STATE[right] else ""
-    takes_it = len(needed) <= len(event.facts) if event.action else all(table.fact(name, event) is not None for name in needed)
+    takes_it = (
+        len(needed) <= len(event.facts)
+        if event.action
+        else all(table.fact(name, event) is not None for name in needed)
+    )
     return right if takes_it else ""
 
 
 def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
     """Refuse what is nearly the name of a method that is called, in a class written for another package.
 
-    known: the names, each with the number of arguments that it is called with. What is not close to one of them is a helper.
+    known: the names, each with the number of arguments that it is called with. What is not close to one of
+    them is a helper.
     """
     known = {**known, **STATE}
     for member in _members(owner):
         method, function = member.name, _plain(member.value)
-        if method.startswith("_") or _is_anothers(member.cls) or getattr(function, "__hookline_no_event__", False):
+        if (
+            method.startswith("_")
+            or _is_anothers(member.cls)
+            or getattr(function, "__hookline_no_event__", False)
+        ):
             continue
         right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
         if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
@@ -434,7 +518,9 @@ STATE: Mapping[str, int] = MappingProxyType({"state_dict": 0, "load_state_dict":
 
 
 def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
-    """Whether the class of a method, or one derived from it, has the right name too: then the method is not meant as that."""
+    """Whether the class of a method, or one derived from it, has the right name too: then the method is not
+    meant as that.
+    """
     classes = type(owner).__mro__
     until = classes.index(cls) + 1 if cls is not None else 0
     return right in getattr(owner, "__dict__", {}) or any(right in vars(each) for each in classes[:until])
@@ -448,11 +534,13 @@ def _required(function: Any) -> list[str]:
 
 
 _MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
-"""Names that say when, not what: `train_batch_end`; `save_checkpoint` is something that a hook may well do."""
+"""Names that say when, not what: `train_batch_end`; `save_checkpoint` is something that a hook may well do.
+"""
 
 
 def _is_used(owner: Any, method: str, function: Any) -> bool:
-    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under another name.
+    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under
+    another name.
 
     A function without source text may do so.
     """
@@ -481,7 +569,10 @@ def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -
         event = table.find(method, others[0])
         assert event is not None
         heard = " and ".join(RECEIVERS[each] for each in event.receivers)
-        return f"{type(owner).__name__}.{method}: this event is heard by {heard}, not by the {RECEIVERS[receiver]}."
+        return (
+            f"{type(owner).__name__}.{method}: this event is heard by {heard}, not by the "
+            f"{RECEIVERS[receiver]}."
+        )
     names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
     return (
         f"{type(owner).__name__}.{method} is no event.{closest(method, names)} "

@@ -12,11 +12,14 @@ from hookline.accumulator import REDUCTIONS, Accumulator, Part
 from hookline.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
-"""Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`)."""
+"""Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`).
+"""
 FEW = 4
 """Tensors on the CPU that are read faster one by one than together."""
 Pool = Callable[[dict[str, Part]], dict[str, Any]]
-"""From what this rank has to the values of all ranks, by the same names; names that only others have are in them too."""
+"""From what this rank has to the values of all ranks, by the same names; names that only others have are in
+them too.
+"""
 
 
 class Metrics(MutableMapping[str, float]):
@@ -33,7 +36,9 @@ class Metrics(MutableMapping[str, float]):
 
     def read(self) -> dict[str, float]:
         """All values as floats, with one read per device."""
-        self._values.update(read_together({key: value for key, value in self._values.items() if type(value) is not float}))
+        self._values.update(
+            read_together({key: value for key, value in self._values.items() if type(value) is not float})
+        )
         return self._values
 
     def __getitem__(self, key: str) -> float:
@@ -100,12 +105,17 @@ class NotANumber(HooklineError, ValueError):
     """A metric that somebody has put among the others and that is no number."""
 
     def __init__(self, name: str, value: Any) -> None:
-        super().__init__(f"The metric {name!r} is {described(value)}, and a metric must be a number or a tensor of one element.")
+        super().__init__(
+            f"The metric {name!r} is {described(value)}, and a metric must be a number or a tensor of one "
+            f"element."
+        )
         self.name = name
 
 
 def with_ending(name: str, ending: str) -> str:
-    """`loss` -> `loss_step`; a loader's number, which Lightning puts into names, stays last: `loss_step/dataloader_idx_0`."""
+    """`loss` -> `loss_step`; a loader's number, which Lightning puts into names, stays last:
+    `loss_step/dataloader_idx_0`.
+    """
     plain, of_loader, number = name.partition("/dataloader_idx_")
     return plain + ending + of_loader + number
 
@@ -149,7 +159,9 @@ class MetricLog:
         self.weight: float = 1
         """The number of samples in this batch, by which epoch means are weighted."""
         self.loader = ""
-        """The loader that this batch came from, if there are several: what is logged then also counts by itself for each."""
+        """The loader that this batch came from, if there are several: what is logged then also counts by
+        itself for each.
+        """
         self.train_loss = Accumulator()
         self._means: dict[str, Accumulator] = {}
         self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
@@ -158,18 +170,28 @@ class MetricLog:
         self._reductions: dict[str, str] = {}
         """Names in rows that are not reduced by their mean."""
         self._plain: dict[str, str] = {}
-        """What was logged: names in rows (`loss_step`), and the ones that their newest values are known by (`loss`)."""
+        """What was logged: names in rows (`loss_step`), and the ones that their newest values are known by
+        (`loss`).
+        """
         self._objects: dict[tuple[str, str], Any] = {}
         """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
 
     def log(
-        self, name: str, value: Any, on_step: bool | None, on_epoch: bool | None,
-        prog_bar: bool, reduce: str, batch_size: int | None, on_cpu: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        value: Any,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        prog_bar: bool,
+        reduce: str,
+        batch_size: int | None,
+        on_cpu: bool = False,
+    ) -> None:
         """Take a value. Tensors are detached, nothing is read from a device.
 
-        `on_cpu`: the run uses no other device, so a scalar on the CPU is taken as the number it is, which is cheaper than
-        detaching and keeping it. In other runs such a scalar may still be on its way from a device (`non_blocking=True`).
+        `on_cpu`: the run uses no other device, so a scalar on the CPU is taken as the number it is, which is
+        cheaper than detaching and keeping it. In other runs such a scalar may still be on its way from a
+        device (`non_blocking=True`).
         """
         if on_cpu and type(value) is Tensor and value.is_cpu:
             try:
@@ -198,9 +220,13 @@ class MetricLog:
         if key.prog_bar:
             self.bar[name] = value
         if self.loader:
-            self.add_of_loader(self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader, reduce)
+            self.add_of_loader(
+                self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader, reduce
+            )
 
-    def add_of_loader(self, mode: str, name: str, value: Any, weight: float, loader: str, reduce: str = "mean") -> None:
+    def add_of_loader(
+        self, mode: str, name: str, value: Any, weight: float, loader: str, reduce: str = "mean"
+    ) -> None:
         """A value of one loader among several: `train/dl_web/loss` beside `train/loss`."""
         prefix = "train" if mode == "train" else self.prefix
         key = f"{prefix}/dl_{loader}/{name.removeprefix(prefix + '/')}"
@@ -225,9 +251,17 @@ class MetricLog:
             self._means[name] = Accumulator()
         self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
         if self.loader:
-            self.add_of_loader("train", name, value.detach() if isinstance(value, Tensor) else value, self.weight, self.loader)
+            self.add_of_loader(
+                "train",
+                name,
+                value.detach() if isinstance(value, Tensor) else value,
+                self.weight,
+                self.loader,
+            )
 
-    def _new_key(self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str) -> _Key:
+    def _new_key(
+        self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str
+    ) -> _Key:
         _check_reduction(name, reduce)
         training = self.mode == "train"
         step = training if on_step is None else on_step
@@ -239,7 +273,9 @@ class MetricLog:
         return key
 
     def parts_of(self, row: Mapping[str, Any]) -> dict[str, Part]:
-        """What this rank has of a row's values: those of its newest batch. With each the name that it is known by, if logged."""
+        """What this rank has of a row's values: those of its newest batch. With each the name that it is
+        known by, if logged.
+        """
         parts = {}
         for name, value in row.items():
             reduce, plain = self._reductions.get(name, "mean"), self._plain.get(name)
@@ -248,7 +284,9 @@ class MetricLog:
         return parts
 
     def settle(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What was logged turned out to be this over all ranks: the values by their names in the row; they are the newest."""
+        """What was logged turned out to be this over all ranks: the values by their names in the row; they
+        are the newest.
+        """
         row = {}
         for name, value in values.items():
             in_row, _, plain = name.partition(KNOWN_AS)
@@ -258,7 +296,9 @@ class MetricLog:
         return row
 
     def _scalar(self, name: str, value: Any) -> Any:
-        """Whatever is not a plain tensor or float: numbers, arrays of one element, torchmetrics by duck type."""
+        """Whatever is not a plain tensor or float: numbers, arrays of one element,
+        torchmetrics by duck type.
+        """
         if isinstance(value, Tensor):
             value = value.detach()
         elif hasattr(value, "compute") and hasattr(value, "reset"):
@@ -270,11 +310,15 @@ class MetricLog:
             try:
                 value = float("" if isinstance(value, str | bytes) else value)
             except (TypeError, ValueError):
-                raise HooklineError(f"log({name!r}, ...) takes a number or a tensor of one element, "
-                                    f"not {type(value).__name__}.") from None  # fmt: skip
+                raise HooklineError(
+                    f"log({name!r}, ...) takes a number or a tensor of one element, "
+                    f"not {type(value).__name__}."
+                ) from None
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise HooklineError(f"log({name!r}, ...) takes one number, not a tensor of shape {tuple(value.shape)}; "
-                                "log its mean, or use self.experiment.add_histogram.")  # fmt: skip
+            raise HooklineError(
+                f"log({name!r}, ...) takes one number, not a tensor of shape {tuple(value.shape)}; "
+                "log its mean, or use self.experiment.add_histogram."
+            )
         return value if isinstance(value, Tensor) else float(value)
 
     def objects(self) -> list[Any]:
@@ -299,8 +343,13 @@ class MetricLog:
         """Take them back."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
         self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
-        self._by_loader["train"] = {name: Accumulator.from_state(each) for name, each in state["by_loader"].items()}
-        self.pending, self._reductions = dict(state["pending"]), dict(state.get("reductions", {}))  # older ones have none
+        self._by_loader["train"] = {
+            name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
+        }
+        self.pending, self._reductions = (
+            dict(state["pending"]),
+            dict(state.get("reductions", {})),
+        )  # older ones have none
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
@@ -314,15 +363,21 @@ class MetricLog:
             self.train_loss = Accumulator()
             self._means = {}
 
-    def finish(self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None) -> dict[str, Any]:
-        """The pass is over: its reduced values, over all ranks if there is a pool, which also become the newest."""
+    def finish(
+        self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None
+    ) -> dict[str, Any]:
+        """The pass is over: its reduced values, over all ranks if there is a pool, which also become the
+        newest.
+        """
         sums = {**(more or {}), **self._sums(mode)}
         objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
         if pool is None:
             done = {name: value for name, each in sums.items() if (value := each.compute()) is not None}
             done |= {name: _value_of(each) for name, each in objects.items()}
         else:
-            known_as = {key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()}
+            known_as = {
+                key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()
+            }
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
             done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
@@ -353,7 +408,8 @@ OBJECT: Part = ("object", 0.0, 1.0)
 
 
 def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool) -> dict[str, Any]:
-    """Every rank computes the same objects in the same order. Those that only some ranks have are computed without the others.
+    """Every rank computes the same objects in the same order. Those that only some ranks have are computed
+    without the others.
 
     `known`: for an object, how many ranks have it, and how many there are.
     """
@@ -371,7 +427,9 @@ def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool)
             values[name] = _value_of(metric)
     if not any(type(value) is tuple for value in known.values()):
         return values
-    return values | pool({name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)})
+    return values | pool(
+        {name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)}
+    )
 
 
 def _is_many(value: Any) -> bool:
@@ -381,7 +439,9 @@ def _is_many(value: Any) -> bool:
 def _check_reduction(name: str, reduce: str) -> None:
     if reduce not in REDUCTIONS:
         allowed = ", ".join(REDUCTIONS)
-        raise HooklineError(f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}")
+        raise HooklineError(
+            f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}"
+        )
 
 
 def _computed(metric: Any) -> Any:

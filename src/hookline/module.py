@@ -1,4 +1,6 @@
-"""`Module` and `DataModule`: what a user writes. Every action a run takes has a default here that can be overridden."""
+"""`Module` and `DataModule`: what a user writes. Every action a run takes has a default here that can be
+overridden.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from hookline.uncopied import Uncopied
 
 
 class Actions:
-    """The operations of a run with their defaults. `Module` has them, and so does a plain `nn.Module` in disguise."""
+    """The operations of a run with their defaults. `Module` has them, and so does a plain `nn.Module` in
+    disguise.
+    """
 
     __hookline_base__: ClassVar[bool] = True
 
@@ -41,12 +45,16 @@ class Actions:
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
-        raise HooklineError(f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
-                            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`.")  # fmt: skip
+        raise HooklineError(
+            f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
+            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`."
+        )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch: `training_step(self, batch, batch_idx)`."""
-        raise HooklineError(f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs.")
+        raise HooklineError(
+            f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs."
+        )
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Measure a validation batch; a returned loss becomes `val/loss`."""
@@ -54,7 +62,9 @@ class Actions:
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Measure a test batch; a returned loss becomes `test/loss`."""
-        raise HooklineError(f"{type(self).__name__} has no test_step(self, batch, batch_idx), which test needs.")
+        raise HooklineError(
+            f"{type(self).__name__} has no test_step(self, batch, batch_idx), which test needs."
+        )
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Return the predictions for a batch; by default what the module makes of its input."""
@@ -71,25 +81,37 @@ class Actions:
         optimizer.zero_grad()
 
     def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Update the weights."""
         optimizer.step(optimizer_closure)
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the gradients; call `self.clip_gradients` with values of your own if you override it."""
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = "norm"
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = "norm",
     ) -> Tensor | None:
         """Clip by total norm or by value; the norm before clipping is returned if it had to be computed."""
         if gradient_clip_val is None:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if any(type(each) is not nn.Parameter for each in parameters):  # sharded: this process holds a part of each
+        if any(
+            type(each) is not nn.Parameter for each in parameters
+        ):  # sharded: this process holds a part of each
             clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
             return clip([each.grad for each in parameters], gradient_clip_val)
         if gradient_clip_algorithm == "value":
@@ -125,7 +147,9 @@ class Actions:
 
 
 class Module(Actions, ModuleMethods, nn.Module):
-    """A model with its training: override `training_step` and `configure_optimizers`, and any event you care about."""
+    """A model with its training: override `training_step` and `configure_optimizers`, and any event you care
+    about.
+    """
 
     __hookline_base__: ClassVar[bool] = True
 
@@ -138,19 +162,23 @@ class Module(Actions, ModuleMethods, nn.Module):
         super().__init__()
         self._door = Uncopied(made=Creation())
 
-    # ---- the run ------------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     def _attach(self, run: Any) -> None:
         if "_door" in self.__dict__:
             self._door.value = run
         elif run is not None:
-            raise HooklineError(f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first.")
+            raise HooklineError(
+                f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first."
+            )
 
     @property
     def _run(self) -> Any:
         run = self.__dict__["_door"].value if "_door" in self.__dict__ else None
         if run is None:
-            raise HooklineError(f"{type(self).__name__} is not in a run: this works only while a trainer runs it.")
+            raise HooklineError(
+                f"{type(self).__name__} is not in a run: this works only while a trainer runs it."
+            )
         return run
 
     @property
@@ -184,11 +212,22 @@ class Module(Actions, ModuleMethods, nn.Module):
         return next((p.device for p in self.parameters()), torch.device("cpu"))
 
     def log(
-        self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
-        prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None,
-    ) -> None:  # fmt: skip
-        """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told otherwise."""
-        run = self._door.value or self._run  # the property comes second: it costs a call, and only has an error to raise
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        reduce: str = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told
+        otherwise.
+        """
+        run = (
+            self._door.value or self._run
+        )  # the property comes second: it costs a call, and only has an error to raise
         run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -196,7 +235,7 @@ class Module(Actions, ModuleMethods, nn.Module):
         for name, value in values.items():
             self.log(name, value, **options)
 
-    # ---- manual optimization ------------------------------------------------------------------------------------
+    # ---- manual optimization -------------------------------------------------------------------------------
 
     def optimizers(self) -> Any:
         """The optimizer, or the list of them; their `step` and `zero_grad` fire the events."""
@@ -209,31 +248,41 @@ class Module(Actions, ModuleMethods, nn.Module):
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, **options: Any) -> None:
-        """Differentiate a loss with the events around it and the strategy's scaling; options as for `Tensor.backward`."""
+        """Differentiate a loss with the events around it and the strategy's scaling; options as for
+        `Tensor.backward`.
+        """
         self._run.manual.backward(loss, **options)
 
     def clip_gradients(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = "norm"
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = "norm",
     ) -> Tensor | None:
-        """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled first."""
+        """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled
+        first.
+        """
         if not self.automatic_optimization:
             self._run.manual.unscale(optimizer)
         return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    # ---- made again ---------------------------------------------------------------------------------------------
+    # ---- made again ----------------------------------------------------------------------------------------
 
     @classmethod
     def load_from_checkpoint(
         cls, path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
     ) -> Self:
-        """A module with the weights of a checkpoint, made with the arguments that the checkpoint has, or with these instead.
+        """A module with the weights of a checkpoint, made with the arguments that the checkpoint has, or with
+        these instead.
 
-        path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict: everything must fit;
-        False: what fits is loaded, and the rest is reported. weights: of a checkpoint with averaged weights: 'scored' takes those
-        that evaluations used, 'raw' the trained ones, 'averaged' the average; the log says which. If `__init__` has an argument
-        `weights` itself, it is that one.
+        path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict:
+        everything must fit; False: what fits is loaded, and the rest is reported. weights: of a checkpoint
+        with averaged weights: 'scored' takes those that evaluations used, 'raw' the trained ones, 'averaged'
+        the average; the log says which. If `__init__` has an argument `weights` itself, it is that one.
         """
-        loading = importlib.import_module("hookline.checkpoint.loading")  # by name: that layer is above this one
+        loading = importlib.import_module(
+            "hookline.checkpoint.loading"
+        )  # by name: that layer is above this one
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 

@@ -13,8 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hookline.errors import OptionError, closest
 from hookline.strategies.sharded import norm_of
 
-FORMS = ("an optimizer; a list of optimizers; (optimizers, schedulers); "
-         "{'optimizer': ..., 'lr_scheduler': ...}; a list of such dictionaries")  # fmt: skip
+FORMS = (
+    "an optimizer; a list of optimizers; (optimizers, schedulers); "
+    "{'optimizer': ..., 'lr_scheduler': ...}; a list of such dictionaries"
+)
 SCHEDULE_KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
 
 
@@ -34,7 +36,10 @@ class Schedule:
         who = f"lr_scheduler {type(self.scheduler).__name__}"
         if inspect.isclass(self.scheduler):
             name = self.scheduler.__name__
-            raise OptionError(f"lr_scheduler {name} is a class; pass an object of it, made for the optimizer: {name}(optimizer).")
+            raise OptionError(
+                f"lr_scheduler {name} is a class; pass an object of it, made for the optimizer: "
+                f"{name}(optimizer)."
+            )
         if not hasattr(self.scheduler, "step"):
             raise OptionError(f"{who} has no step(); pass an object of torch.optim.lr_scheduler.")
         if self.interval not in ("step", "epoch"):
@@ -51,7 +56,9 @@ class Schedule:
 
 
 def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
-    """Optimizers and schedules from what the user returned; anything else is an error that lists the forms."""
+    """Optimizers and schedules from what the user returned; anything else is an error that
+    lists the forms.
+    """
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
@@ -66,11 +73,15 @@ def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
             parts = [_one(each, index, module) for index, each in enumerate(returned)]
             return [o for part in parts for o in part[0]], [s for part in parts for s in part[1]]
         return [_optimizer(each, module) for each in returned], []
-    raise OptionError(f"{module}.configure_optimizers returned {type(returned).__name__}. It may return: {FORMS}.")
+    raise OptionError(
+        f"{module}.configure_optimizers returned {type(returned).__name__}. It may return: {FORMS}."
+    )
 
 
 def bare(optimizer: Any) -> Any:
-    """The optimizer itself, without the coats that Accelerate, Lightning or manual optimization have put around it."""
+    """The optimizer itself, without the coats that Accelerate, Lightning or manual optimization have put
+    around it.
+    """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
@@ -78,7 +89,9 @@ def bare(optimizer: Any) -> Any:
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` cannot do without a closure that recomputes the loss (LBFGS)."""
-    closures = [inspect.signature(type(each).step).parameters.get("closure") for each in (optimizer, bare(optimizer))]
+    closures = [
+        inspect.signature(type(each).step).parameters.get("closure") for each in (optimizer, bare(optimizer))
+    ]
     return any(each is not None and each.default is each.empty for each in closures)
 
 
@@ -94,7 +107,8 @@ def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
 
 
 def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], module: nn.Module) -> None:
-    """Let optimizers that were made before the module was sharded train what has taken the place of its parameters.
+    """Let optimizers that were made before the module was sharded train what has taken the place of its
+    parameters.
 
     before: the names of the parameters by their identity, as they were.
     """
@@ -106,15 +120,19 @@ def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], modul
                 if new is not old:
                     group["params"][place] = new
         if any(id(each) in before and each is not now[before[id(each)]] for each in optimizer.state):
-            raise OptionError(f"{type(optimizer).__name__} has trained before, but the model is sharded only now, and its state "
-                              "with it. Make the optimizer anew, or resume from a checkpoint.")  # fmt: skip
+            raise OptionError(
+                f"{type(optimizer).__name__} has trained before, but the model is sharded only now, and its "
+                "state with it. Make the optimizer anew, or resume from a checkpoint."
+            )
 
 
 def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer], list[Schedule]]:
     for key in given:
         if key not in ("optimizer", "lr_scheduler"):
-            raise OptionError(f"{module}.configure_optimizers returned a dictionary with {key!r}; "
-                              f"allowed: 'optimizer', 'lr_scheduler'.{closest(key, ['optimizer', 'lr_scheduler'])}")  # fmt: skip
+            raise OptionError(
+                f"{module}.configure_optimizers returned a dictionary with {key!r}; "
+                f"allowed: 'optimizer', 'lr_scheduler'.{closest(key, ['optimizer', 'lr_scheduler'])}"
+            )
     optimizer = _optimizer(given.get("optimizer"), module)
     scheduler = given.get("lr_scheduler")
     return [optimizer], [] if scheduler is None else [_schedule(scheduler, index, module)]
@@ -123,8 +141,10 @@ def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer
 def _optimizer(given: Any, module: str) -> Optimizer:
     if isinstance(given, Optimizer):
         return given
-    raise OptionError(f"{module}.configure_optimizers: {type(given).__name__} is no torch.optim.Optimizer. "
-                      f"It may return: {FORMS}.")  # fmt: skip
+    raise OptionError(
+        f"{module}.configure_optimizers: {type(given).__name__} is no torch.optim.Optimizer. "
+        f"It may return: {FORMS}."
+    )
 
 
 def _schedule(given: Any, index: int, module: str) -> Schedule:
@@ -132,10 +152,14 @@ def _schedule(given: Any, index: int, module: str) -> Schedule:
         return Schedule(given, index)
     for key in given:
         if key not in SCHEDULE_KEYS:
-            raise OptionError(f"{module}.configure_optimizers: unknown key {key!r} of lr_scheduler.{closest(key, SCHEDULE_KEYS)} "
-                              f"Keys: {', '.join(SCHEDULE_KEYS)}.")  # fmt: skip
+            raise OptionError(
+                f"{module}.configure_optimizers: unknown key {key!r} of "
+                f"lr_scheduler.{closest(key, SCHEDULE_KEYS)} Keys: {', '.join(SCHEDULE_KEYS)}."
+            )
     if "scheduler" not in given:
-        raise OptionError(f"{module}.configure_optimizers: the lr_scheduler dictionary needs the key 'scheduler'.")
+        raise OptionError(
+            f"{module}.configure_optimizers: the lr_scheduler dictionary needs the key 'scheduler'."
+        )
     return Schedule(optimizer_idx=index, **given)
 
 

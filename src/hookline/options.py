@@ -1,7 +1,8 @@
 """The trainer's options. Each is declared once: its name, type, check, default and doc.
 
-`rule_of` reads the checks from the annotations. `tools/generate.py` writes the keyword arguments for type checkers
-(`_arguments.py`) and the tables of the docs, and `hookline.config` derives the keys of a configuration and their JSON schema.
+`rule_of` reads the checks from the annotations. `tools/generate.py` writes the keyword arguments for type
+checkers (`_arguments.py`) and the tables of the docs, and `hookline.config` derives the keys of a
+configuration and their JSON schema.
 """
 
 import datetime
@@ -31,18 +32,25 @@ from hookline.checks import (
 from hookline.errors import OptionError, closest
 
 PRECISIONS = {
-    "32": "32", "32-true": "32", "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
-}  # fmt: skip
+    "32": "32",
+    "32-true": "32",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "16": "16-mixed",
+    "16-mixed": "16-mixed",
+}
 OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
 """Options that are keys of `checkpoint` now. They are still accepted."""
 
-COMPILE = ("True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with step=True for the "
-           "whole training step")  # fmt: skip
+COMPILE = (
+    "True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with "
+    "step=True for the whole training step"
+)
 Time = Annotated[str | float | datetime.timedelta, Duration()]
 Batches = Annotated[int | float, Portion()]
 
 
-# ---- the table of `checkpoint` ------------------------------------------------------------------------------------
+# ---- the table of `checkpoint` -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,9 @@ class Saving:
     write: Literal["sync", "async"] = "sync"
     """'sync', or 'async': in the background, training waits only for a copy of the tensors."""
     on_error: Literal["raise", "warn"] = "raise"
-    """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn' continues without it."""
+    """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn'
+    continues without it.
+    """
 
 
 SETTINGS = {each.name: rule for each in fields(Saving) if (rule := rule_of(each.type)) is not None}
@@ -74,26 +84,38 @@ def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
         raise refused(name, given, f"True, False, 'sync', 'async' or a table of {', '.join(SETTINGS)}")
     for key, value in given.items():
         if key not in SETTINGS:
-            raise OptionError(f"{name} has no setting {key!r}.{closest(str(key), SETTINGS)} Settings: {', '.join(SETTINGS)}.",
-                              option=str(key), value=value, allowed=tuple(SETTINGS))  # fmt: skip
+            raise OptionError(
+                f"{name} has no setting {key!r}.{closest(str(key), SETTINGS)} Settings: "
+                f"{', '.join(SETTINGS)}.",
+                option=str(key),
+                value=value,
+                allowed=tuple(SETTINGS),
+            )
     return Saving(**{key: SETTINGS[key](f"{name}: {key}", value) for key, value in given.items()})
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. Errors use the name that was given."""
+    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. Errors use the name that
+    was given.
+    """
     old = {name: value for name, value in given.items() if name in OLD_NAMES}
     if not old:
         return dict(given)
     first = next(iter(old))
     if "checkpoint" in given:
-        raise OptionError(f"checkpoint and {' and '.join(old)} cannot be combined: {first} is an older name for a part of it. "
-                          f"Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.",
-                          option=first, value=old[first])  # fmt: skip
-    settings = {OLD_NAMES[name]: checked(name, SETTINGS[OLD_NAMES[name]], value) for name, value in old.items()}
+        raise OptionError(
+            f"checkpoint and {' and '.join(old)} cannot be combined: {first} is an older name for a part of "
+            f"it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.",
+            option=first,
+            value=old[first],
+        )
+    settings = {
+        OLD_NAMES[name]: checked(name, SETTINGS[OLD_NAMES[name]], value) for name, value in old.items()
+    }
     return {**{name: value for name, value in given.items() if name not in OLD_NAMES}, "checkpoint": settings}
 
 
-# ---- checks of single options -------------------------------------------------------------------------------------
+# ---- checks of single options ------------------------------------------------------------------------------
 
 
 def _saves(name: str, value: Any) -> Any:
@@ -107,9 +129,10 @@ def _aggregates(name: str, value: Any) -> Any:
     return value
 
 
-# ---- the options, by what they are about --------------------------------------------------------------------------
-# The groups are bases of `Options`, which has their fields in its slots: their own are empty, or the layouts would conflict.
-# Only fields: methods are made for `Options` alone, because making them takes most of the time of a start.
+# ---- the options, by what they are about -------------------------------------------------------------------
+# The groups are bases of `Options`, which has their fields in its slots: their own are empty, or the layouts
+# would conflict. Only fields: methods are made for `Options` alone, because making them takes most of the
+# time of a start.
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -137,16 +160,21 @@ class Update:
     accumulate_grad_batches: Annotated[int, AtLeast(1)] = 1
     """Batches whose gradients make one update."""
     accumulate_by: Literal["batches", "samples", "tokens"] = "batches"
-    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the update is that of one
-    large batch, over all ranks, if the loss is a mean over samples or tokens)."""
-    count_tokens: Annotated[Callable[[Any], int], Function("a function from a batch to its number of tokens")] | None = None
+    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the
+    update is that of one large batch, over all ranks, if the loss is a mean over samples or tokens).
+    """
+    count_tokens: (
+        Annotated[Callable[[Any], int], Function("a function from a batch to its number of tokens")] | None
+    ) = None
     """From a batch to its number of tokens. None: the elements of `input_ids`, or of the first tensor."""
     gradient_clip_val: Annotated[float, Above(0, ", or None for no clipping")] | None = None
     """The largest norm or value of the gradients of an update. None: no clipping."""
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
     """Clip the norm of all gradients together, or each value by itself."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per update)."""
+    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per
+    update).
+    """
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -161,9 +189,12 @@ class Validation:
     """Validate only in every n-th epoch."""
     num_sanity_val_steps: Annotated[int, AtLeast(-1)] = 2
     """Validation batches before training. -1: all."""
-    val_aggregation: Annotated[str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates] = "micro"
-    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the first loader's),
-    'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}."""
+    val_aggregation: Annotated[
+        str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
+    ] = "micro"
+    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the
+    first loader's), 'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}.
+    """
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -181,11 +212,14 @@ class Limits:
     limit_predict_batches: Batches = 1.0
     """The same for each prediction loader."""
     overfit_batches: Batches = 0.0
-    """Train on the same few batches again and again, without shuffling, and without validation data of their own."""
+    """Train on the same few batches again and again, without shuffling, and without validation data of their
+    own.
+    """
     fast_dev_run: bool | Annotated[int, AtLeast(0, "True, False or a number of batches")] = False
     """Run n batches of everything once, without logging and without checkpoints: does it work at all?"""
     prefetch_batches: Annotated[int, AtLeast(0)] = 0
-    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists."""
+    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists.
+    """
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -199,7 +233,9 @@ class Around:
     enable_progress_bar: bool = True
     """A progress bar, and at the end of a fit a table of what the hooks cost."""
     trace: bool | Annotated[str | Path, OnDisk("True, False or the path of a file")] = False
-    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a file."""
+    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a
+    file.
+    """
     control: bool = True
     """Listen on a socket in the run's directory, through which this user can look at a fit and control it."""
     seed: Annotated[int, check_seed] | None = None
@@ -207,7 +243,9 @@ class Around:
     deterministic: bool = False
     """Only deterministic kernels, during runs."""
     compile: bool | Literal["step"] | Annotated[dict[str, Any], Table(COMPILE)] = False
-    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training step."""
+    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training
+    step.
+    """
     default_root_dir: Annotated[str | Path, OnDisk()] = "."
     """Where the directories of runs are made."""
     run_dir: Annotated[str | Path, OnDisk()] | None = None
@@ -221,12 +259,18 @@ class Failures:
     __slots__ = ()
 
     checkpoint: Annotated[bool | str | dict[str, Any], _saves] = True
-    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes checkpoints in the background.
-    Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync', 'async'), `on_error` ('raise', 'warn')."""
+    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes
+    checkpoints in the background. Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync',
+    'async'), `on_error` ('raise', 'warn').
+    """
     grace_period: Time | None = "5 minutes"
-    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no limit."""
+    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no
+    limit.
+    """
     hang_after: Time | None = "10 minutes"
-    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: no watchdog."""
+    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: no
+    watchdog.
+    """
     hang_action: Literal["warn", "abort"] = "warn"
     """'abort' also ends the run."""
 
@@ -235,7 +279,9 @@ GROUPS: tuple[type, ...] = (HowLong, Update, Validation, Limits, Around, Failure
 
 
 @dataclass(slots=True, kw_only=True)
-class Options(Failures, Around, Limits, Validation, Update, HowLong):  # a dataclass has the fields of its last base first
+class Options(
+    Failures, Around, Limits, Validation, Update, HowLong
+):  # a dataclass has the fields of its last base first
     """How long to train, when to validate, what to limit, where to write."""
 
     def __post_init__(self) -> None:
@@ -251,8 +297,12 @@ class Options(Failures, Around, Limits, Validation, Update, HowLong):  # a datac
         if self.max_epochs is None:
             self.max_epochs = -1 if self.max_steps >= 0 or self.max_time is not None else 1000
         if 0 <= self.max_epochs < self.min_epochs:
-            raise OptionError(f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.", option="min_epochs",
-                              value=self.min_epochs, allowed=f"at most max_epochs={self.max_epochs}")  # fmt: skip
+            raise OptionError(
+                f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.",
+                option="min_epochs",
+                value=self.min_epochs,
+                allowed=f"at most max_epochs={self.max_epochs}",
+            )
 
     @property
     def saving(self) -> Saving:
@@ -297,26 +347,44 @@ def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str
     names = tuple(known)
     for name in given:
         if name not in names:
-            raise OptionError(f"{owner} has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.",
-                              option=name, allowed=names)  # fmt: skip
+            raise OptionError(
+                f"{owner} has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.",
+                option=name,
+                allowed=names,
+            )
 
 
 def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Arguments that a call does not have, as other systems' trainers do, with the closest right name."""
     for name, value in given.items():
-        known = [each.name for each in inspect.signature(call).parameters.values() if each.kind is not each.VAR_KEYWORD][1:]
-        raise OptionError(f"{call.__name__}() has no argument {name!r}.{closest(name, known)} Arguments: {', '.join(known)}.",
-                          option=name, value=value, allowed=tuple(known))  # fmt: skip
+        known = [
+            each.name
+            for each in inspect.signature(call).parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ][1:]
+        raise OptionError(
+            f"{call.__name__}() has no argument {name!r}.{closest(name, known)} Arguments: "
+            f"{', '.join(known)}.",
+            option=name,
+            value=value,
+            allowed=tuple(known),
+        )
 
 
 def parse_precision(precision: str | int) -> str:
     """32, 'bf16-mixed' or '16-mixed'."""
     name = PRECISIONS.get(str(precision))
     if name is None:
-        plain = re.sub(r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf"))  # fp16, float32, bfloat16
+        plain = re.sub(
+            r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf")
+        )  # fp16, float32, bfloat16
         near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
         meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
         hint = f" Did you mean {meant!r}?" if meant else ""
-        raise OptionError(f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}", option="precision",
-                          value=precision, allowed=tuple(dict.fromkeys(PRECISIONS.values())))  # fmt: skip
+        raise OptionError(
+            f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
+            option="precision",
+            value=precision,
+            allowed=tuple(dict.fromkeys(PRECISIONS.values())),
+        )
     return name

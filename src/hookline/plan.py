@@ -1,4 +1,6 @@
-"""Listeners in order, composed once into plain callables: the loops call `plan.on_x(state)` and nothing else."""
+"""Listeners in order, composed once into plain callables: the loops call `plan.on_x(state)`
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Trace = Callable[[Listener, Caller], Caller]
 
 
 class Tracer(Protocol):
-    """Sees what a run calls: it is asked for a wrapper when slots are composed, so without one there is nothing there."""
+    """Sees what a run calls: it is asked for a wrapper when slots are composed, so without one there is
+    nothing there.
+    """
 
     def call(self, listener: Listener, call: Caller) -> Caller:
         """Around the call of one listener."""
@@ -38,9 +42,11 @@ def untraced(listener: Listener, call: Caller) -> Caller:
 
 
 class Plan:
-    """One slot per event. A change of hooks drops the slots it touches; each is composed again when the loops next read it.
+    """One slot per event. A change of hooks drops the slots it touches; each is composed again when the loops
+    next read it.
 
-    So a thousand changes between two events cost one composition, and a slot that is read is always a plain callable.
+    So a thousand changes between two events cost one composition, and a slot that is read is always a plain
+    callable.
     """
 
     def __init__(self, table: EventTable, *, accounting: bool = True) -> None:
@@ -53,19 +59,29 @@ class Plan:
         """Whose set-up has begun in this run: they are the ones who get a teardown."""
         self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
         self._heard: dict[str, dict[Listener, None]] = {}
-        """The listeners of each event as they were added; a dictionary finds and removes one without a search."""
+        """The listeners of each event as they were added; a dictionary finds and removes one without a
+        search.
+        """
         self._sorted: dict[str, list[Listener]] = {}
-        """The same in the order in which they are called, for events that were looked up since the last change."""
+        """The same in the order in which they are called, for events that were looked up since the last
+        change.
+        """
         self._elsewhere: dict[Listener, None] = {}
-        """Called by other ranks only; what they ask for is worked out here too, because it may take all ranks."""
+        """Called by other ranks only; what they ask for is worked out here too, because it may take all
+        ranks.
+        """
         self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
         for event in table:
             setattr(self, event.name, noop)
 
     def __getattr__(self, name: str) -> Caller:
-        """Compose a slot that a change has dropped, or that of an event declared since; any other name is a mistake."""
+        """Compose a slot that a change has dropped, or that of an event declared since; any other name is a
+        mistake.
+        """
         if name.startswith("_") or name not in self.table:
-            raise AttributeError(f"{name!r} is no event.{closest(name, [event.name for event in self.table])}")
+            raise AttributeError(
+                f"{name!r} is no event.{closest(name, [event.name for event in self.table])}"
+            )
         self._compose(name)
         return self.__dict__[name]  # type: ignore[no-any-return]
 
@@ -99,7 +115,9 @@ class Plan:
         self._change(leaving, lambda heard, listener: heard.pop(listener, None))
 
     def act(self, event: str, listeners: Sequence[Listener], build: Callable[[Trace], Caller]) -> None:
-        """Let an action be done by what `build` makes; it puts the trace it is given around each listener's call."""
+        """Let an action be done by what `build` makes; it puts the trace it is given around each listener's
+        call.
+        """
         self._acts[event] = (listeners, build)
         self._compose(event)
         self._forget_wants()
@@ -126,9 +144,11 @@ class Plan:
             if event.action:
                 setattr(self, event.name, noop)
 
-    # ---- composing ----------------------------------------------------------------------------------------------
+    # ---- composing -----------------------------------------------------------------------------------------
 
-    def _change(self, listeners: Iterable[Listener], apply: Callable[[dict[Listener, None], Listener], object]) -> None:
+    def _change(
+        self, listeners: Iterable[Listener], apply: Callable[[dict[Listener, None], Listener], object]
+    ) -> None:
         touched = set()
         for listener in listeners:
             apply(self._heard.setdefault(listener.event.name, {}), listener)
@@ -152,16 +172,22 @@ class Plan:
 
     @functools.cached_property
     def wanted_at(self) -> dict[str, frozenset[str]]:
-        """The facts that listeners of any rank ask for, by event; ranks that have agreed on them keep them until they next do."""
+        """The facts that listeners of any rank ask for, by event; ranks that have agreed on them keep them
+        until they next do.
+        """
         return self.asked_at if self._agreed is None else self._agreed
 
     @functools.cached_property
     def wanted(self) -> frozenset[str]:
-        """The same over all events, with what must be captured for them; the loops capture costly facts only if in here."""
+        """The same over all events, with what must be captured for them; the loops capture costly facts only
+        if in here.
+        """
         return self.table.with_needs({fact for facts in self.wanted_at.values() for fact in facts})
 
     def agree_on_wants(self, everywhere: dict[str, frozenset[str]] | None) -> None:
-        """Capture what listeners of any rank ask for, until the next call; None: this process runs alone again."""
+        """Capture what listeners of any rank ask for, until the next call; None: this process runs alone
+        again.
+        """
         self._agreed = everywhere
         self._drop("wanted_at", "wanted")
 

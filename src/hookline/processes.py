@@ -1,4 +1,6 @@
-"""What a process keeps to itself: descriptors that forked children must not hold, and threads that end with a run."""
+"""What a process keeps to itself: descriptors that forked children must not hold, and threads that end with a
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _private: weakref.WeakSet[Any] = weakref.WeakSet()
 def close_in_children(*handles: Any) -> None:
     """Close these in every process that is forked from this one.
 
-    A copy in a child, such as a loader's worker, keeps a connection open and a lock held after this process has let go of it.
+    A copy in a child, such as a loader's worker, keeps a connection open and a lock held after this process
+    has let go of it.
     """
     for each in handles:
         _private.add(each)
@@ -40,7 +43,8 @@ if hasattr(os, "register_at_fork"):
 def ends(thread: threading.Thread, seconds: float) -> bool:
     """Wait for a thread at most so many seconds; return whether it has ended.
 
-    It is waited for in short turns: the time in which the whole process was suspended does not count against the thread.
+    It is waited for in short turns: the time in which the whole process was suspended does not count against
+    the thread.
     """
     while seconds > 0:
         thread.join(min(seconds, TURN))
@@ -51,11 +55,17 @@ def ends(thread: threading.Thread, seconds: float) -> bool:
 
 
 def join(thread: threading.Thread, seconds: float, lost: str = "") -> bool:
-    """Wait for a thread that should be ending, at most so many seconds. Log its name if it has not ended; return whether it has.
+    """Wait for a thread that should be ending, at most so many seconds. Log its name if it has not ended;
+    return whether it has.
 
     lost: what is not done because of that.
     """
     if ends(thread, seconds):
         return True
-    log.warning("The thread %r did not end within %g s and is left behind%s.", thread.name, seconds, f": {lost}" if lost else "")
+    log.warning(
+        "The thread %r did not end within %g s and is left behind%s.",
+        thread.name,
+        seconds,
+        f": {lost}" if lost else "",
+    )
     return False

@@ -1,4 +1,6 @@
-"""What the processes of a run say to each other: plain data, on a process group of its own, never by pickle."""
+"""What the processes of a run say to each other: plain data, on a process group of its own,
+never by pickle.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,20 @@ STARTS = "starts"
 class Ranks:
     """This process among those of the run. One process has nobody to talk to: every answer is its own.
 
-    Everything here goes over the control group, so that it never interleaves with what the model's own groups send.
-    All ranks must call the same things in the same order.
+    Everything here goes over the control group, so that it never interleaves with what the model's own groups
+    send. All ranks must call the same things in the same order.
     """
 
     preempted: ClassVar[str] = ""
     """The signal that has ended a run in this process; the interpreter remembers no such end."""
 
     def __init__(
-        self, rank: int = 0, local_rank: int = 0, world_size: int = 1, group: Any = None, timeout: float = 1800
+        self,
+        rank: int = 0,
+        local_rank: int = 0,
+        world_size: int = 1,
+        group: Any = None,
+        timeout: float = 1800,
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
@@ -55,7 +62,9 @@ class Ranks:
 
     @property
     def exchanges(self) -> int:
-        """How many things this rank has begun on the control group; as many as every other, or they talk at cross purposes."""
+        """How many things this rank has begun on the control group; as many as every other, or they talk at
+        cross purposes.
+        """
         return int(self.group._get_sequence_number_for_group())
 
     def gather(self, value: Any) -> list[Any]:
@@ -93,7 +102,9 @@ class Ranks:
         return self.gather(value if self.rank == 0 else None)[0]
 
     def beside(self) -> Ranks:
-        """The same ranks on a group of its own, for a thread that talks while the others do. All of them must make it."""
+        """The same ranks on a group of its own, for a thread that talks while the others do. All of them must
+        make it.
+        """
         if self.group is None:
             return self
         if self._beside is None:
@@ -102,12 +113,16 @@ class Ranks:
         return self._beside
 
     def board(self, name: str) -> Any:
-        """A store where ranks leave each other notes, over a connection of its own: one for each thread that uses it."""
+        """A store where ranks leave each other notes, over a connection of its own: one for each thread that
+        uses it.
+        """
         c10d: Any = dist.distributed_c10d
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
     def tell_end(self, error: BaseException | None) -> None:
-        """This process ends, in good order or by an error that nobody has caught: whoever waits for it in vain can say so."""
+        """This process ends, in good order or by an error that nobody has caught: whoever waits for it in
+        vain can say so.
+        """
         with contextlib.suppress(RuntimeError, dist.DistError):
             how = f"after {Ranks.preempted}" if Ranks.preempted else "in good order"
             if error is not None:
@@ -117,7 +132,9 @@ class Ranks:
             board.set("somebody", "")
 
     def remember_failure(self, text: str) -> None:
-        """A run has failed on this rank: should the next one find that the ranks are out of step, it can say why."""
+        """A run has failed on this rank: should the next one find that the ranks are out of step, it can say
+        why.
+        """
         with contextlib.suppress(RuntimeError, dist.DistError):
             _noticeboard(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
 
@@ -154,7 +171,9 @@ class Ranks:
         return self._begin(values, dist.ReduceOp.SUM)
 
     def add_up(self, numbers: Tensor) -> Answer:
-        """Begin to add up the tensor over all ranks, in place and on its device; nobody waits until the answer is read."""
+        """Begin to add up the tensor over all ranks, in place and on its device; nobody waits until the
+        answer is read.
+        """
         work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
         return Answer(numbers, work)
 
@@ -164,29 +183,47 @@ class Ranks:
 
     def _begin(self, values: Sequence[int], operation: Any) -> Answer:
         numbers = torch.tensor(values, dtype=INT)
-        work = None if self.group is None else dist.all_reduce(numbers, operation, group=self.group, async_op=True)
+        work = (
+            None
+            if self.group is None
+            else dist.all_reduce(numbers, operation, group=self.group, async_op=True)
+        )
         return Answer(numbers, work)
 
 
 def explain_loss(error: RuntimeError, world_size: int) -> None:
     """If others no longer answer: say who has ended, and how."""
     if "gloo" in str(error):
-        error.add_note(who_has_ended(world_size) or "Processes of this job have ended: which, their own logs say.")
+        error.add_note(
+            who_has_ended(world_size) or "Processes of this job have ended: which, their own logs say."
+        )
 
 
 def who_has_ended(world_size: int) -> str:
-    """Which processes of the job are gone, and how they have ended, in a sentence; nothing if all that is known are there."""
+    """Which processes of the job are gone, and how they have ended, in a sentence; nothing if all that is
+    known are there.
+    """
     ended = []
     with contextlib.suppress(RuntimeError, dist.DistError):
         board = _noticeboard("ended")
-        gone = [rank for rank in range(world_size) if board.check([str(rank)])] if board.check(["somebody"]) else []
+        gone = (
+            [rank for rank in range(world_size) if board.check([str(rank)])]
+            if board.check(["somebody"])
+            else []
+        )
         ended = [f"rank {rank} {board.get(str(rank)).decode()}" for rank in gone]
-    hint = " What this rank was doing takes all ranks: did only some of them call it?" if "in good order" in str(ended) else ""
+    hint = (
+        " What this rank was doing takes all ranks: did only some of them call it?"
+        if "in good order" in str(ended)
+        else ""
+    )
     return f"Processes of this job have ended: {'; '.join(ended)}.{hint}" if ended else ""
 
 
 def assemble(board: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
-    """Wait until all ranks have come here, however long one takes. `look`: called meanwhile, and may raise."""
+    """Wait until all ranks have come here, however long one takes. `look`: called meanwhile,
+    and may raise.
+    """
     board.add(where, 1)
     pause = PAUSE
     while board.add(where, 0) < world_size:
@@ -241,8 +278,8 @@ class Answer:
 class Rounds:
     """The same question after every batch: the next one is asked before the answer to the last one is read.
 
-    It is in the way of every batch. So nothing is made anew for it, and the group is called without torch's wrapper, which takes
-    longer than beginning the exchange.
+    It is in the way of every batch. So nothing is made anew for it, and the group is called without torch's
+    wrapper, which takes longer than beginning the exchange.
     """
 
     __slots__ = ("_next", "_other")
@@ -251,7 +288,9 @@ class Rounds:
         self._next, self._other = Round(group, count), Round(group, count)
 
     def ask(self, values: Sequence[int]) -> Round:
-        """Begin to find each number's largest; the answer must be read before the next but one is asked for."""
+        """Begin to find each number's largest; the answer must be read before the next but
+        one is asked for.
+        """
         asked, self._next, self._other = self._next, self._other, self._next
         asked.begin(values)
         return asked

@@ -1,7 +1,9 @@
-"""Settings and command lines without their secrets, as plain values that JSON can hold, for files that people pass on.
+"""Settings and command lines without their secrets, as plain values that JSON can hold, for files that people
+pass on.
 
-A value is hidden by the name it has (`api_key`, `db.password`), and text also by its form: credentials and queries of URLs, paths
-of web addresses (a webhook's path is its password), and the tokens of well-known services.
+A value is hidden by the name it has (`api_key`, `db.password`), and text also by its form: credentials and
+queries of URLs, paths of web addresses (a webhook's path is its password), and the tokens of well-known
+services.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ DEEPEST = 20
 STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
 """A name with one of these in a word of it is a secret's, whatever the value is."""
 WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
-"""So is one with such a word, or a word that ends in key or token, unless its value is a number: `key_dim`, `max_tokens`."""
+"""So is one with such a word, or a word that ends in key or token, unless its value is a number: `key_dim`,
+`max_tokens`.
+"""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
 _PAIR = re.compile(r"""(?ix) (?<![\w.-]) ([\w.-]++) (["'\])]{0,3} \s*+ [:=] \s*+)
-                   ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")  # fmt: skip
-_TOKENS = re.compile(r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-                     r"|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
-                     r"|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)")  # fmt: skip
+                   ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")
+_TOKENS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+    r"|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
 
 
 def is_secret(name: str, value: object = "") -> bool:
-    """Return whether what has this name must not be shown. A number, true, false or None hides under a strong name only."""
+    """Return whether what has this name must not be shown. A number, true, false or None hides under a strong
+    name only.
+    """
     words = [each.lower() for each in _WORDS.findall(name)]
     joined = "".join(words[-2:])
     if any(mark in each for each in (*words, joined) for mark in STRONG):
@@ -47,12 +55,16 @@ def is_secret(name: str, value: object = "") -> bool:
 
 
 def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """Return text without secrets: those of URLs, `name=value` and `"name": value` with a secret's name, and known tokens."""
+    """Return text without secrets: those of URLs, `name=value` and `"name": value` with a secret's name, and
+    known tokens.
+    """
     said = text
     if len(text) > 4 * most:  # not in the middle of a word, which may be half of a secret
         said = text[: 4 * most].rpartition(" ")[0] or text[:1]
     said = _TOKENS.sub("...", _PAIR.sub(_hide_pair, _WEB.sub(_host_only, redact(said))))
-    return said if len(said) <= most and len(text) <= 4 * most else f"{said[:most]}… ({len(text):,} characters)"
+    return (
+        said if len(said) <= most and len(text) <= 4 * most else f"{said[:most]}… ({len(text):,} characters)"
+    )
 
 
 def _host_only(found: re.Match[str]) -> str:
@@ -73,7 +85,8 @@ def _typed(text: str) -> str | float:
 
 
 def mask(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Return a value as JSON can hold it, without secrets: numbers and text, tables and lists of them, of others what they are.
+    """Return a value as JSON can hold it, without secrets: numbers and text, tables and lists of them, of
+    others what they are.
 
     Long text, large tables and deep nesting are cut, with a note in place of what is missing.
     """
@@ -90,7 +103,9 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
     if depth >= DEEPEST:
         return f"(nested more than {DEEPEST} levels deep)"
     if isinstance(value, Mapping):
-        pairs = [(mask_text(str(key), 200), mask(each, str(key), depth + 1)) for key, each in _first(value.items())]
+        pairs = [
+            (mask_text(str(key), 200), mask(each, str(key), depth + 1)) for key, each in _first(value.items())
+        ]
         return dict(pairs) | _missing(len(value))
     if isinstance(value, list | tuple | set | frozenset):
         if value and all(isinstance(each, str) for each in value):
@@ -114,7 +129,9 @@ def _missing(count: int) -> dict[str, str]:
 
 
 def mask_words(words: Sequence[str], most: int = LONGEST_COMMAND) -> list[str]:
-    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and what `mask_text` finds."""
+    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and what `mask_text`
+    finds.
+    """
     shown: list[str] = []
     option = ""
     for word in words:

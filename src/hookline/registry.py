@@ -1,7 +1,7 @@
 """Hooks by name: the built-in ones, and those that installed packages offer. Looked up when asked for.
 
-They are plug-ins, so that the trainer need not know them and nothing is imported that is not used. The names that a package
-exports can be loaded in the same way, by `lazy_names`.
+They are plug-ins, so that the trainer need not know them and nothing is imported that is not used. The names
+that a package exports can be loaded in the same way, by `lazy_names`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from hookline.errors import HookError, closest
 
 GROUP = "hookline.hooks"
-"""The entry-point group under which a package offers hooks. They are listed, never switched on by themselves."""
+"""The entry-point group under which a package offers hooks. They are listed, never switched on by themselves.
+"""
 
 BUILTIN_HOOKS: dict[str, str] = {
     "progress_bar": "hookline.hooks.progress_bar:ProgressBar",
@@ -46,7 +47,9 @@ BUILTIN_HOOKS: dict[str, str] = {
 
 
 def offered_hooks() -> dict[str, str]:
-    """Every hook that can be asked for by name, with the path of its class; built-in names cannot be taken over."""
+    """Every hook that can be asked for by name, with the path of its class; built-in names cannot be taken
+    over.
+    """
     import importlib.metadata
 
     offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
@@ -57,16 +60,21 @@ def hook_class(name: str) -> Any:
     """The class behind a name."""
     known = BUILTIN_HOOKS if name in BUILTIN_HOOKS else offered_hooks()
     if name not in known:
-        raise HookError(f"There is no hook called {name!r}.{closest(name, known)} There are: {', '.join(known)}.")
+        raise HookError(
+            f"There is no hook called {name!r}.{closest(name, known)} There are: {', '.join(known)}."
+        )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package that imports a name's module when the name is first used.
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package that imports a name's module when the name is first
+    used.
 
-    homes: each name with the module below the package that defines it. A name must not be that of a module below the package:
-    once that module is imported, the name would be the module.
+    homes: each name with the module below the package that defines it. A name must not be that of a module
+    below the package: once that module is imported, the name would be the module.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""Play a recorded run to a hook, without a model: its events with their plain facts, in order, as the hook would hear them."""
+"""Play a recorded run to a hook, without a model: its events with their plain facts, in order, as the hook
+would hear them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Replayed:
 
 
 class RecordedState:
-    """The state of the run as it was: what was recorded are its attributes, anything else is an error that names it."""
+    """The state of the run as it was: what was recorded are its attributes, anything else is an error that
+    names it.
+    """
 
     def __init__(self, asked: list[str]) -> None:
         self._asked = asked
@@ -53,7 +57,10 @@ class RecordedState:
         self.log = MetricLog()
 
     def __getattr__(self, name: str) -> Never:
-        raise NotRecorded(f"{name!r} was not recorded at {self.position}: a trace has plain data only, no tensors or objects.")
+        raise NotRecorded(
+            f"{name!r} was not recorded at {self.position}: a trace has plain data only, no tensors or "
+            f"objects."
+        )
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, _SPELLINGS.get(key, key))
@@ -66,7 +73,10 @@ class RecordedState:
     @property
     def ctx(self) -> StepContext:
         """The update as one object; model and optimizer are None in it."""
-        known = {name: vars(self).get(attribute, _Unknown(name, self.position)) for name, attribute in _CONTEXT.items()}
+        known = {
+            name: vars(self).get(attribute, _Unknown(name, self.position))
+            for name, attribute in _CONTEXT.items()
+        }
         return StepContext(self.step, **known, epoch=self.epoch, metrics=vars(self).get("batch_metrics"))
 
     def request_stop(self, reason: str) -> None:
@@ -89,7 +99,8 @@ class _Unknown:
 
 
 def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | None = None) -> Replayed:
-    """Let a hook hear a recorded run. What it asks for and the trace does not have is an error before the first event.
+    """Let a hook hear a recorded run. What it asks for and the trace does not have is an error before the
+    first event.
 
     rank: of a trace with several; by default the lowest.
     """
@@ -107,7 +118,9 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
             begun = True
             for listener in entry.listeners:
                 listener.begin(state)
-                listener.declares_steering = True  # other ranks do not wait for a replay, so a signal needs no declaration
+                listener.declares_steering = (
+                    True  # other ranks do not wait for a replay, so a signal needs no declaration
+                )
         done.events += 1
         value = getattr(plan, event.name)(state)
         if isinstance(value, Signal):
@@ -156,7 +169,7 @@ def _revived(key: str, value: Any) -> Any:
     return number(value) if isinstance(value, str) and key != "reason" else value
 
 
-# ---- whether it can be played at all -------------------------------------------------------------------------------
+# ---- whether it can be played at all -----------------------------------------------------------------------
 
 
 def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
@@ -168,7 +181,9 @@ def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str
     if not seen:
         raise OptionError(f"{path} holds no event yet.")
     if rank is not None and rank not in seen:
-        raise OptionError(f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(seen)))}.")
+        raise OptionError(
+            f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(seen)))}."
+        )
     played = min(seen) if rank is None else rank
     return played, seen[played]
 
@@ -182,15 +197,22 @@ def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]
         if event.name in seen:
             own = own_facts(event, EVENTS)
             here = {expression for key, expression in own.items() if key in seen[event.name]}
-            missing += [f"{fact!r} in {event.name}" for fact in listener.facts
-                        if fact not in everywhere and not _is_there(fact, event, here)]  # fmt: skip
+            missing += [
+                f"{fact!r} in {event.name}"
+                for fact in listener.facts
+                if fact not in everywhere and not _is_there(fact, event, here)
+            ]
     if missing:
-        raise NotRecorded(f"This hook asks for facts that were not recorded: {', '.join(dict.fromkeys(missing))}. A trace has "
-                          "plain data only: no tensors, models, optimizers or trainers; what costs something (grad_norm, "
-                          "tokens_seen) only if somebody asked for it in that run.")  # fmt: skip
+        raise NotRecorded(
+            f"This hook asks for facts that were not recorded: {', '.join(dict.fromkeys(missing))}. A trace "
+            "has plain data only: no tensors, models, optimizers or trainers; what costs something "
+            "(grad_norm, tokens_seen) only if somebody asked for it in that run."
+        )
     if not any(listener.event.name in seen for listener in listeners):
-        raise HooklineError(f"Nothing in {path} is for this hook: none of its events came ("
-                            f"{', '.join(each.event.name for each in listeners) or 'it has none'}).")  # fmt: skip
+        raise HooklineError(
+            f"Nothing in {path} is for this hook: none of its events came ("
+            f"{', '.join(each.event.name for each in listeners) or 'it has none'})."
+        )
 
 
 def _is_there(name: str, event: Event, here: set[str]) -> bool:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class RunDirectory:
-    """`run_dir`, or a new name below `default_root_dir/runs` for every run; made when something is first written."""
+    """`run_dir`, or a new name below `default_root_dir/runs` for every run; made when something is first
+    written.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -30,14 +32,18 @@ class RunDirectory:
         """Set while this process is to have the directory to itself."""
 
     def _here(self, path: str | os.PathLike[str]) -> Path:
-        """A relative path means what it meant when the trainer was made, also if the process has moved since."""
+        """A relative path means what it meant when the trainer was made, also if the process
+        has moved since.
+        """
         return Path(path) if Path.cwd() == self._home else self._home / path
 
     def renew(self) -> None:
         """A run begins: it gets a directory of its own, or the one that was already asked for."""
         if self._options.run_dir is not None:
             check_place("run_dir", self._here(self._options.run_dir))
-        elif self._here(self._options.default_root_dir).absolute() != self._home:  # which may be read-only if nothing is written
+        elif (
+            self._here(self._options.default_root_dir).absolute() != self._home
+        ):  # which may be read-only if nothing is written
             check_place("default_root_dir", self._here(self._options.default_root_dir))
         if self._used:
             self._named = None
@@ -50,7 +56,9 @@ class RunDirectory:
 
     @property
     def searched(self) -> Path:
-        """Where checkpoints of this run are looked for: in its own directory, or in all runs if it has no name."""
+        """Where checkpoints of this run are looked for: in its own directory, or in all runs if it has no
+        name.
+        """
         return self.root if self._options.run_dir is None else self._here(self._options.run_dir)
 
     def existing(self) -> Path | None:
@@ -63,10 +71,11 @@ class RunDirectory:
         self._named = path
         self._take_lock(path)
 
-    # ---- its lock ---------------------------------------------------------------------------------------------------
+    # ---- its lock ------------------------------------------------------------------------------------------
 
     def hold(self, on_lost: Callable[[str], None]) -> None:
-        """Keep other jobs out from now on: of a directory that has a name at once, of a new one when it is made.
+        """Keep other jobs out from now on: of a directory that has a name at once, of a new one when it is
+        made.
 
         on_lost: called from a thread if another job has taken the directory over nevertheless.
         """
@@ -97,7 +106,9 @@ class RunDirectory:
         return self._lock is not None and self._lock.is_held
 
     def _take_lock(self, path: Path) -> None:
-        if self._on_lost is None or (self._lock is not None and self._lock.folder.absolute() == path.absolute()):
+        if self._on_lost is None or (
+            self._lock is not None and self._lock.folder.absolute() == path.absolute()
+        ):
             return
         from hookline.runlock import RunLock  # with the first run that writes something
 
@@ -111,10 +122,14 @@ class RunDirectory:
         return str(self.path().absolute())
 
     def intended(self) -> Path:
-        """The directory, which need not exist yet: for those who only want to know where something would be written."""
+        """The directory, which need not exist yet: for those who only want to know where something would be
+        written.
+        """
         if self._options.run_dir is not None:
             return self._here(self._options.run_dir)
-        if self._named is None:  # nothing is made that would keep others from the name, so it has this process's number
+        if (
+            self._named is None
+        ):  # nothing is made that would keep others from the name, so it has this process's number
             name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
             self._named = self.root / name
         return self._here(self._named)
@@ -139,8 +154,10 @@ def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"The run's directory {path} cannot be made ({error.strerror or error}); choose another place by "
-                          "Trainer(run_dir=...) or default_root_dir.") from None  # fmt: skip
+        raise OptionError(
+            f"The run's directory {path} cannot be made ({error.strerror or error}); choose another place by "
+            "Trainer(run_dir=...) or default_root_dir."
+        ) from None
 
 
 def _made(path: Path) -> bool:

@@ -1,9 +1,10 @@
 """The lock of a run's directory: one job at a time writes into it.
 
-The system's own lock on the file `run.lock` (flock) decides. It ends with the process, however that ends, and file systems that
-several machines share pass it on to them as a rule. Some do not: their locks count on one machine only, or there are none.
-So the file also says who holds it, and its owner touches it every few seconds. A file left by a process of another machine
-counts as held for as long as it is touched. No two clocks are compared for that, and no process numbers of another machine.
+The system's own lock on the file `run.lock` (flock) decides. It ends with the process, however that ends, and
+file systems that several machines share pass it on to them as a rule. Some do not: their locks count on one
+machine only, or there are none. So the file also says who holds it, and its owner touches it every few
+seconds. A file left by a process of another machine counts as held for as long as it is touched. No two
+clocks are compared for that, and no process numbers of another machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ BEAT = 5.0
 SILENCE = 30.0
 """Seconds without a sign of life after which the owner on another machine counts as dead."""
 SETTLING = 2.0
-"""Seconds after which a job has written its name where there are no locks; whoever's name is there then has the directory."""
+"""Seconds after which a job has written its name where there are no locks; whoever's name is there then has
+the directory.
+"""
 LARGEST = 10_000
 """Bytes that are read of a lock file."""
 LONGEST = 200
@@ -68,7 +71,9 @@ class RunLock:
     """The lock of one directory. Taken with `take`, it is held until `release` or the end of the process."""
 
     def __init__(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> None:
-        """on_lost: called from a thread, with a sentence, if another job has taken the directory over nevertheless."""
+        """on_lost: called from a thread, with a sentence, if another job has taken the directory over
+        nevertheless.
+        """
         self.folder = folder
         self.is_held = False
         """False also where the directory cannot be locked, and the run continues without a lock."""
@@ -87,12 +92,14 @@ class RunLock:
         """Whether the directory was not there before."""
         return self.folder in self._made
 
-    # ---- taking it --------------------------------------------------------------------------------------------------
+    # ---- taking it -----------------------------------------------------------------------------------------
 
     def take(self, patience: float | None = None) -> None:
-        """Take the lock and make the directory if it is missing; a `RunLockedError` names the job that has it.
+        """Take the lock and make the directory if it is missing; a `RunLockedError` names the job that has
+        it.
 
-        patience: seconds to wait for a job that is ending, by default `WAITING`. 0: nor for a sign of life from another machine.
+        patience: seconds to wait for a job that is ending, by default `WAITING`. 0: nor for a sign of life
+        from another machine.
         """
         with _changing:
             if self._real in _held:
@@ -103,8 +110,11 @@ class RunLock:
             self._take(WAITING if patience is None else patience)
         except OSError as error:
             self.release()
-            log.warning("The directory %s cannot be locked: %s. Make sure that no other job trains in it.", self.folder,
-                        error.strerror or error)  # fmt: skip
+            log.warning(
+                "The directory %s cannot be locked: %s. Make sure that no other job trains in it.",
+                self.folder,
+                error.strerror or error,
+            )
         except BaseException:
             self.release()
             raise
@@ -145,7 +155,9 @@ class RunLock:
         self._made = self._made or missing
 
     def _sign(self, has_locks: bool) -> None:
-        """Write down who has it. Where there are no locks, the last of several jobs that do so at the same time has it."""
+        """Write down who has it. Where there are no locks, the last of several jobs that do so at the same
+        time has it.
+        """
         data = json.dumps(self._record, indent=1).encode()
         try:
             self._file.truncate(0)
@@ -157,18 +169,25 @@ class RunLock:
             log.debug("%s says nothing of its owner: %s", self._path, error)
         if has_locks:
             return
-        log.warning("The file system of %s has no file locks. Two jobs in this directory are told apart by the file %s alone, "
-                    "which takes %g s.", self.folder, NAME, SETTLING)  # fmt: skip
+        log.warning(
+            "The file system of %s has no file locks. Two jobs in this directory are told apart by the "
+            "file %s alone, which takes %g s.",
+            self.folder,
+            NAME,
+            SETTLING,
+        )
         os.fsync(self._file.fileno())
         time.sleep(SETTLING)
         other = _read(self._path) or {}
         if other.get("token") != self._record["token"]:
             raise RunLockedError(_refusal(self.folder, other))
 
-    # ---- while it is held -------------------------------------------------------------------------------------------
+    # ---- while it is held ----------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Give signs of life, and see whether the lock is still this job's: a machine that slept for long may have lost it."""
+        """Give signs of life, and see whether the lock is still this job's: a machine that slept for long may
+        have lost it.
+        """
         while not self._over.wait(BEAT):
             with contextlib.suppress(OSError):
                 other = _read(self._path)
@@ -181,7 +200,9 @@ class RunLock:
                 os.utime(self._path)
 
     def release(self) -> None:
-        """Let go of it. The file goes, and so do directories that were made for it if nothing was written to them."""
+        """Let go of it. The file goes, and so do directories that were made for it if nothing was written to
+        them.
+        """
         if os.getpid() != self._pid:
             return  # a forked child has let go of its copies already
         self._over.set()
@@ -215,10 +236,11 @@ def held(folder: Path) -> Iterator[RunLock]:
 
 
 def is_running(folder: Path) -> bool | None:
-    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks and writes nothing.
+    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks
+    and writes nothing.
 
-    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a short while ago by this
-    machine's clock; else it was killed, or the clocks differ.
+    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a
+    short while ago by this machine's clock; else it was killed, or the clocks differ.
     """
     path = folder / NAME
     try:
@@ -236,7 +258,7 @@ def is_running(folder: Path) -> bool | None:
     return False if is_here else None
 
 
-# ---- the file ----------------------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
 def _open(path: Path) -> Any:
@@ -250,7 +272,9 @@ def _open(path: Path) -> Any:
 
 
 def _lock(file: Any) -> bool:
-    """Take the system's lock, which raises BlockingIOError if another process has it. False: there are no locks here."""
+    """Take the system's lock, which raises BlockingIOError if another process has it. False: there are no
+    locks here.
+    """
     if sys.platform == "win32":
         return False
     try:
@@ -270,7 +294,9 @@ def _is_same(file: Any, path: Path) -> bool:
 
 
 def _read(path: Path) -> Record | None:
-    """Who has it, as the file says. It is opened anew: that is when a network file system looks for what others have written."""
+    """Who has it, as the file says. It is opened anew: that is when a network file system looks for what
+    others have written.
+    """
     try:
         with path.open("rb") as file:
             record = json.loads(file.read(LARGEST))
@@ -289,19 +315,26 @@ def _stamp(path: Path) -> tuple[Any, ...] | None:
         return None
 
 
-# ---- its owner ---------------------------------------------------------------------------------------------------
+# ---- its owner ---------------------------------------------------------------------------------------------
 
 
 def _own_record() -> Record:
     return {
-        "token": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()),
-        "boot": _boot(), "namespace": _namespace(), "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "token": uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "boot": _boot(),
+        "namespace": _namespace(),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command_line(sys.orig_argv, LONGEST),
-    }  # fmt: skip
+    }
 
 
 def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> bool:
-    """Whether the job that a file names may still be running, although the system's lock is free or there is none."""
+    """Whether the job that a file names may still be running, although the system's lock is free or there is
+    none.
+    """
     if record.get("boot") == _boot():
         if record.get("namespace") == _namespace() != "":
             if record.get("pid") == os.getpid() or _started(record.get("pid")) != record.get("started"):
@@ -319,8 +352,12 @@ def _gives_signs_of_life(path: Path, record: Record, patience: float) -> bool:
         return False
     if not patience:
         return True
-    log.warning("%s: %s may still be running. Waiting up to %g s for a sign of life from it.", path.parent, _named(record),
-                SILENCE)  # fmt: skip
+    log.warning(
+        "%s: %s may still be running. Waiting up to %g s for a sign of life from it.",
+        path.parent,
+        _named(record),
+        SILENCE,
+    )
     until = time.monotonic() + SILENCE
     while time.monotonic() < until:
         time.sleep(min(0.5, SILENCE / 10))
@@ -331,7 +368,9 @@ def _gives_signs_of_life(path: Path, record: Record, patience: float) -> bool:
 
 
 def _age(path: Path, changed: int) -> float:
-    """Seconds since the last sign of life, by the clock that stamped it: that of the file system, not of this machine."""
+    """Seconds since the last sign of life, by the clock that stamped it: that of the file system, not of this
+    machine.
+    """
     probe = path.with_name(f".{NAME}.{uuid.uuid4().hex}")
     try:
         file = _open(probe)
@@ -345,7 +384,9 @@ def _age(path: Path, changed: int) -> float:
 
 @functools.cache
 def _boot() -> str:
-    """The running system, of which there may be several with one host name: by its boot, or by its network card."""
+    """The running system, of which there may be several with one host name: by its boot, or by its network
+    card.
+    """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()}-{uuid.getnode():x}"
@@ -360,7 +401,9 @@ def _namespace() -> str:
 
 
 def _started(pid: Any) -> str:
-    """When a process was started, in ticks since the system was: the next one of its number has another. Empty: there is none."""
+    """When a process was started, in ticks since the system was: the next one of its number has another.
+    Empty: there is none.
+    """
     try:
         fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError, TypeError):
@@ -368,26 +411,37 @@ def _started(pid: Any) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-# ---- in words ----------------------------------------------------------------------------------------------------
+# ---- in words ----------------------------------------------------------------------------------------------
 
 
 def _refusal(folder: Path, record: Record) -> str:
     if not record:
         who, stop = "another job", "stop it"
-    elif record["pid"] == os.getpid() and record.get("boot") == _boot() and record.get("namespace") == _namespace():
+    elif (
+        record["pid"] == os.getpid()
+        and record.get("boot") == _boot()
+        and record.get("namespace") == _namespace()
+    ):
         who, stop = f"another fit of this very process, {_named(record)},", "let that fit end first"
     else:
         who, where = _named(record), f"kill {_text(record, 'pid')} on {_text(record, 'host')}"
         stop = f"stop it (`hookline control {shlex.quote(str(folder))} stop`, or {where})"
-    gone = "" if not record or record.get("boot") == _boot() else (
-        f" If that machine is gone and does not let go of its lock, delete {folder / NAME}.")  # fmt: skip
-    return (f"{folder} is in use: {who} trains in it. Two jobs in one directory would overwrite each other's checkpoints. "
-            f"Wait until it has ended, {stop}, or give this job another run_dir.{gone}")  # fmt: skip
+    gone = (
+        ""
+        if not record or record.get("boot") == _boot()
+        else (f" If that machine is gone and does not let go of its lock, delete {folder / NAME}.")
+    )
+    return (
+        f"{folder} is in use: {who} trains in it. Two jobs in one directory would overwrite each other's "
+        f"checkpoints. Wait until it has ended, {stop}, or give this job another run_dir.{gone}"
+    )
 
 
 def _named(record: Record) -> str:
-    return (f"process {_text(record, 'pid')} on {_text(record, 'host')} (since {_text(record, 'since')}: "
-            f"{_text(record, 'command')})")  # fmt: skip
+    return (
+        f"process {_text(record, 'pid')} on {_text(record, 'host')} (since {_text(record, 'since')}: "
+        f"{_text(record, 'command')})"
+    )
 
 
 def _text(record: Record, name: str) -> str:

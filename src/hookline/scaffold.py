@@ -87,7 +87,7 @@ class WarnOnRise(Hook):
         self.best, self.rises = state["best"], state["rises"]
 '''
 
-RUN = '''# hookline fit run.toml                         run it
+RUN = """# hookline fit run.toml                         run it
 # hookline fit run.toml --trainer.max_epochs 3  with another value
 # hookline explain run.toml                     who listens to what
 # hookline hooks                                hooks that are ready to use
@@ -111,9 +111,9 @@ by = 0.05
 class_path = "model_checkpoint"
 monitor = "val/loss"
 
-[hooks.hparams]                                # keeps `width`: Classifier.load_from_checkpoint("runs/...") needs no arguments
+[hooks.hparams]  # saves `width`, so that Classifier.load_from_checkpoint("runs/...") needs no arguments
 class_path = "hparams"
-'''
+"""
 
 TEST = '''"""A hook's methods are ordinary methods: call them, or watch a real run."""
 
@@ -141,13 +141,19 @@ def test_it_sees_every_validation_of_a_run():
 
 
 def test_a_trained_model_can_be_loaded_again(tmp_path):
-    trainer = Trainer(max_epochs=1, run_dir=tmp_path, logger=False, enable_progress_bar=False, hooks=[HParams()])
+    trainer = Trainer(max_epochs=1, run_dir=tmp_path, logger=False, hooks=[HParams()])
     trainer.fit(Classifier(width=8), datamodule=Points(size=64))
     trainer.save_checkpoint(tmp_path / "saved")
     assert Classifier.load_from_checkpoint(tmp_path / "saved").net[0].out_features == 8
 '''
 
-PROJECT = {"model.py": MODEL, "hooks.py": HOOKS, "run.toml": RUN, "test_hooks.py": TEST, ".gitignore": "runs/\n__pycache__/\n"}
+PROJECT = {
+    "model.py": MODEL,
+    "hooks.py": HOOKS,
+    "run.toml": RUN,
+    "test_hooks.py": TEST,
+    ".gitignore": "runs/\n__pycache__/\n",
+}
 
 
 def write_project(directory: str | Path) -> list[Path]:
@@ -157,7 +163,9 @@ def write_project(directory: str | Path) -> list[Path]:
         raise OptionError(f"{folder} is a file; name a directory.")
     there = [name for name in PROJECT if (folder / name).exists()]
     if there:
-        raise OptionError(f"{folder} already has {', '.join(there)}; nothing was written. Name a new directory.")
+        raise OptionError(
+            f"{folder} already has {', '.join(there)}; nothing was written. Name a new directory."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in PROJECT.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -20,7 +20,8 @@ seed_torch = torch.default_generator.manual_seed
 
 log = logging.getLogger("hookline")
 UNSEEDED = 2**32
-"""A stream of torch's that was never seeded has a random seed of 53 bits or more; people choose smaller ones."""
+"""A stream of torch's that was never seeded has a random seed of 53 bits or more; people choose smaller ones.
+"""
 
 
 def seed_everything(seed: int) -> None:
@@ -33,7 +34,9 @@ def seed_everything(seed: int) -> None:
 
 
 class Creation:
-    """The moment at which a module or a trainer is made: its place in the order of all, and whether torch was seeded by then."""
+    """The moment at which a module or a trainer is made: its place in the order of all, and whether torch was
+    seeded by then.
+    """
 
     __slots__ = ("number", "seeded")
 
@@ -49,13 +52,23 @@ _chosen: set[int] = set()
 
 
 def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
-    """Warn if a module was made between a trainer with a seed and its fit, and drew its weights without one."""
-    made = getattr(module.__dict__.get("_door"), "made", None)  # of a module that is not ours nothing is known
+    """Warn if a module was made between a trainer with a seed and its fit, and drew its
+    weights without one.
+    """
+    made = getattr(
+        module.__dict__.get("_door"), "made", None
+    )  # of a module that is not ours nothing is known
     if made is None or made.seeded or made.number < trainer.number:
         return False
     name = type(module).__name__
-    log.warning("Trainer(seed=%d) takes effect when fit begins. %s was created after the trainer without a seed, so its initial "
-                "weights differ from run to run. Call hookline.seed_everything(%d) before you create it.", seed, name, seed)
+    log.warning(
+        "Trainer(seed=%d) takes effect when fit begins. %s was created after the trainer without a seed, "
+        "so its initial weights differ from run to run. Call hookline.seed_everything(%d) before you "
+        "create it.",
+        seed,
+        name,
+        seed,
+    )
     return True
 
 

@@ -1,8 +1,8 @@
 """The slots of a plan: what an event's name stands for, compiled for the listeners that are there.
 
-A slot is generated code that calls one listener after the other, with no frame between it and the listener: the facts are read,
-the time is taken, what runs is published and a failure is handled right there. Listeners with a filter, a budget or a tracer
-around them are called through the caller that was composed for them.
+A slot is generated code that calls one listener after the other, with no frame between it and the listener:
+the facts are read, the time is taken, what runs is published and a failure is handled right there. Listeners
+with a filter, a budget or a tracer around them are called through the caller that was composed for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from hookline.events import EVENTS, REPLACE, SIGNAL, Event
 from hookline.listener import Listener, forgive, plain_function
 
 MOST_UNROLLED = 64
-"""Listeners of one event that are called by code of their own; more of them are called in a loop, which compiles at once."""
+"""Listeners of one event that are called by code of their own; more of them are called in a loop, which
+compiles at once.
+"""
 
 Compose = Callable[[Listener], Caller]
 """Returns the caller of a listener with everything around it."""
@@ -73,10 +75,16 @@ except Exception as error:
 
 
 def make_slot(
-    event: Event, listeners: Sequence[Listener], compose: Compose, disable: Callable[[Listener], None], accounting: bool,
+    event: Event,
+    listeners: Sequence[Listener],
+    compose: Compose,
+    disable: Callable[[Listener], None],
+    accounting: bool,
     is_traced: bool,
-) -> Caller:  # fmt: skip
-    """Compile the slot of an event for these listeners, in this order. compose: makes the call of those with more around it."""
+) -> Caller:
+    """Compile the slot of an event for these listeners, in this order. compose: makes the call of those with
+    more around it.
+    """
     take = _taking(event)
     if len(listeners) > MOST_UNROLLED:
         return _looped_slot([(compose(each), each) for each in listeners], take)
@@ -138,7 +146,9 @@ def _looped_slot(pairs: list[tuple[Caller, Listener]], take: Take) -> Caller:
 
 
 def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str]] | None) -> Caller:
-    """Make a slot that calls every listener whatever the others raise; with `only`, those in it, each once."""
+    """Make a slot that calls every listener whatever the others raise; with `only`, those in
+    it, each once.
+    """
 
     def isolated(s: Any) -> list[BaseException]:
         failures: list[BaseException] = []
@@ -161,7 +171,7 @@ def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str
     return isolated
 
 
-# ---- what a returned value does --------------------------------------------------------------------------------------
+# ---- what a returned value does ----------------------------------------------------------------------------
 
 Take = Callable[[Any, Any, Any, Listener], Any]
 """Takes what a listener returned: the state, the value, what was taken before it, and the listener."""
@@ -200,16 +210,19 @@ def _replacing(event: Event) -> Take:
 
 
 def _check_steers(signal: Signal, listener: Listener, s: Any) -> None:
-    """Refuse a signal that the other ranks do not wait for: they would continue with the batch, and this rank would not."""
+    """Refuse a signal that the other ranks do not wait for: they would continue with the batch, and this rank
+    would not.
+    """
     if s.world_size > 1 and not listener.steers:
         name = getattr(plain_function(listener.function), "__name__", "function")
         raise HookError(
-            f"{listener.label} returned {signal!r} from {listener.event.name} on rank {s.rank} of {s.world_size}, but it is not "
-            "declared to return a signal. Several ranks must know before the first batch at which events they wait for one. "
-            f"Declare it in the return annotation (`from hookline import Signal`):\n"
+            f"{listener.label} returned {signal!r} from {listener.event.name} on rank {s.rank} of "
+            f"{s.world_size}, but it is not declared to return a signal. Several ranks must know before the "
+            "first batch at which events they wait for one. Declare it in the return annotation (`from "
+            "hookline import Signal`):\n"
             f"    def {name}(...) -> Signal | None:    # {listener.origin}\n"
             "or, for a method without a return annotation, by an attribute of its class:\n"
-            f"    steers = True"
+            "    steers = True"
         )
 
 
@@ -220,21 +233,32 @@ def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:
         return value
     allowed = ", ".join(event.signals)
     is_batch = isinstance(value, list | tuple | dict) or hasattr(value, "shape")
-    hint = " To replace the batch, return it from on_after_batch_transfer." if "batch" in event.facts and is_batch else ""
-    raise HookError(f"{listener.label} returned {described(value)} from {event.name}; it may return None, {allowed}.{hint}")
+    hint = (
+        " To replace the batch, return it from on_after_batch_transfer."
+        if "batch" in event.facts and is_batch
+        else ""
+    )
+    raise HookError(
+        f"{listener.label} returned {described(value)} from {event.name}; it may return None, "
+        f"{allowed}.{hint}"
+    )
 
 
 def no_signal_here(value: Any, listener: Listener) -> None:
     """Values returned from a plain event have no meaning, but a signal that would be lost is a mistake."""
     if isinstance(value, Signal):
-        raise HookError(f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect.")
+        raise HookError(
+            f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect."
+        )
 
 
-# ---- which listener failed -------------------------------------------------------------------------------------------
+# ---- which listener failed ---------------------------------------------------------------------------------
 
 
 def _failed(s: Any, error: BaseException, listener: Listener) -> bool:
-    """Return whether an exception ends the event; a request to stop is noted instead, and the other listeners are called."""
+    """Return whether an exception ends the event; a request to stop is noted instead, and the other listeners
+    are called.
+    """
     if isinstance(error, StopTraining):
         s.request_stop(error.reason)
         return False
@@ -253,7 +277,11 @@ class Blame:
 def blame(error: BaseException, listener: Listener, s: Any) -> None:
     """Say on the exception itself which hook failed, where, and at which position of the run."""
     accuse(error, Blame(listener.label, listener.event.name), f"({listener.origin}) at {s.position}")
-    if isinstance(error, AttributeError) and listener.receiver == "H" and error.obj is listener.owner is not None:
+    if (
+        isinstance(error, AttributeError)
+        and listener.receiver == "H"
+        and error.obj is listener.owner is not None
+    ):
         for hint in _to_ask_for(str(error.name), listener.event):
             error.add_note(hint)
 
@@ -269,7 +297,9 @@ def accuse(error: BaseException, who: Blame, where: str) -> None:
 def _to_ask_for(name: str, event: Event) -> Iterator[str]:
     """What a hook has not got but can ask for: `self.log` and `self.trainer` are a module's."""
     if name in ("log", "log_dict"):
-        yield f"A hook logs through the trainer: `def {event.name}(self, trainer): trainer.log('name', value)`."
+        yield (
+            f"A hook logs through the trainer: `def {event.name}(self, trainer): trainer.log('name', value)`."
+        )
     elif EVENTS.fact(name, event) is not None:
         yield f"A hook asks for it by the name of a parameter: `def {event.name}(self, {name}): ...`."
 

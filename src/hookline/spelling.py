@@ -1,8 +1,9 @@
-"""Whether a name is another one mistyped: close enough to be sure, because a helper of the user's own must not be refused.
+"""Whether a name is another one mistyped: close enough to be sure, because a helper of the user's own must
+not be refused.
 
-Letters are compared word by word. A slip in a long word is hardly ever another word; in a short one it often is (`test_step`
-and `text_step`, `state_dict` and `stats_dict`), so there only swapped, doubled and left-out inner letters count. Singular and
-plural are different names.
+Letters are compared word by word. A slip in a long word is hardly ever another word; in a short one it often
+is (`test_step` and `text_step`, `state_dict` and `stats_dict`), so there only swapped, doubled and left-out
+inner letters count. Singular and plural are different names.
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ def _is_slip(word: str, meant: str) -> bool:
     if len(word) == len(meant):
         wrong = [index for index, pair in enumerate(zip(word, meant, strict=True)) if pair[0] != pair[1]]
         first, last = wrong[0], wrong[-1]
-        are_swapped = len(wrong) == 2 and last == first + 1 and word[first : last + 1] == meant[last] + meant[first]
+        are_swapped = (
+            len(wrong) == 2 and last == first + 1 and word[first : last + 1] == meant[last] + meant[first]
+        )
         return are_swapped or (len(wrong) == 1 and len(meant) >= LONG_WORD)
     longer, shorter = sorted((word, meant), key=len, reverse=True)
-    at = next((index for index, pair in enumerate(zip(longer, shorter, strict=False)) if pair[0] != pair[1]), len(shorter))
+    at = next(
+        (index for index, pair in enumerate(zip(longer, shorter, strict=False)) if pair[0] != pair[1]),
+        len(shorter),
+    )
     if longer[at + 1 :] != shorter[at:]:
         return False
     is_doubled = at > 0 and longer[at] == longer[at - 1]

@@ -1,4 +1,6 @@
-"""The live facts of a run: the loops write them to the parts that own them, bound listeners read just what they ask for."""
+"""The live facts of a run: the loops write them to the parts that own them, bound listeners read just what
+they ask for.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,9 @@ WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__))
 class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, OptimizationFacts, SubjectFacts):
     """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
 
-    As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss, avg_loss,
-    model_params, status and every fact; keys of your own may be added. The loops write facts to the parts that own them.
+    As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss,
+    avg_loss, model_params, status and every fact; keys of your own may be added. The loops write facts to the
+    parts that own them.
     """
 
     __slots__ = (*OWN, "counts", "current", "ending", "optimization", "setup", "subject")
@@ -60,8 +63,10 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         self.log = MetricLog()
         self.sanity_checking = self.nested_validate = False
         self.running: tuple[Any, Any] | None = None
-        """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside of. A call writes it
-        when it begins and puts it back when it ends; each call writes a new tuple, so that two looks can tell two calls apart."""
+        """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside
+        of. A call writes it when it begins and puts it back when it ends; each call writes a new tuple, so
+        that two looks can tell two calls apart.
+        """
         self.cache: dict[str, tuple[Any, Any]] = {}
         """What was worked out for this batch; the loops empty it when the next one comes."""
         self.extras = {}
@@ -81,7 +86,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
             return self
         raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
 
-    # ---- facts that are worked out when a listener requests them, once per moment ------------------------------------------
+    # ---- facts that are worked out when a listener requests them, once per moment --------------------------
 
     def _once(self, name: str, source: Any, make: Callable[[Any], Any]) -> Any:
         """The value made from this very source object, made at most once."""
@@ -114,8 +119,10 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     def _weighted_mean(self, losses: list[Any]) -> Any:
         if self.window_weights is None:
             return _mean(losses)
-        return _mean([loss * weight for loss, weight in zip(losses, self.window_weights, strict=True) if weight],
-                     sum(self.window_weights))  # fmt: skip
+        return _mean(
+            [loss * weight for loss, weight in zip(losses, self.window_weights, strict=True) if weight],
+            sum(self.window_weights),
+        )
 
     @property
     def grad_norm(self) -> float | None:
@@ -124,7 +131,9 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return None if norm is None else float(self._once("read norm", norm, OnceFloat))
 
     def norm_on_device(self) -> Tensor | None:
-        """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be measured."""
+        """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be
+        measured.
+        """
         if self.norm_tensor is None:
             if self.norm_takes_all:
                 self._check_norm_is_asked_for()
@@ -133,15 +142,22 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return self.norm_tensor
 
     def _check_norm_is_asked_for(self) -> None:
-        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait for ever."""
+        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait
+        for ever.
+        """
         if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
-            raise HooklineError("The gradients are spread over the ranks, so their norm is measured by all of them together, and "
-                                "only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. None does.")  # fmt: skip
+            raise HooklineError(
+                "The gradients are spread over the ranks, so their norm is measured by all of them "
+                "together, and only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. "
+                "None does."
+            )
 
     @property
     def outputs(self) -> Any:
         """What the step returned, detached."""
-        known = self.cache.get("outputs")  # `_once` without its frame: every listener that requests it comes here
+        known = self.cache.get(
+            "outputs"
+        )  # `_once` without its frame: every listener that requests it comes here
         if known is None or known[0] is not self.returned:
             known = self.cache["outputs"] = (self.returned, detached(self.returned))
         return known[1]
@@ -154,12 +170,18 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     @property
     def batch_metrics(self) -> Metrics:
         """This batch's values under plain keys, `loss` among them."""
-        made: Metrics = self._once("batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned)))
+        made: Metrics = self._once(
+            "batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned))
+        )
         return made
 
     def _batch_values(self, returned: Any) -> dict[str, Any]:
-        values: dict[str, Any] = {k: v for k, v in returned.items() if is_scalar(v)} if isinstance(returned, dict) else {}
-        values = {key: value.detach() if isinstance(value, Tensor) else value for key, value in values.items()}
+        values: dict[str, Any] = (
+            {k: v for k, v in returned.items() if is_scalar(v)} if isinstance(returned, dict) else {}
+        )
+        values = {
+            key: value.detach() if isinstance(value, Tensor) else value for key, value in values.items()
+        }
         if self.last_loss is not None:
             values["loss"] = self.last_loss
         return {**values, **self.log.batch_values}
@@ -188,15 +210,23 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     def _make_ctx(self) -> StepContext:
         nan = float("nan")
-        loss, norm = self.mean_of_window() if self.shared_loss is None else self.shared_loss, self.norm_on_device()
+        loss, norm = (
+            self.mean_of_window() if self.shared_loss is None else self.shared_loss,
+            self.norm_on_device(),
+        )
         return StepContext(
             self.step,
             nan if loss is None else self._reader(loss),
             nan if norm is None else self._once("read norm", norm, OnceFloat),
-            nan if self.used_lr is None else self.used_lr, self.tokens_seen, self.module,
+            nan if self.used_lr is None else self.used_lr,
+            self.tokens_seen,
+            self.module,
             self.optimizers[0] if self.optimizers else None,
-            epoch=self.epoch, rank=self.rank, world_size=self.world_size, metrics=self.batch_metrics,
-        )  # fmt: skip
+            epoch=self.epoch,
+            rank=self.rank,
+            world_size=self.world_size,
+            metrics=self.batch_metrics,
+        )
 
     @property
     def position(self) -> str:
@@ -206,9 +236,11 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     @property
     def progress(self) -> str:
         """How far the run is, in completed epochs."""
-        return progress(self.step, self.epochs_seen, is_inside=self.epoch == self.epochs_seen and self.batches_seen > 0)
+        return progress(
+            self.step, self.epochs_seen, is_inside=self.epoch == self.epochs_seen and self.batches_seen > 0
+        )
 
-    # ---- what listeners may do ----------------------------------------------------------------------------------
+    # ---- what listeners may do -----------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
         """End the run at the next batch boundary."""
@@ -219,9 +251,11 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         if name == "row" and not isinstance(value, Metrics):
             value = Metrics(value)
         elif name == "live_loss" and not (isinstance(value, Tensor) and value.requires_grad):
-            raise LossError(f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be differentiated. "
-                            "Return a tensor made from the loss that was given, without .item(), .detach() or float(), or None "
-                            "to leave that as it is.")  # fmt: skip
+            raise LossError(
+                f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be "
+                "differentiated. Return a tensor made from the loss that was given, without .item(), "
+                ".detach() or float(), or None to leave that as it is."
+            )
         setattr(self.owner(name), name, value)
 
     def __repr__(self) -> str:
@@ -231,7 +265,8 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = False) -> str:
     """Say how far a run is, everywhere in the same words: `step 812, 3 epochs and 12 batches`.
 
-    epochs: those that are completed. batches: those of the epoch after them, or `is_inside` if their number is not known.
+    epochs: those that are completed. batches: those of the epoch after them, or `is_inside` if their number
+    is not known.
     """
     at, done = f"step {step:,}", counted(batches, "batch", "batches")
     if epochs is None:
@@ -271,4 +306,3 @@ def detached(value: Any) -> Any:
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return type(value)(detached(each) for each in value)
     return value
-

@@ -1,4 +1,6 @@
-"""The state of a run as a dictionary: `state["latest_loss"]`, every fact by its name, and keys of the user's own."""
+"""The state of a run as a dictionary: `state["latest_loss"]`, every fact by its name, and keys of the user's
+own.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class StateMapping(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in KEYS or key in PLAIN_FACTS:
-            raise TypeError(f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own.")
+            raise TypeError(
+                f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own."
+            )
         self.extras[key] = value
 
     def __delitem__(self, key: str) -> None:
@@ -53,11 +57,34 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "latest_loss": lambda s: s.loss,
     "avg_loss": _average_loss,
     "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
-}  # fmt: skip
+}
 """Keys that are read otherwise than the fact of the same name, or that no fact is called by."""
 PLAIN_FACTS = (
-    "module", "wrapped_model", "batch_idx", "device", "status", "trainer",
-    "config", "stage", "epoch", "step", "batches_seen", "samples_seen", "tokens_seen",
-    "optimizers", "schedulers", "rank", "local_rank", "world_size", "lr", "resumed", "sanity_checking", "hooks",
-    "fetch_seconds", "timings", "logger", "metrics", "stop_reason",
-)  # fmt: skip
+    "module",
+    "wrapped_model",
+    "batch_idx",
+    "device",
+    "status",
+    "trainer",
+    "config",
+    "stage",
+    "epoch",
+    "step",
+    "batches_seen",
+    "samples_seen",
+    "tokens_seen",
+    "optimizers",
+    "schedulers",
+    "rank",
+    "local_rank",
+    "world_size",
+    "lr",
+    "resumed",
+    "sanity_checking",
+    "hooks",
+    "fetch_seconds",
+    "timings",
+    "logger",
+    "metrics",
+    "stop_reason",
+)

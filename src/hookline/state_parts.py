@@ -1,4 +1,5 @@
-"""The facts of a run in small objects, each with one owner: the loops write them, hooks read them through `State`.
+"""The facts of a run in small objects, each with one owner: the loops write them, hooks read them through
+`State`.
 
 Beside each part stand its facts as `State` shows them: attributes that can only be read.
 """
@@ -42,7 +43,9 @@ class Setup:
     timer: Any = None
     """Measures where the time goes (`RunTimer`), in a fit."""
     norm_takes_all: bool = False
-    """Whether all ranks must measure the gradient norm together, because each holds only a part of the gradients."""
+    """Whether all ranks must measure the gradient norm together, because each holds only a part of the
+    gradients.
+    """
 
 
 class SetupFacts:
@@ -181,7 +184,9 @@ class CurrentBatch:
     window_weights: list[float] | None = None
     """What each of them counts in the window's mean; None: all the same."""
     shared_loss: Any = None
-    """The window's loss over all ranks, on its way, if a listener requests it and there are several; `float` reads it."""
+    """The window's loss over all ranks, on its way, if a listener requests it and there are several; `float`
+    reads it.
+    """
     predictions: list[Any] = field(default_factory=list)
     modes: list[Any] = field(default_factory=list)
     """Every submodule's train or eval flag before an evaluation."""

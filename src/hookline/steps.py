@@ -22,7 +22,9 @@ class PlainSteps(Actions):
         self, net: nn.Module, loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any
     ) -> None:
         if loss is not None and step is not None:
-            raise OptionError("Pass either loss= (called with outputs and targets) or step= (called with model and batch).")
+            raise OptionError(
+                "Pass either loss= (called with outputs and targets) or step= (called with model and batch)."
+            )
         _check_function("loss", loss, "outputs and targets")
         _check_function("step", step, "model and batch")
         self.net = net
@@ -34,14 +36,20 @@ class PlainSteps(Actions):
 
     def again(self, optimizer: Any) -> PlainSteps:
         """The same steps for another run, with another optimizer if one is given."""
-        return PlainSteps(self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer)
+        return PlainSteps(
+            self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer
+        )
 
     def _measure(self, batch: Any, batch_idx: int) -> Any:
         if self._step is not None:
-            return self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
+            return (
+                self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
+            )
         if self.loss is None:
-            raise self._lacking("pass loss=torch.nn.functional.cross_entropy (or another function of outputs and targets), or "
-                                "step=lambda model, batch: ..., or derive it from hookline.Module.")  # fmt: skip
+            raise self._lacking(
+                "pass loss=torch.nn.functional.cross_entropy (or another function of outputs and targets), "
+                "or step=lambda model, batch: ..., or derive it from hookline.Module."
+            )
         inputs, targets = _pair(batch)
         return self.loss(self.net(inputs), targets)
 
@@ -49,8 +57,10 @@ class PlainSteps(Actions):
         hidden = getattr(self.net, "_orig_mod", None)
         if hasattr(hidden, "training_step") and hasattr(hidden, "configure_optimizers"):
             who = type(hidden).__name__
-            return OptionError(f"This {who} was wrapped by torch.compile, which hides training_step and configure_optimizers: "
-                               f"pass the {who} itself, and Trainer(compile=True).")  # fmt: skip
+            return OptionError(
+                f"This {who} was wrapped by torch.compile, which hides training_step and "
+                f"configure_optimizers: pass the {who} itself, and Trainer(compile=True)."
+            )
         return OptionError(f"{type(self.net).__name__} is a plain nn.Module: {needed}")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -79,18 +89,29 @@ class PlainSteps(Actions):
 
 
 def _check_function(name: str, given: Any, of: str) -> None:
-    """A class would be made instead of called, and text cannot be called at all; both would be noticed in the first batch."""
+    """A class would be made instead of called, and text cannot be called at all; both would be noticed in the
+    first batch.
+    """
     if inspect.isclass(given):
-        raise OptionError(f"{name}={given.__name__} is a class; pass an object of it, {given.__name__}(), or a function of {of}.")
+        raise OptionError(
+            f"{name}={given.__name__} is a class; pass an object of it, {given.__name__}(), or a function "
+            f"of {of}."
+        )
     if given is not None and not callable(given):
-        known = [each for each in dir(functional) if each.endswith(("_loss", "_entropy", "_logits"))] if name == "loss" else []
+        known = (
+            [each for each in dir(functional) if each.endswith(("_loss", "_entropy", "_logits"))]
+            if name == "loss"
+            else []
+        )
         near = closest(given, known) or closest(f"{given}_loss", known) if isinstance(given, str) else ""
         hint = near.replace("?", " of torch.nn.functional?")
         raise OptionError(f"{name}={described(given)} must be a function of {of}.{hint}")
 
 
 def _wants_index(step: Callable[..., Any]) -> bool:
-    """Whether a step function takes a third argument, the batch's number; a default of its own is left alone."""
+    """Whether a step function takes a third argument, the batch's number; a default of its
+    own is left alone.
+    """
     third = list(inspect.signature(step).parameters.values())[2:3]
     return any(each.name == "batch_idx" or each.default is each.empty for each in third)
 
@@ -98,6 +119,8 @@ def _wants_index(step: Callable[..., Any]) -> bool:
 def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
-    raise OptionError(f"loss= needs batches of (inputs, targets), but the loader yields {type(batch).__name__}"
-                      f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
-                      "Pass step=lambda model, batch: ... instead.")  # fmt: skip
+    raise OptionError(
+        f"loss= needs batches of (inputs, targets), but the loader yields {type(batch).__name__}"
+        f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
+        "Pass step=lambda model, batch: ... instead."
+    )

@@ -8,7 +8,9 @@ from types import MappingProxyType
 
 from hookline.errors import HookError, closest
 
-RECEIVERS: Mapping[str, str] = MappingProxyType({"D": "data module", "H": "hooks", "M": "module", "S": "strategy"})
+RECEIVERS: Mapping[str, str] = MappingProxyType(
+    {"D": "data module", "H": "hooks", "M": "module", "S": "strategy"}
+)
 
 NOTHING = "nothing"  # a returned value has no meaning here
 SIGNAL = "signal"  # a returned Signal steers the loop
@@ -98,7 +100,8 @@ class EventTable:
     def in_order(self, verb: str) -> list[Event]:
         """The events of a verb in the order in which they happen.
 
-        The rows are in the order of a fit. The batches of the other verbs are moved by the same events, in their own place.
+        The rows are in the order of a fit. The batches of the other verbs are moved by the same events, in
+        their own place.
         """
         events = [event for event in self if verb in event.verbs]
         if verb == "fit":
@@ -120,15 +123,19 @@ class EventTable:
             names = self.names(receiver)
             short = [each.removeprefix("on_") for each in names]
             hint = closest(name, names) or closest(name, short)
-            raise HookError(f"{name!r} is no event that {RECEIVERS[receiver]} can hear.{hint} "
-                            f"`hookline.explain()` and docs/lifecycle.md list them all.")  # fmt: skip
+            raise HookError(
+                f"{name!r} is no event that {RECEIVERS[receiver]} can hear.{hint} "
+                f"`hookline.explain()` and docs/lifecycle.md list them all."
+            )
         return event
 
     def names(self, receiver: str) -> tuple[str, ...]:
         """Every accepted method name for this receiver, spellings included."""
         if receiver not in self._names:
             self._names[receiver] = tuple(
-                name for name, events in self._spellings.items() if any(receiver in each.receivers for each in events)
+                name
+                for name, events in self._spellings.items()
+                if any(receiver in each.receivers for each in events)
             )
         return self._names[receiver]
 
@@ -169,9 +176,16 @@ class EventTable:
                 raise HookError(f"{name}: {fact!r} is known at every event already; it need not be declared.")
             self._facts.setdefault(fact, Fact(fact, f"given by whoever emits {name}"))
         event = Event(
-            name, "HM", facts, doc, inside="own", returns=REPLACE if replaces else NOTHING,
-            replaces=replaces, live={fact: f"s.own[{fact!r}]" for fact in facts}, verbs=EVERY_VERB,
-        )  # fmt: skip
+            name,
+            "HM",
+            facts,
+            doc,
+            inside="own",
+            returns=REPLACE if replaces else NOTHING,
+            replaces=replaces,
+            live={fact: f"s.own[{fact!r}]" for fact in facts},
+            verbs=EVERY_VERB,
+        )
         self._events[name] = event
         self._spellings[name] = [event]
         self._names.clear()
@@ -183,6 +197,8 @@ class EventTable:
             raise HookError(f"{name!r} is Hookline's own event and stays.")
         if name not in self._events:
             own = [each for each in self._events if each not in self._own]
-            raise HookError(f"{name!r} was never declared.{closest(name, own)} Declared: {', '.join(own) or 'none'}.")
+            raise HookError(
+                f"{name!r} was never declared.{closest(name, own)} Declared: {', '.join(own) or 'none'}."
+            )
         del self._events[name], self._spellings[name]
         self._names.clear()

@@ -1,4 +1,6 @@
-"""Text for logs, errors and terminals: URLs without their secrets, and no control characters from files of others."""
+"""Text for logs, errors and terminals: URLs without their secrets, and no control characters from files of
+others.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,24 @@ def _secrets(url: str) -> set[str]:
     query = rest[len(secret) :].partition("?")[2]
     secret = secret.removesuffix("@")
     parts = [secret, secret.partition(":")[2], query, *(value for _, value in urllib.parse.parse_qsl(query))]
-    forms = [form for each in parts for form in (each, urllib.parse.quote(each, safe=""), urllib.parse.quote(each),
-                                                 urllib.parse.quote_plus(each), urllib.parse.unquote(each))]  # fmt: skip
+    forms = [
+        form
+        for each in parts
+        for form in (
+            each,
+            urllib.parse.quote(each, safe=""),
+            urllib.parse.quote(each),
+            urllib.parse.quote_plus(each),
+            urllib.parse.unquote(each),
+        )
+    ]
     return {form for form in forms if len(form) >= _SHORTEST}
 
 
 def holds_secret(error: BaseException, url: str = "") -> bool:
-    """Whether an error, or one that led to it, says what `redact` would remove: then it must not be shown as a cause."""
+    """Whether an error, or one that led to it, says what `redact` would remove: then it must not be shown as
+    a cause.
+    """
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -62,14 +75,22 @@ def holds_secret(error: BaseException, url: str = "") -> bool:
         if each is not None and not any(each is known for known in seen):
             seen.append(each)
             waiting += [each.__cause__, each.__context__]
-    said = [text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))]
+    said = [
+        text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
+    ]
     return any(redact(text, url) != text for text in said)
 
 
 def printable(text: object) -> str:
-    """Return the text with control characters spelled out, line ends included: what a file says cannot move the cursor."""
+    """Return the text with control characters spelled out, line ends included: what a file says cannot move
+    the cursor.
+    """
     said = str(text)
-    return said if said.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+    return (
+        said
+        if said.isprintable()
+        else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+    )
 
 
 def printable_lines(text: object) -> str:

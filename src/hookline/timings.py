@@ -13,7 +13,8 @@ SAMPLED = ("forward", "backward", "optimizer")
 SHOWN = 0.005
 """A part with a smaller share is not in the line."""
 ENOUGH_SAMPLES = 10
-"""Sampled batches from which the line has `SAMPLED`: fewer say more about the first steps than about the run."""
+"""Sampled batches from which the line has `SAMPLED`: fewer say more about the first steps than about the run.
+"""
 WORDS = {"data": "waiting for data"}
 
 
@@ -30,7 +31,9 @@ class Timings:
     saving: float
     """Seconds in which the loop waited for checkpoints, the hooks of these events included."""
     hooks: float | None
-    """Seconds in hooks outside of validation and saving. None if the trainer does not measure hooks (`accounting=False`)."""
+    """Seconds in hooks outside of validation and saving. None if the trainer does not measure hooks
+    (`accounting=False`).
+    """
     batches: int = 0
     """Training batches of this process."""
     forward: float | None = None
@@ -54,16 +57,22 @@ class Timings:
 
     def record(self) -> dict[str, float | int | None]:
         """Return all figures, as the log has them."""
-        return {name: getattr(self, name) for name in ("total", *PARTS, *SAMPLED, "batches", "sampled_batches")}
+        return {
+            name: getattr(self, name) for name in ("total", *PARTS, *SAMPLED, "batches", "sampled_batches")
+        }
 
     def __str__(self) -> str:
         """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
-        # hooks inside validation and saving count there: without these words the line contradicts the table of hook costs
+        # hooks inside validation and saving count there: without these words the line contradicts the table
+        # of hook costs
         apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= SHOWN
         words = {**WORDS, "hooks": "hooks outside validation and saving"} if apart else WORDS
         always = {"training", "data", *(["hooks"] if apart else [])}
-        parts = [f"{_percent(self.share(part))} {words.get(part, part)}{self._inside(part)}"
-                 for part in PARTS if part in always or self.share(part) >= SHOWN]  # fmt: skip
+        parts = [
+            f"{_percent(self.share(part))} {words.get(part, part)}{self._inside(part)}"
+            for part in PARTS
+            if part in always or self.share(part) >= SHOWN
+        ]
         return f"{duration(self.total)} = {', '.join(parts)}"
 
     def _inside(self, part: str) -> str:

@@ -32,7 +32,9 @@ class Call:
 
 def _name(event: str, plan: Plan) -> str:
     """An event or action, under any spelling, of any receiver."""
-    found = (plan.table.find(spelling, receiver) for spelling in (event, f"on_{event}") for receiver in RECEIVERS)
+    found = (
+        plan.table.find(spelling, receiver) for spelling in (event, f"on_{event}") for receiver in RECEIVERS
+    )
     row = next((each for each in found if each is not None), None)
     return row.name if row is not None else plan.table.named(event).name
 
@@ -73,7 +75,9 @@ class Recorder:
             return call
 
         def recorded(s: Any) -> Any:
-            self.calls.append(Call(listener.receiver, listener.name, listener.event.name, s.epoch, s.batch_idx, s.step))
+            self.calls.append(
+                Call(listener.receiver, listener.name, listener.event.name, s.epoch, s.batch_idx, s.step)
+            )
             return call(s)
 
         return recorded

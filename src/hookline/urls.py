@@ -1,4 +1,6 @@
-"""Folders in another place, by their URL, through fsspec: which URLs are allowed, and what has a manifest there is whole."""
+"""Folders in another place, by their URL, through fsspec: which URLs are allowed, and what has a manifest
+there is whole.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ FILES = ("model.safetensors", "state.safetensors", "state.json")
 OF_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.(?:json|safetensors)")
 """What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
 PROTOCOLS = ("file", "s3", "gs", "gcs", "az", "abfs", "hf", "http", "https", "sftp")
-"""fsspec knows dozens more. Some run code or read other files as the place they point to says, so the list is closed."""
+"""fsspec knows dozens more. Some run code or read other files as the place they point to says, so the list is
+closed.
+"""
 BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _testing: list[str] = []
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file of this name in a checkpoint's directory is one that we write. All others are left alone."""
+    """Whether a file of this name in a checkpoint's directory is one that we write. All others are left
+    alone.
+    """
     return name == MANIFEST or name in FILES or OF_RANK.fullmatch(name) is not None
 
 
@@ -41,12 +47,16 @@ def check_url(url: str, what: str = "") -> str:
     """Return the URL if it is allowed. what: the option that it was given for."""
     protocol, named = url.partition("://")[0], f"{what}: " if what else ""
     if "::" in url:
-        raise OptionError(f"{named}{redact(url)!r} chains file systems with '::', which is refused: a chained file system can "
-                          "run code that the file behind it holds. Pass the URL of the folder itself, such as "
-                          "s3://bucket/run.")  # fmt: skip
+        raise OptionError(
+            f"{named}{redact(url)!r} chains file systems with '::', which is refused: a chained file system "
+            "can run code that the file behind it holds. Pass the URL of the folder itself, such as "
+            "s3://bucket/run."
+        )
     if protocol not in (*PROTOCOLS, *_testing):
-        raise OptionError(f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
-                          f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first.")  # fmt: skip
+        raise OptionError(
+            f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
+            f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first."
+        )
     return url
 
 
@@ -62,7 +72,9 @@ def as_url(path: Path | str) -> str | None:
 
 @contextlib.contextmanager
 def memory_urls() -> Iterator[None]:
-    """Allow `memory://` URLs for the length of a `with`: for tests, where nothing has to outlive the process."""
+    """Allow `memory://` URLs for the length of a `with`: for tests, where nothing has to
+    outlive the process.
+    """
     _testing.append("memory")
     try:
         yield
@@ -76,7 +88,8 @@ def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, s
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        # not fsspec.core.url_to_fs: that follows chains, and an option named "protocol" would replace the one checked here
+        # not fsspec.core.url_to_fs: that follows chains, and an option named "protocol" would replace the one
+        # checked here
         kind = fsspec.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:  # fsspec names the package that a protocol needs
         raise ImportError(f"{error}. fsspec itself comes with `pip install 'hookline[upload]'`.") from None
@@ -112,7 +125,11 @@ def put_folder(fs: Any, folder: Path, target: str) -> None:
     if fs.exists(below(target, MANIFEST)):
         for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in places.values()}:
             if not is_ours(old[len(target.rstrip("/")) + 1 :]):
-                fs.rm_file(old)  # while the manifest still says that this is a checkpoint, so that a second try gets here again
+                fs.rm_file(
+                    old
+                    # while the manifest still says that this is a checkpoint, so that a second try gets here
+                    # again
+                )
         fs.rm_file(below(target, MANIFEST))  # from here on until the end it is no checkpoint
     for each, remote in places.items():
         if each == manifest:

@@ -1,4 +1,6 @@
-"""What hooks find on a `trainer`, whoever trains: facts of the run, logging, the way to stop it, the hooks."""
+"""What hooks find on a `trainer`, whoever trains: facts of the run, logging, the way to stop
+it, the hooks.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ class View:
     def __repr__(self) -> str:
         s = self.state
         at = f"{s.stage} {s.status} at {s.progress}" if s.stage else "no run yet"
-        return f"<{type(self).__name__}: {at}; hooks: {', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
+        return (
+            f"<{type(self).__name__}: {at}; hooks: "
+            f"{', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
+        )
 
-    # ---- the run ------------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
@@ -73,15 +78,24 @@ class View:
         """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
         return self.state.status
 
-    # ---- logging ------------------------------------------------------------------------------------------------
+    # ---- logging -------------------------------------------------------------------------------------------
 
     @property
     def logger(self) -> Loggers:
         """All loggers as one."""
         return self.loggers
 
-    def log(self, name: str, value: Any, *, on_step: bool | None = None, on_epoch: bool | None = None,
-            prog_bar: bool = False, reduce: str = "mean", batch_size: int | None = None) -> None:  # fmt: skip
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        reduce: str = "mean",
+        batch_size: int | None = None,
+    ) -> None:
         """Log a number from a hook; as `Module.log`."""
         self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
 
@@ -90,10 +104,12 @@ class View:
         for name, value in values.items():
             self.log(name, value, **options)
 
-    # ---- hooks --------------------------------------------------------------------------------------------------
+    # ---- hooks ---------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None) -> Handle:
-        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next event."""
+        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next
+        event.
+        """
         return self.hooks.add(hook, name)
 
     def remove_hook(self, name: str) -> Any:

@@ -34,8 +34,15 @@ class Net(Module):
 def run(folder: Any, resume: Any = None, stop: int = 0) -> Trainer:
     """Train it for two epochs, or until so many batches are done, in the middle of an accumulation window."""
     torch.manual_seed(1)
-    trainer = Trainer(run_dir=folder, max_epochs=2, seed=3, hooks=[WeightAveraging(decay=0.5)], logger=False,
-                      enable_progress_bar=False, accumulate_grad_batches=2)  # fmt: skip
+    trainer = Trainer(
+        run_dir=folder,
+        max_epochs=2,
+        seed=3,
+        hooks=[WeightAveraging(decay=0.5)],
+        logger=False,
+        enable_progress_bar=False,
+        accumulate_grad_batches=2,
+    )
 
     def leave(trainer: Any, batches_seen: int) -> None:
         if batches_seen == stop:

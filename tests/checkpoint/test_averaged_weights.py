@@ -23,7 +23,9 @@ from hookline.hooks.weight_averaging import WeightAveraging
 BEST = "run/checkpoints/best"
 
 
-def trained(net: Module | None = None, hook: WeightAveraging | None = None, **options: Any) -> tuple[Trainer, WeightAveraging]:
+def trained(
+    net: Module | None = None, hook: WeightAveraging | None = None, **options: Any
+) -> tuple[Trainer, WeightAveraging]:
     """A run that keeps the best checkpoint by the validation loss, which is that of the averaged weights."""
     hook = hook or WeightAveraging(decay=0.9)
     best = ModelCheckpoint("val/loss", filename="best")
@@ -40,7 +42,9 @@ def best_score() -> float:
     return float(files.read_manifest(BEST)["monitor"]["score"])
 
 
-def test_what_is_loaded_has_the_score_that_the_checkpoint_was_kept_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_loaded_has_the_score_that_the_checkpoint_was_kept_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trained()
     assert score(Net.load_from_checkpoint(BEST)) == best_score()
     assert "averaged weights of hook 'weight_averaging'" in caplog.text and "weights='raw'" in caplog.text
@@ -48,7 +52,10 @@ def test_what_is_loaded_has_the_score_that_the_checkpoint_was_kept_for(caplog: p
     report = load_weights(net := Net(), BEST)
     assert score(net) == best_score()
     assert report.weights == "averaged" and report.step == 12
-    assert "step 12, averaged weights" in str(report) and "averaged weights of hook 'weight_averaging'" in caplog.text
+    assert (
+        "step 12, averaged weights" in str(report)
+        and "averaged weights of hook 'weight_averaging'" in caplog.text
+    )
 
 
 def test_the_other_weights_can_be_asked_for() -> None:
@@ -59,8 +66,12 @@ def test_the_other_weights_can_be_asked_for() -> None:
         report = load_weights(net := Net(), BEST, weights=asked)
         assert torch.equal(net.layer.weight, expected["layer.weight"]), asked
         assert report.weights == ("raw" if asked == "raw" else "averaged")
-        assert torch.equal(Net.load_from_checkpoint(BEST, weights=asked).layer.weight, expected["layer.weight"])
-    with pytest.raises(OptionError, match=r"weights='averged', allowed: 'scored', 'raw', 'averaged'.*Did you mean 'averaged'"):
+        assert torch.equal(
+            Net.load_from_checkpoint(BEST, weights=asked).layer.weight, expected["layer.weight"]
+        )
+    with pytest.raises(
+        OptionError, match=r"weights='averged', allowed: 'scored', 'raw', 'averaged'.*Did you mean 'averaged'"
+    ):
         load_weights(Net(), BEST, weights="averged")
 
 
@@ -97,7 +108,9 @@ def test_an_average_that_has_not_begun_is_not_taken() -> None:
         load_weights(Net(), BEST, weights="averaged")
 
 
-def test_where_there_is_no_average_nothing_is_said_and_asking_for_one_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_there_is_no_average_nothing_is_said_and_asking_for_one_is_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     quiet(run_dir="run", hooks=[ModelCheckpoint()]).fit(Net(), batches(4))
     caplog.clear()
     report = load_weights(net := Net(), next(Path("run/checkpoints").iterdir()))
@@ -109,7 +122,9 @@ def test_where_there_is_no_average_nothing_is_said_and_asking_for_one_is_an_erro
 
 def test_evaluating_a_checkpoint_without_the_hook_gives_its_score_too() -> None:
     trained()
-    assert float(quiet(run_dir="run").validate(Net(), batches(2), checkpoint=BEST)["val/loss"]) == best_score()
+    assert (
+        float(quiet(run_dir="run").validate(Net(), batches(2), checkpoint=BEST)["val/loss"]) == best_score()
+    )
     with_hook = quiet(run_dir="run", hooks=[WeightAveraging(decay=0.9)])
     assert float(with_hook.validate(Net(), batches(2), checkpoint=BEST)["val/loss"]) == best_score()
 
@@ -117,7 +132,11 @@ def test_evaluating_a_checkpoint_without_the_hook_gives_its_score_too() -> None:
 def test_training_goes_on_from_the_trained_weights() -> None:
     whole, _ = trained()
     raw = {name: each.clone() for name, each in whole.module.state_dict().items()}  # type: ignore[union-attr]
-    again = quiet(run_dir="run", hooks=[WeightAveraging(decay=0.9), ModelCheckpoint("val/loss", filename="best")], max_epochs=3)
+    again = quiet(
+        run_dir="run",
+        hooks=[WeightAveraging(decay=0.9), ModelCheckpoint("val/loss", filename="best")],
+        max_epochs=3,
+    )
     again.fit(net := Net(), batches(4), batches(2), resume="auto")
     assert all(torch.equal(each, raw[name]) for name, each in net.state_dict().items())
 
@@ -126,11 +145,24 @@ def without_note(path: str) -> None:
     """As an earlier version wrote it."""
     contents, about = files.read(path), files.read_manifest(path)
     del contents["scored_weights"]
-    known = ("run", "step", "epoch", "epochs_seen", "batches_seen", "reason", "monitor", "metrics", "status", "world_size")
+    known = (
+        "run",
+        "step",
+        "epoch",
+        "epochs_seen",
+        "batches_seen",
+        "reason",
+        "monitor",
+        "metrics",
+        "status",
+        "world_size",
+    )
     files.write(contents, Path(path), {name: about[name] for name in known})
 
 
-def test_an_older_checkpoint_that_does_not_say_it_gives_the_average_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_checkpoint_that_does_not_say_it_gives_the_average_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trained()
     without_note(BEST)
     assert load_weights(net := Net(), BEST).weights == "averaged" and score(net) == best_score()
@@ -158,7 +190,9 @@ class Tied(Net):
 def test_tied_weights_stay_tied(caplog: pytest.LogCaptureFixture) -> None:
     _, hook = trained(Tied())
     load_weights(net := Tied(), "run")
-    assert net.twin.weight is net.layer.weight and torch.equal(net.layer.weight, hook.averages["layer.weight"])
+    assert net.twin.weight is net.layer.weight and torch.equal(
+        net.layer.weight, hook.averages["layer.weight"]
+    )
 
 
 def test_two_averages_that_would_both_be_evaluated_are_refused() -> None:

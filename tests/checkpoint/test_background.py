@@ -40,7 +40,12 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 def test_training_that_goes_on_does_not_change_what_is_written(tmp_path: Path, gate: Gate) -> None:
     weight, facts, told = torch.ones(1000), {"seen": [1]}, list[Any]()
     saver = BackgroundSaver()
-    saver.start({"module": {"w": weight, "view": weight[::2]}, "hooks": facts}, tmp_path / "c", {"reason": "interval"}, told.append)
+    saver.start(
+        {"module": {"w": weight, "view": weight[::2]}, "hooks": facts},
+        tmp_path / "c",
+        {"reason": "interval"},
+        told.append,
+    )
     assert gate.reached.wait(120)
     weight.zero_()
     facts["seen"].append(2)
@@ -58,10 +63,20 @@ def test_one_at_a_time_in_the_order_asked_for(tmp_path: Path) -> None:
     weight = torch.zeros(100)
     for step in range(4):
         weight.fill_(step)
-        saver.start({"module": {"w": weight}}, tmp_path / f"step-{step}", {}, lambda error, step=step: order.append(step))
+        saver.start(
+            {"module": {"w": weight}},
+            tmp_path / f"step-{step}",
+            {},
+            lambda error, step=step: order.append(step),
+        )
     saver.close()
     assert order == [0, 1, 2, 3]
-    assert [float(read(tmp_path / f"step-{step}")["module"]["w"][0]) for step in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert [float(read(tmp_path / f"step-{step}")["module"]["w"][0]) for step in range(4)] == [
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+    ]
 
 
 def test_a_second_one_waits_for_the_first(tmp_path: Path, gate: Gate) -> None:
@@ -96,7 +111,11 @@ def test_tied_weights_and_rare_types_survive_the_copy(tmp_path: Path) -> None:
     embedding, head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
     head.weight = embedding.weight
     state = nn.ModuleDict({"embedding": embedding, "head": head}).state_dict()
-    rest = {"c": torch.randn(3, dtype=torch.complex128), "f": torch.randn(5).to(torch.float8_e5m2fnuz), "e": torch.empty(0, 3)}
+    rest = {
+        "c": torch.randn(3, dtype=torch.complex128),
+        "f": torch.randn(5).to(torch.float8_e5m2fnuz),
+        "e": torch.empty(0, 3),
+    }
     write(Buffer().snapshot({"module": state, "rest": rest}), tmp_path / "c")
     restored = read(tmp_path / "c")
     assert restored["module"]["head.weight"] is restored["module"]["embedding.weight"]
@@ -113,8 +132,9 @@ def test_the_memory_of_the_last_copy_is_used_again(tmp_path: Path) -> None:
     assert float(again.sum()) == 0.0
 
 
-def test_a_disk_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch,
-                                                               caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_hangs_is_waited_for_so_long_and_no_longer(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(writing, "FLUSHING", 0.2)
     saver, told = BackgroundSaver(), list[Any]()
     saver.start({"a": 1}, tmp_path / "first", {}, told.append)
@@ -127,7 +147,9 @@ def test_a_disk_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path: Path, g
     assert "first, which was given up, is written after all" in caplog.text
     saver.start({"a": 3}, tmp_path / "third", {}, told.append)
     saver.close()
-    assert told[3:] == [None] and read(tmp_path / "first") == {"a": 1} and read(tmp_path / "third") == {"a": 3}
+    assert (
+        told[3:] == [None] and read(tmp_path / "first") == {"a": 1} and read(tmp_path / "third") == {"a": 3}
+    )
 
 
 def test_files_that_are_written_side_by_side_are_waited_for_so_long_and_no_longer(
@@ -136,7 +158,9 @@ def test_files_that_are_written_side_by_side_are_waited_for_so_long_and_no_longe
     monkeypatch.setattr(writing, "FLUSHING", 0.2)
     held, mine = os.fsync, threading.get_ident()
     monkeypatch.setattr(os, "fsync", lambda handle: None if threading.get_ident() == mine else held(handle))
-    with pytest.raises(CheckpointError, match="c could not be written: model.safetensors: still not on the disk after 0 s"):
+    with pytest.raises(
+        CheckpointError, match="c could not be written: model.safetensors: still not on the disk after 0 s"
+    ):
         write({"module": {"w": torch.ones(3)}, "optimizers": [{"m": torch.ones(3)}]}, tmp_path / "c")
     gate.open.set()
     assert not (tmp_path / "c").exists()

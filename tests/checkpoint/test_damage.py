@@ -22,10 +22,16 @@ NAMES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json"
 def contents(step: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(step)
     return {
-        "module": {"weight": torch.randn(8, 8, generator=generator), "half": torch.randn(5, generator=generator).bfloat16()},
-        "optimizers": [{"state": {0: {"m": torch.randn(8, 8, generator=generator)}}, "groups": ({"lr": 0.1},)}],
-        "counters": {"step": step, "epoch": 0}, "metrics": {"loss": float("nan")},
-    }  # fmt: skip
+        "module": {
+            "weight": torch.randn(8, 8, generator=generator),
+            "half": torch.randn(5, generator=generator).bfloat16(),
+        },
+        "optimizers": [
+            {"state": {0: {"m": torch.randn(8, 8, generator=generator)}}, "groups": ({"lr": 0.1},)}
+        ],
+        "counters": {"step": step, "epoch": 0},
+        "metrics": {"loss": float("nan")},
+    }
 
 
 @pytest.fixture
@@ -65,9 +71,13 @@ def exchange(file: Path, rng: random.Random) -> None:
 
 
 DAMAGES: list[tuple[Callable[[Path, random.Random], Any], int]] = [
-    (flip, 60), (truncate, 25), (lengthen, 8), (exchange, 1),
-    (lambda file, rng: file.write_bytes(b""), 1), (lambda file, rng: file.unlink(), 1),
-]  # fmt: skip
+    (flip, 60),
+    (truncate, 25),
+    (lengthen, 8),
+    (exchange, 1),
+    (lambda file, rng: file.write_bytes(b""), 1),
+    (lambda file, rng: file.unlink(), 1),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +111,10 @@ def test_every_line_of_the_manifest_is_signed(whole: tuple[Path, Path]) -> None:
     file = whole[0] / "manifest.json"
     sound = json.loads(file.read_text())
     for key in sound:
-        for changed in ({**sound, key: "other"}, {each: value for each, value in sound.items() if each != key}):
+        for changed in (
+            {**sound, key: "other"},
+            {each: value for each, value in sound.items() if each != key},
+        ):
             file.write_text(json.dumps(changed, indent=1) + "\n")
             with pytest.raises(CheckpointError, match=r"manifest\.json|has format"):
                 read_manifest(whole[0])
@@ -113,7 +126,11 @@ def test_not_even_white_space_of_the_manifest_changes_unseen(whole: tuple[Path, 
     refused(whole[0], "manifest.json")
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "null", "1", '{"format": "2"}', "[" * 100_000, '{"format": 2, "files": 3}'], ids=lambda t: t[:20])
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", "null", "1", '{"format": "2"}', "[" * 100_000, '{"format": 2, "files": 3}'],
+    ids=lambda t: t[:20],
+)
 def test_a_manifest_that_is_something_else_is_refused(whole: tuple[Path, Path], text: str) -> None:
     (whole[0] / "manifest.json").write_text(text)
     refused(whole[0], "manifest.json")
@@ -151,7 +168,9 @@ def test_a_manifest_that_is_no_regular_file_is_never_opened(whole: tuple[Path, P
 
 
 @pytest.mark.parametrize("name", NAMES[:3])
-def test_a_link_out_of_the_checkpoint_is_refused_even_if_the_bytes_fit(whole: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+def test_a_link_out_of_the_checkpoint_is_refused_even_if_the_bytes_fit(
+    whole: tuple[Path, Path], tmp_path: Path, name: str
+) -> None:
     file = whole[0] / name
     file.rename(tmp_path / "outside")
     file.symlink_to(tmp_path / "outside")

@@ -66,7 +66,9 @@ def names(folder: Path) -> list[str]:
 
 
 def train(*hooks: Any, resume: Any = None, **options: Any) -> Any:
-    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=2, save_last=True, filename="s{step}", auto_insert_metric_name=False)
+    keep = ModelCheckpoint(
+        every_n_train_steps=2, save_top_k=2, save_last=True, filename="s{step}", auto_insert_metric_name=False
+    )
     torch.manual_seed(1)
     trainer = quiet(run_dir="run", hooks=[keep, *hooks], max_epochs=2, **options)
     trainer.fit(Net(), batches(4), resume=resume)
@@ -74,7 +76,9 @@ def train(*hooks: Any, resume: Any = None, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("save", ["sync", "async"])
-def test_a_run_resumes_from_checkpoints_that_a_hook_has_added_files_to(save: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_resumes_from_checkpoints_that_a_hook_has_added_files_to(
+    save: str, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = train(Exports(), save=save)
     shutil.rmtree("run")
     with pytest.raises(RuntimeError, match="killed"):
@@ -129,15 +133,23 @@ def test_a_checkpoint_that_is_replaced_takes_the_files_of_others_with_it() -> No
                 (path / "only-once.txt").write_text("of step 2")
 
     train(Exports(), Once())
-    assert names(Path("run/checkpoints/last")) == ["hf", "manifest.json", "model.safetensors", "notes.txt", "state.json",
-                                                   "state.safetensors"]  # fmt: skip
+    assert names(Path("run/checkpoints/last")) == [
+        "hf",
+        "manifest.json",
+        "model.safetensors",
+        "notes.txt",
+        "state.json",
+        "state.safetensors",
+    ]
     assert Path("run/checkpoints/last/notes.txt").read_text() == "step 8"
 
 
 def test_a_directory_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="thesis is not removed: nothing in it is a file of a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match="thesis is not removed: nothing in it is a file of a checkpoint"
+    ):
         quiet().remove_checkpoint(tmp_path / "thesis")
     assert names(tmp_path) == ["thesis"]
 
@@ -155,7 +167,9 @@ def test_a_file_written_before_the_checkpoint_exists_is_refused_with_the_event_t
 
 
 @pytest.mark.parametrize("kind", ["gone", "old"])
-def test_a_removal_that_was_interrupted_is_finished_with_the_files_of_others(extended: Path, dead: int, kind: str) -> None:
+def test_a_removal_that_was_interrupted_is_finished_with_the_files_of_others(
+    extended: Path, dead: int, kind: str
+) -> None:
     write(contents(2), extended.with_name("other"))
     left = extended.with_name(".other.gone" if kind == "gone" else f".other.{machine()}-{dead}.old")
     extended.rename(left)
@@ -190,8 +204,14 @@ for nth in range(1, 15):
 """
 
 
-def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start(extended: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(extended), str(tmp_path / "killed")], check=True, capture_output=True)
+def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start(
+    extended: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(extended), str(tmp_path / "killed")],
+        check=True,
+        capture_output=True,
+    )
     assert set(done.stdout.split()) == {b"-9", b"0"}  # the last ones had no such call any more
     for folder in (tmp_path / "killed").iterdir():
         tidy(folder)
@@ -200,7 +220,9 @@ def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start
             verify(folder / "step-1")
 
 
-def test_one_that_was_being_replaced_gets_its_name_back_with_the_files_of_others(extended: Path, dead: int) -> None:
+def test_one_that_was_being_replaced_gets_its_name_back_with_the_files_of_others(
+    extended: Path, dead: int
+) -> None:
     extended.rename(extended.with_name(f".step-1.{machine()}-{dead}.old"))
     assert tidy(extended.parent) == [extended]
     assert (extended / "hf" / "config.json").read_text() == "of step 1"

@@ -17,7 +17,11 @@ from hookline.checkpoint.files import read, remove, verify, write
 
 
 def contents(numbers: int = 10) -> dict[str, Any]:
-    return {"module": {"w": torch.ones(numbers)}, "optimizers": [{"m": torch.ones(numbers)}], "counters": {"step": numbers}}
+    return {
+        "module": {"w": torch.ones(numbers)},
+        "optimizers": [{"m": torch.ones(numbers)}],
+        "counters": {"step": numbers},
+    }
 
 
 def mounted(folder: Path, options: str) -> bool:
@@ -46,7 +50,10 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("numbers", [100_000, 130_000, 1_000_000])
 def test_a_full_disk_is_said_with_the_file_and_what_was_needed(small_disk: Path, numbers: int) -> None:
     write(contents(), small_disk / "step-1")
-    with pytest.raises(CheckpointError, match=r"step-2 could not be written: (model|state)\.(safetensors|json): No space left.* need [\d.]+ MB, [\d.]+ MB are free"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"step-2 could not be written: (model|state)\.(safetensors|json): No space left.* need [\d.]+ MB, [\d.]+ MB are free",
+    ):
         write(contents(numbers + 50_000), small_disk / "step-2")
     assert names(small_disk) == ["step-1"]
     verify(small_disk / "step-1")
@@ -85,8 +92,13 @@ except CheckpointError as error:
 
 
 def test_a_file_that_may_not_grow_so_large_is_said(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "step-1")], capture_output=True, text=True, check=True)
-    assert "step-1 could not be written: model.safetensors: File too large; its tensors need 0.4 MB" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "step-1")], capture_output=True, text=True, check=True
+    )
+    assert (
+        "step-1 could not be written: model.safetensors: File too large; its tensors need 0.4 MB"
+        in done.stdout
+    )
     assert done.stdout.endswith(" 10 ['step-1']\n")
 
 
@@ -108,7 +120,9 @@ def test_permission_lost_is_said(tmp_path: Path) -> None:
 
 def test_a_parent_that_is_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"step-1 could not be written: .*checkpoints.*(Not a directory|File exists)"):
+    with pytest.raises(
+        CheckpointError, match=r"step-1 could not be written: .*checkpoints.*(Not a directory|File exists)"
+    ):
         write(contents(), tmp_path / "checkpoints" / "step-1")
     assert (tmp_path / "checkpoints").read_text() == "mine"
 
@@ -120,7 +134,9 @@ def test_a_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
     verify(tmp_path / "run" / "step-2")
 
 
-def test_a_folder_that_goes_while_it_is_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_goes_while_it_is_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, real = tmp_path / "run", os.rename
 
     def gone(old: Any, new: Any) -> None:
@@ -141,7 +157,10 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, what: str) -> N
     else:
         mine.mkdir()
         (mine / "thesis.tex").write_text("precious")
-    with pytest.raises(CheckpointError, match=f"mine could not be written: a {'file' if what == 'file' else 'directory'} of that name exists"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"mine could not be written: a {'file' if what == 'file' else 'directory'} of that name exists",
+    ):
         write(contents(), mine)
     assert (mine if what == "file" else mine / "thesis.tex").read_text() == "precious"
     assert names(tmp_path) == ["mine"]
@@ -168,9 +187,13 @@ print(with_tensor - before, peak() - with_tensor)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells a process its peak of memory there")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="Linux tells a process its peak of memory there"
+)
 def test_saving_makes_no_second_copy_of_the_tensors(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, check=True)  # a peak of its own
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, text=True, check=True
+    )  # a peak of its own
     tensor, more = map(int, done.stdout.split())
     assert tensor > 60_000  # in kilobytes
     assert more < 40_000

@@ -21,7 +21,12 @@ from hookline.checkpoint.files import read, write
 def contents(value: float = 1.0) -> dict[str, Any]:
     return {
         "module": {"weight": torch.full((2, 2), value)},
-        "optimizers": [{"state": {0: {"momentum": torch.full((2,), value)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}],
+        "optimizers": [
+            {
+                "state": {0: {"momentum": torch.full((2,), value)}},
+                "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
+            }
+        ],
         "counters": {"step": 3},
         "rng": {"numpy": np.arange(4, dtype="u4")},
     }
@@ -71,7 +76,9 @@ def test_writing_again_replaces_it(path: Path) -> None:
     assert not (path / "leftover").exists()
 
 
-def test_what_an_interrupted_write_left_behind_is_no_checkpoint_and_no_hindrance(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_interrupted_write_left_behind_is_no_checkpoint_and_no_hindrance(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(handle: int) -> None:
         raise KeyboardInterrupt
 
@@ -94,7 +101,9 @@ def test_contents_that_cannot_be_stored_leave_the_old_checkpoint_alone(path: Pat
     assert [each.name for each in path.parent.iterdir()] == ["step-3"]
 
 
-def test_a_disk_that_fails_leaves_the_old_checkpoint_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_leaves_the_old_checkpoint_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(contents(1.0), path)
 
     def full(handle: int) -> None:
@@ -109,7 +118,9 @@ def test_a_disk_that_fails_leaves_the_old_checkpoint_alone(path: Path, monkeypat
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_replacing_that_is_interrupted_leaves_a_whole_checkpoint(path: Path, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_that_is_interrupted_leaves_a_whole_checkpoint(
+    path: Path, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(contents(1.0), path)
     renames = []
     monkeypatch.setattr(writing, "exchange", lambda aside, path: False)  # as on a network file system
@@ -165,7 +176,9 @@ def test_a_damaged_checkpoint_is_refused_by_its_path(path: Path, name: str, dama
     if damage == "missing":
         file.unlink()
     else:
-        file.write_bytes({"cut": whole[: len(whole) // 2], "garbage": b"\xff" * len(whole), "empty": b""}[damage])
+        file.write_bytes(
+            {"cut": whole[: len(whole) // 2], "garbage": b"\xff" * len(whole), "empty": b""}[damage]
+        )
     with pytest.raises(CheckpointError, match="step-3"):
         read(path)
 
@@ -190,7 +203,9 @@ def test_a_checkpoint_from_the_future_is_refused(path: Path) -> None:
 
 def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
-    with pytest.raises(CheckpointError, match="step-4 is no checkpoint: it has no manifest.json. There are: step-3"):
+    with pytest.raises(
+        CheckpointError, match="step-4 is no checkpoint: it has no manifest.json. There are: step-3"
+    ):
         read(path.with_name("step-4"))
     with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):
         read(path.parent.parent / "far" / "nowhere")

@@ -23,7 +23,9 @@ from hookline.hooks import ModelCheckpoint
 
 
 def save(path: Path, step: int, **about: Any) -> Path:
-    write({"module": {"weight": torch.ones(2)}, "counters": {"step": step, "batches_seen": step}}, path, about)
+    write(
+        {"module": {"weight": torch.ones(2)}, "counters": {"step": step, "batches_seen": step}}, path, about
+    )
     return path
 
 
@@ -84,7 +86,10 @@ def test_one_that_was_being_replaced_when_its_process_died_is_found_again(tmp_pa
     save(folder / "last", 4).rename(folder / f".last.{machine()}-999999999.old")
     tidy_below(tmp_path / "run")
     (found,) = find(tmp_path)[0]
-    assert found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
+    assert (
+        found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
+    )
+
 
 # ---- a clock that goes back --------------------------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime.datetime]:
 
 def began_at(run_dir: Path, **options: Any) -> str:
     """The checkpoint that a run goes on from."""
+
     class Notes(Hook):
         path = ""
 
@@ -113,8 +119,12 @@ def began_at(run_dir: Path, **options: Any) -> str:
             self.path = Path(path).name
 
     notes = Notes()
-    quiet(run_dir=run_dir, hooks=[notes, ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)], checkpoint=True, **options).fit(
-        Net(), batches(4), resume=options.pop("resume", "auto"))
+    quiet(
+        run_dir=run_dir,
+        hooks=[notes, ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)],
+        checkpoint=True,
+        **options,
+    ).fit(Net(), batches(4), resume=options.pop("resume", "auto"))
     return notes.path
 
 
@@ -129,13 +139,22 @@ def test_the_newest_state_is_found_although_the_clock_goes_back(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_although_its_step_is_lower(tmp_path: Path) -> None:
+def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_although_its_step_is_lower(
+    tmp_path: Path,
+) -> None:
     run_dir, every = tmp_path / "run", ModelCheckpoint(every_n_train_steps=1, save_top_k=-1)
     began_at(run_dir, max_epochs=1)
     older = run_dir / "checkpoints" / "epoch=0-step=1"
     quiet(run_dir=run_dir, hooks=[every], max_steps=2, checkpoint=True).fit(Net(), batches(4), resume=older)
     newest = find(run_dir)[0]
-    assert [each.path.name for each in newest] == ["last", "epoch=0-step=2-v1", "epoch=0-step=4", "epoch=0-step=3", "epoch=0-step=2", "epoch=0-step=1"]
+    assert [each.path.name for each in newest] == [
+        "last",
+        "epoch=0-step=2-v1",
+        "epoch=0-step=4",
+        "epoch=0-step=3",
+        "epoch=0-step=2",
+        "epoch=0-step=1",
+    ]
     shutil.rmtree(run_dir / "checkpoints" / "last")
     assert began_at(run_dir, max_epochs=1) == "epoch=0-step=2-v1"
 
@@ -161,17 +180,25 @@ def test_runs_below_one_folder_are_in_the_order_in_which_they_were_started_last(
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(tmp_path: Path, clock: list[datetime.datetime]) -> None:
+def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(
+    tmp_path: Path, clock: list[datetime.datetime]
+) -> None:
     clock[0] = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
     shutil.copytree(Path(__file__).with_name("older"), tmp_path / "run" / "checkpoints" / "older")
     trainer = older_run(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "older")
     trainer.save_checkpoint()
     new, last, old = find(tmp_path / "run")[0]
-    assert (new.path.name, last.path.name, old.path.name) == ("step-6", "last", "older") and new.run == last.run == old.run
+    assert (new.path.name, last.path.name, old.path.name) == (
+        "step-6",
+        "last",
+        "older",
+    ) and new.run == last.run == old.run
     assert new.manifest["saved_at"] < old.manifest["saved_at"]
 
 
-def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[datetime.datetime], capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_at_a_url_are_in_the_same_order(
+    tmp_path: Path, clock: list[datetime.datetime], capsys: pytest.CaptureFixture[str]
+) -> None:
     net, url = Net(), f"file://{tmp_path}/far"
     keep = ModelCheckpoint(dirpath=url, every_n_train_steps=1, save_top_k=-1)
     quiet(run_dir=tmp_path / "run", hooks=[keep], checkpoint=True).fit(net, batches(4))
@@ -183,9 +210,13 @@ def test_checkpoints_at_a_url_are_in_the_same_order(tmp_path: Path, clock: list[
 
 
 def test_manifests_that_say_nothing_of_it_are_the_oldest() -> None:
-    said: list[dict[str, Any]] = [{}, {"saves": "9"}, {"saved_at": "2030", "saves": None}, {"run": 3, "saves": 1, "started_at": "2031"}]
+    said: list[dict[str, Any]] = [
+        {},
+        {"saves": "9"},
+        {"saved_at": "2030", "saves": None},
+        {"run": 3, "saves": 1, "started_at": "2031"},
+    ]
     assert newest_first([0, 1, 2, 3], lambda each: said[each]) == [3, 2, 0, 1]
-
 
 
 def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_too(tmp_path: Path) -> None:

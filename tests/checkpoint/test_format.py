@@ -32,9 +32,17 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        )
     if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+        )
     if isinstance(a, float):
         return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
     if isinstance(a, dict):
@@ -47,17 +55,26 @@ def same(a: Any, b: Any) -> bool:
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 hashable = st.integers() | st.text() | st.booleans() | st.tuples(st.integers(), st.text())
 dtypes = st.sampled_from(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
-arrays = st.builds(lambda kind, shape: np.arange(math.prod(shape)).reshape(shape).astype(kind), dtypes, st.sampled_from([(), (3,), (2, 0), (2, 3)]))
+arrays = st.builds(
+    lambda kind, shape: np.arange(math.prod(shape)).reshape(shape).astype(kind),
+    dtypes,
+    st.sampled_from([(), (3,), (2, 0), (2, 3)]),
+)
 numpy_scalars = st.builds(lambda kind, value: np.dtype(kind).type(value), dtypes, st.integers(0, 100))
 tensors = st.builds(
     lambda kind, shape: torch.arange(math.prod(shape)).reshape(shape).to(kind),
-    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]),
+    st.sampled_from(
+        [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    ),
     st.sampled_from([(), (3,), (2, 0), (2, 3)]),
 )
 values = st.recursive(
     plain | arrays | numpy_scalars | tensors | st.sets(hashable),
     lambda inner: (
-        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.dictionaries(hashable, inner)
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(hashable, inner)
     ),
     max_leaves=12,
 )
@@ -69,11 +86,37 @@ def test_nested_values_come_back_as_they_were(value: Any) -> None:
     assert same(value, there_and_back(value))
 
 
-@pytest.mark.parametrize("value", [
-    math.nan, math.inf, -math.inf, -0.0, 5e-324, 2**100, "", "\ud800 \u2028 \"", {"$": "tensor", "key": "x"}, {"$": 1}, {1: "a", "1": "b"},
-    {0: {0: {"state": torch.tensor(1.0)}}}, {(1, 2): 3}, {None: 1, True: 2}, (), (1, (2, [3])), set(), pytest.param({1, "a", (2,)}, id="a set"), [[]], {},
-    np.float64(math.nan), np.uint32(2**32 - 1), np.array(2**63, dtype="u8"), np.bool_(False), np.array([1 + 2j], dtype="c8"),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        -0.0,
+        5e-324,
+        2**100,
+        "",
+        '\ud800 \u2028 "',
+        {"$": "tensor", "key": "x"},
+        {"$": 1},
+        {1: "a", "1": "b"},
+        {0: {0: {"state": torch.tensor(1.0)}}},
+        {(1, 2): 3},
+        {None: 1, True: 2},
+        (),
+        (1, (2, [3])),
+        set(),
+        pytest.param({1, "a", (2,)}, id="a set"),
+        [[]],
+        {},
+        np.float64(math.nan),
+        np.uint32(2**32 - 1),
+        np.array(2**63, dtype="u8"),
+        np.bool_(False),
+        np.array([1 + 2j], dtype="c8"),
+    ],
+    ids=repr,
+)
 def test_awkward_values_too(value: Any) -> None:
     assert same(value, there_and_back(value))
 
@@ -87,7 +130,9 @@ def test_a_parameter_comes_back_as_its_values() -> None:
 def test_tied_tensors_are_stored_once_and_come_back_tied() -> None:
     weight = torch.randn(3, 3)
     stored = TensorStore()
-    packed = pack({"a": weight, "b": [weight], "view": weight.view(3, 3), "other": weight.clone()}, stored, "root")
+    packed = pack(
+        {"a": weight, "b": [weight], "view": weight.view(3, 3), "other": weight.clone()}, stored, "root"
+    )
     assert len(stored) == 2
     restored = unpack(packed, stored)
     assert restored["a"] is restored["b"][0] is restored["view"]
@@ -131,10 +176,25 @@ class Mode(enum.StrEnum):
 Point = collections.namedtuple("Point", "x y")
 
 CANNOT: list[Any] = [
-    object(), len, lambda: 0, b"bytes", 1j, frozenset({1}), torch.device("cpu"), torch.float32, Color.RED, Mode.MIN, Point(1, 2),
-    np.array([object()]), np.array(["text"]), np.array(["2024-01-01"], dtype="M8[D]"), np.zeros(2, dtype=[("a", "f4")]),
-    np.longdouble(1), torch.eye(2).to_sparse(), torch.zeros(2, device="meta"),
-]  # fmt: skip
+    object(),
+    len,
+    lambda: 0,
+    b"bytes",
+    1j,
+    frozenset({1}),
+    torch.device("cpu"),
+    torch.float32,
+    Color.RED,
+    Mode.MIN,
+    Point(1, 2),
+    np.array([object()]),
+    np.array(["text"]),
+    np.array(["2024-01-01"], dtype="M8[D]"),
+    np.zeros(2, dtype=[("a", "f4")]),
+    np.longdouble(1),
+    torch.eye(2).to_sparse(),
+    torch.zeros(2, device="meta"),
+]
 
 
 @pytest.mark.parametrize("value", CANNOT, ids=shown)
@@ -144,7 +204,9 @@ def test_what_cannot_be_stored_is_refused_with_its_place(value: Any) -> None:
 
 
 def test_a_place_with_a_key_that_is_no_text_is_named_as_python_writes_it() -> None:
-    with pytest.raises(CheckpointError, match=r"root\[3\]\.x is a builtins\.object, which a checkpoint cannot hold"):
+    with pytest.raises(
+        CheckpointError, match=r"root\[3\]\.x is a builtins\.object, which a checkpoint cannot hold"
+    ):
         pack({3: {"x": object()}}, TensorStore(), "root")
     with pytest.raises(CheckpointError, match=r"a key of root"):
         pack({object(): 1}, TensorStore(), "root")

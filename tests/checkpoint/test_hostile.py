@@ -30,7 +30,9 @@ from hookline.loops.record import read_record
 
 def load_kit() -> Any:
     """What `dev.py faults` makes hostile checkpoints with; its folder is not on the path, where its names would hide others."""
-    spec = importlib.util.spec_from_file_location("hostile", Path(__file__).parent.parent.parent / "faults" / "hostile.py")
+    spec = importlib.util.spec_from_file_location(
+        "hostile", Path(__file__).parent.parent.parent / "faults" / "hostile.py"
+    )
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
@@ -40,32 +42,69 @@ def load_kit() -> Any:
 kit = load_kit()
 ESCAPE: str = kit.ESCAPE
 SAVED: dict[str, Any] = {
-    "saved_at of another type": {"saved_at": 5}, "saved_at of no type": {"saved_at": None}, "saved_at missing": {"saved_at": ...},
-    "a terminal's escapes in saved_at": {"saved_at": f"2026-01-01T00:00:00{ESCAPE}"}, "files not a table": {"files": []},
-    "files missing": {"files": ...}, "a file without its size": {"files.state.json": {"sha256": "0" * 64}},
-    "a size below zero": {"files.state.json": {"bytes": -1, "sha256": "0" * 64}}, "a size that is true": {"files.state.json": {"bytes": True, "sha256": "0" * 64}},
-    "a sum that is no sum": {"files.state.json": {"bytes": 1, "sha256": "x"}}, "a path out of it": {"files.../../x": {"bytes": 1, "sha256": "0" * 64}},
-    "an absolute path": {"files./etc/passwd": {"bytes": 1, "sha256": "0" * 64}}, "a step below zero": {"step": -1}, "a step that is true": {"step": True},
-    "a huge step": {"step": 2**70}, "a step that is text": {"step": "4"}, "batches missing": {"batches_seen": ...}, "an epoch of 1.5": {"epoch": 1.5},
-    "a monitor without a score": {"monitor": {"name": "x", "mode": "min"}}, "a monitor of another mode": {"monitor": {"name": "x", "mode": "avg", "score": 1}},
-    "a monitor with text for a score": {"monitor": {"name": "x", "mode": "min", "score": "low"}}, "a monitor that is a list": {"monitor": []},
-    "a monitor with a huge score": {"monitor": {"name": "x", "mode": "min", "score": 10**400}}, "no ranks": {"world_size": 0},
-    "metrics that are a list": {"metrics": []}, "versions of numbers": {"versions": {"torch": 2}}, "shared names of numbers": {"shared": {"a": 1}},
-    "a reason that is a table": {"reason": {}}, "a run that is a number": {"run": 7}, "deep nesting": {"metrics": {"a": kit.nested(100)}},
-}  # fmt: skip
+    "saved_at of another type": {"saved_at": 5},
+    "saved_at of no type": {"saved_at": None},
+    "saved_at missing": {"saved_at": ...},
+    "a terminal's escapes in saved_at": {"saved_at": f"2026-01-01T00:00:00{ESCAPE}"},
+    "files not a table": {"files": []},
+    "files missing": {"files": ...},
+    "a file without its size": {"files.state.json": {"sha256": "0" * 64}},
+    "a size below zero": {"files.state.json": {"bytes": -1, "sha256": "0" * 64}},
+    "a size that is true": {"files.state.json": {"bytes": True, "sha256": "0" * 64}},
+    "a sum that is no sum": {"files.state.json": {"bytes": 1, "sha256": "x"}},
+    "a path out of it": {"files.../../x": {"bytes": 1, "sha256": "0" * 64}},
+    "an absolute path": {"files./etc/passwd": {"bytes": 1, "sha256": "0" * 64}},
+    "a step below zero": {"step": -1},
+    "a step that is true": {"step": True},
+    "a huge step": {"step": 2**70},
+    "a step that is text": {"step": "4"},
+    "batches missing": {"batches_seen": ...},
+    "an epoch of 1.5": {"epoch": 1.5},
+    "a monitor without a score": {"monitor": {"name": "x", "mode": "min"}},
+    "a monitor of another mode": {"monitor": {"name": "x", "mode": "avg", "score": 1}},
+    "a monitor with text for a score": {"monitor": {"name": "x", "mode": "min", "score": "low"}},
+    "a monitor that is a list": {"monitor": []},
+    "a monitor with a huge score": {"monitor": {"name": "x", "mode": "min", "score": 10**400}},
+    "no ranks": {"world_size": 0},
+    "metrics that are a list": {"metrics": []},
+    "versions of numbers": {"versions": {"torch": 2}},
+    "shared names of numbers": {"shared": {"a": 1}},
+    "a reason that is a table": {"reason": {}},
+    "a run that is a number": {"run": 7},
+    "deep nesting": {"metrics": {"a": kit.nested(100)}},
+}
 STATES: dict[str, Any] = {
-    "no counters": {"counters": ...}, "a step below zero": {"counters.step": -3}, "a step that is true": {"counters.step": True},
-    "a huge step": {"counters.step": {"$": "int", "value": hex(2**200)}}, "a step that is not a number": {"counters.step": {"$": "float", "value": "nan"}},
-    "counters that are a list": {"counters": [1]}, "a position that is text": {"position.batches": "0"}, "no position at all": {"position": {}},
-    "no random streams": {"rng": ...}, "random streams beyond their end": {"rng.numpy.value.2": 10**6}, "random words that are text": {"rng.python.value.1.value.0": "x"},
-    "a loader that is text": {"loader": "here"}, "a loader with odd facts": {"loader.facts": {"length": "x"}}, "loggers that are a list": {"loggers": []},
-    "optimizers that are a table": {"optimizers": {}}, "an optimizer without groups": {"optimizers": [{"state": {}}]}, "a log without means": {"log.means": ...},
-    "a sum that is text": {"log.train_loss": {"reduce": "mean", "total": "x", "count": 1}}, "filters that are numbers": {"filters": {"a": [3]}},
-    "metrics that are text": {"metrics": {"loss": "low"}}, "a window that is a list": {"window": [1]}, "kinds that are numbers": {"kinds": [1]},
-    "a module that is a list": {"module": []}, "a tensor that is nowhere": {"module": {"x": {"$": "tensor", "key": "nowhere"}}},
-    "an odd tag": {"module": {"$": "what"}}, "a run that is a number": {"run": 5}, "ranks without end": {"world_size": 10**12},
-    "a module of pieces that are nowhere": {"module": {"x": {"$": "sharded", "key": "x", "shape": [2**40], "dtype": "float32"}}},
-}  # fmt: skip
+    "no counters": {"counters": ...},
+    "a step below zero": {"counters.step": -3},
+    "a step that is true": {"counters.step": True},
+    "a huge step": {"counters.step": {"$": "int", "value": hex(2**200)}},
+    "a step that is not a number": {"counters.step": {"$": "float", "value": "nan"}},
+    "counters that are a list": {"counters": [1]},
+    "a position that is text": {"position.batches": "0"},
+    "no position at all": {"position": {}},
+    "no random streams": {"rng": ...},
+    "random streams beyond their end": {"rng.numpy.value.2": 10**6},
+    "random words that are text": {"rng.python.value.1.value.0": "x"},
+    "a loader that is text": {"loader": "here"},
+    "a loader with odd facts": {"loader.facts": {"length": "x"}},
+    "loggers that are a list": {"loggers": []},
+    "optimizers that are a table": {"optimizers": {}},
+    "an optimizer without groups": {"optimizers": [{"state": {}}]},
+    "a log without means": {"log.means": ...},
+    "a sum that is text": {"log.train_loss": {"reduce": "mean", "total": "x", "count": 1}},
+    "filters that are numbers": {"filters": {"a": [3]}},
+    "metrics that are text": {"metrics": {"loss": "low"}},
+    "a window that is a list": {"window": [1]},
+    "kinds that are numbers": {"kinds": [1]},
+    "a module that is a list": {"module": []},
+    "a tensor that is nowhere": {"module": {"x": {"$": "tensor", "key": "nowhere"}}},
+    "an odd tag": {"module": {"$": "what"}},
+    "a run that is a number": {"run": 5},
+    "ranks without end": {"world_size": 10**12},
+    "a module of pieces that are nowhere": {
+        "module": {"x": {"$": "sharded", "key": "x", "shape": [2**40], "dtype": "float32"}}
+    },
+}
 
 
 def put(value: Any, path: str, new: Any) -> None:
@@ -104,8 +143,15 @@ class Fails(Hook):
 
 def train(run_dir: Path, *hooks: Any, **options: Any) -> Any:
     torch.manual_seed(1)
-    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
-    trainer = quiet(run_dir=run_dir, hooks=[keep, EarlyStopping("train/loss", patience=99), *hooks], max_epochs=2, **options)
+    keep = ModelCheckpoint(
+        every_n_train_steps=2, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False
+    )
+    trainer = quiet(
+        run_dir=run_dir,
+        hooks=[keep, EarlyStopping("train/loss", patience=99), *hooks],
+        max_epochs=2,
+        **options,
+    )
     trainer.fit(Net(), batches(4), resume="auto")
     return trainer
 
@@ -132,7 +178,9 @@ def newest(run: Path) -> Path:
 # ---- manifests ---------------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_signed_again_and_not_changed_is_taken(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_is_signed_again_and_not_changed_is_taken(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     change_manifest(newest(run), {})
     change_state(newest(run), {})
     train(run)
@@ -140,7 +188,9 @@ def test_one_that_is_signed_again_and_not_changed_is_taken(run: Path, caplog: py
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_auto_passes_over_a_hostile_manifest_and_takes_the_next_one(name: str, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_passes_over_a_hostile_manifest_and_takes_the_next_one(
+    name: str, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     change_manifest(newest(run), SAVED[name])
     with pytest.raises(CheckpointError, match=r"s4(.|\n)*manifest\.json"):
         read_manifest(newest(run))
@@ -163,11 +213,25 @@ def test_a_file_of_gigabytes_is_not_read(file: str, run: Path, caplog: pytest.Lo
         assert read_record(run) == {}
     trainer = train(run)
     assert trainer.global_step == 8 and time.process_time() - began < 60
-    assert ("passes over" in caplog.text and ("larger than" in caplog.text or "within what is read" in caplog.text)) or file == "run.json"
+    assert (
+        "passes over" in caplog.text
+        and ("larger than" in caplog.text or "within what is read" in caplog.text)
+    ) or file == "run.json"
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"format": 2, "format": 2}', '{"format": NaN}',
-                                  '{"format": ' + "9" * 5000 + "}", "\x00", '"\ud800"'], ids=lambda text: ascii(text)[:20])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"a":' * 100_000,
+        '{"format": 2, "format": 2}',
+        '{"format": NaN}',
+        '{"format": ' + "9" * 5000 + "}",
+        "\x00",
+        '"\ud800"',
+    ],
+    ids=lambda text: ascii(text)[:20],
+)
 def test_odd_json_is_an_error_of_ours(text: str, run: Path) -> None:
     (newest(run) / "manifest.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(CheckpointError, match="s4"):
@@ -180,8 +244,13 @@ def test_odd_json_is_an_error_of_ours(text: str, run: Path) -> None:
 def test_the_limits_of_json() -> None:
     assert parse_json(b'{"a": [1, 2.5, null, "x"]}') == {"a": [1, 2.5, None, "x"]}
     assert parse_json(kit.dump(kit.nested(400)).encode())
-    for text, why in ((b"NaN", "NaN is not JSON"), (b'{"a": 1, "a": 1}', "'a' is there twice"), (kit.dump(kit.nested(600)).encode(), "500 levels|too deeply"),
-                      (b"[" * 10**6, "too deeply"), (b"\xff", "decode")):  # fmt: skip
+    for text, why in (
+        (b"NaN", "NaN is not JSON"),
+        (b'{"a": 1, "a": 1}', "'a' is there twice"),
+        (kit.dump(kit.nested(600)).encode(), "500 levels|too deeply"),
+        (b"[" * 10**6, "too deeply"),
+        (b"\xff", "decode"),
+    ):
         with pytest.raises(ValueError, match=why):
             parse_json(text)
 
@@ -193,9 +262,14 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_state_too_long_to_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_too_long_to_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hookline.checkpoint.writing.STRUCTURE_BYTES", 1000)
-    with pytest.raises(CheckpointError, match=r"state\.json would have .* MB, most of them of 'hooks'.*Keep large data in tensors"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"state\.json would have .* MB, most of them of 'hooks'.*Keep large data in tensors",
+    ):
         write({"hooks": {"mine": list(range(1000))}, "counters": {"step": 1}}, tmp_path / "x")
     write({"hooks": {"mine": np.arange(1000)}}, tmp_path / "x")
     assert read(tmp_path / "x")["hooks"]["mine"].sum() == 499_500
@@ -205,40 +279,67 @@ def test_state_too_long_to_be_read_again_is_not_written(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_auto_passes_over_a_hostile_state_and_takes_the_next_one(name: str, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_passes_over_a_hostile_state_and_takes_the_next_one(
+    name: str, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     change_state(newest(run), STATES[name])
     trainer = train(run)
     assert trainer.global_step == 8
     assert "passes over" in caplog.text and "s2 (epoch 0, step 2" in caplog.text
 
 
-@pytest.mark.parametrize("odd", [torch.ones(3), [torch.ones(3)], "x", -1, None, {}, float("nan")],
-                         ids=["tensor", "tensors", "text", "negative", "none", "table", "nan"])  # fmt: skip
+@pytest.mark.parametrize(
+    "odd",
+    [torch.ones(3), [torch.ones(3)], "x", -1, None, {}, float("nan")],
+    ids=["tensor", "tensors", "text", "negative", "none", "table", "nan"],
+)
 @pytest.mark.parametrize("name", ["settings", "settings.seed", "settings.precision", "record", "saves"])
-def test_odd_values_that_a_resume_only_compares_or_looks_up_are_harmless(name: str, odd: Any, run: Path) -> None:
+def test_odd_values_that_a_resume_only_compares_or_looks_up_are_harmless(
+    name: str, odd: Any, run: Path
+) -> None:
     changed = {"settings": {name.partition(".")[2]: odd}} if "." in name else {name: odd}
     contents = {**read(newest(run)), **changed}
     manifest = read_manifest(newest(run))
     shutil.rmtree(newest(run))
-    write(contents, newest(run), {each: value for each, value in manifest.items() if each in (*COUNTERS, "run", "reason", "saves")})
+    write(
+        contents,
+        newest(run),
+        {each: value for each, value in manifest.items() if each in (*COUNTERS, "run", "reason", "saves")},
+    )
     trainer = train(run)
     assert trainer.global_step == 8
 
 
-@pytest.mark.parametrize("odd", ["x", -1, None, [], {}, 1.5, 2**70], ids=["text", "negative", "none", "list", "table", "part", "huge"])
+@pytest.mark.parametrize(
+    "odd",
+    ["x", -1, None, [], {}, 1.5, 2**70],
+    ids=["text", "negative", "none", "list", "table", "part", "huge"],
+)
 @pytest.mark.parametrize("name", ["saves", "started_at"])
-def test_an_odd_number_of_a_save_or_time_of_a_start_does_not_end_the_search(name: str, odd: Any, run: Path) -> None:
+def test_an_odd_number_of_a_save_or_time_of_a_start_does_not_end_the_search(
+    name: str, odd: Any, run: Path
+) -> None:
     change_manifest(newest(run), {name: odd})
     assert train(run).global_step == 8
 
 
-@pytest.mark.parametrize("changes", [
-    {"hooks.early_stopping.wait_count": "x"}, {"hooks.early_stopping": []}, {"hooks.early_stopping.wait_count": ...},
-    {"hooks.model_checkpoint.best_k_models": {"a": "b"}}, {"hooks.model_checkpoint.best_model_path": None},
-    {"optimizers": [{"state": {}, "param_groups": [{"lr": "high", "params": [0, 1]}]}]},
-    {"optimizers": [{"state": {}, "param_groups": [{"params": [0]}]}]}, {"kinds": ["Adam"]},
-], ids=lambda changes: str(changes)[:60])  # fmt: skip
-def test_state_that_an_object_of_ours_cannot_have_is_an_error_of_ours(changes: dict[str, Any], run: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hooks.early_stopping.wait_count": "x"},
+        {"hooks.early_stopping": []},
+        {"hooks.early_stopping.wait_count": ...},
+        {"hooks.model_checkpoint.best_k_models": {"a": "b"}},
+        {"hooks.model_checkpoint.best_model_path": None},
+        {"optimizers": [{"state": {}, "param_groups": [{"lr": "high", "params": [0, 1]}]}]},
+        {"optimizers": [{"state": {}, "param_groups": [{"params": [0]}]}]},
+        {"kinds": ["Adam"]},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+def test_state_that_an_object_of_ours_cannot_have_is_an_error_of_ours(
+    changes: dict[str, Any], run: Path
+) -> None:
     change_state(newest(run), changes)
     with pytest.raises(HooklineError):
         train(run)
@@ -253,7 +354,9 @@ def test_paths_in_the_state_of_a_hook_lead_to_nothing_that_is_removed(run: Path,
     kept = {str(each): 1.0 for each in (thesis, f"{run}/checkpoints/..", inside, "..", "/")}
     change_state(newest(run), {"hooks.model_checkpoint.best_k_models": kept})
     torch.manual_seed(1)
-    keep = ModelCheckpoint(every_n_train_steps=2, save_top_k=1, filename="s{step}", auto_insert_metric_name=False)
+    keep = ModelCheckpoint(
+        every_n_train_steps=2, save_top_k=1, filename="s{step}", auto_insert_metric_name=False
+    )
     trainer = quiet(run_dir=run, hooks=[keep], max_epochs=2)
     try:
         trainer.fit(Net(), batches(4), resume="auto")
@@ -264,9 +367,27 @@ def test_paths_in_the_state_of_a_hook_lead_to_nothing_that_is_removed(run: Path,
 
 
 def test_state_is_compared_with_what_the_object_has_now() -> None:
-    now = {"count": 3, "best": None, "names": ["a"], "on": True, "mode": "min", "sums": {}, "weight": torch.ones(2), "betas": (0.9, 0.99)}
+    now = {
+        "count": 3,
+        "best": None,
+        "names": ["a"],
+        "on": True,
+        "mode": "min",
+        "sums": {},
+        "weight": torch.ones(2),
+        "betas": (0.9, 0.99),
+    }
     check_like({**now, "best": 0.5, "sums": {"x": 1}, "new": object(), "names": []}, now, "it")
-    for key, value in {"count": "3", "best": "x", "names": "a", "on": 1, "mode": 5, "sums": [], "weight": "w", "betas": ("a", 0.9)}.items():
+    for key, value in {
+        "count": "3",
+        "best": "x",
+        "names": "a",
+        "on": 1,
+        "mode": 5,
+        "sums": [],
+        "weight": "w",
+        "betas": ("a", 0.9),
+    }.items():
         with pytest.raises(CheckpointError, match=rf"it\.{key}"):
             check_like({**now, key: value}, now, "it")
     check_like({"foreach": True, "lr": None}, {"foreach": None, "lr": 0.1}, "it", loose=True)
@@ -287,9 +408,18 @@ def test_weights_are_not_taken_from_what_holds_none(run: Path) -> None:
 # ---- what is shown -----------------------------------------------------------------------------------------------
 
 
-def test_no_control_character_of_a_manifest_reaches_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = {"reason": ESCAPE, "status": ESCAPE, "run": ESCAPE, "metrics": {ESCAPE: ESCAPE}, "versions": {ESCAPE: ESCAPE},
-               "monitor": {"name": f"{ESCAPE}\ud800", "mode": "min", "score": 1.0}, "shared": {ESCAPE: ESCAPE}}  # fmt: skip
+def test_no_control_character_of_a_manifest_reaches_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = {
+        "reason": ESCAPE,
+        "status": ESCAPE,
+        "run": ESCAPE,
+        "metrics": {ESCAPE: ESCAPE},
+        "versions": {ESCAPE: ESCAPE},
+        "monitor": {"name": f"{ESCAPE}\ud800", "mode": "min", "score": 1.0},
+        "shared": {ESCAPE: ESCAPE},
+    }
     change_manifest(newest(run), hostile)
     (newest(run) / ESCAPE.replace("/", "")).write_text("")
     record = json.loads((run / "run.json").read_text())
@@ -302,7 +432,9 @@ def test_no_control_character_of_a_manifest_reaches_the_terminal(run: Path, caps
     assert all(each.isprintable() for each in (shown.out + shown.err).split("\n"))
 
 
-def test_a_finished_run_is_told_without_control_characters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finished_run_is_told_without_control_characters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path / "done")
     record = json.loads((tmp_path / "done" / "run.json").read_text())
     (tmp_path / "done" / "run.json").write_text(json.dumps({**record, "reason": ESCAPE}))
@@ -310,9 +442,18 @@ def test_a_finished_run_is_told_without_control_characters(tmp_path: Path, caplo
     assert "Nothing to train" in caplog.text and "\x1b" not in caplog.text
 
 
-@pytest.mark.parametrize("record", [[], {"id": 5, "status": "completed", "step": 1, "reason": "", "limits": {}}, {"id": "a", "status": "completed", "step": True, "reason": "", "limits": {}},
-                                    {"id": "a", "status": [], "step": 1, "reason": "", "limits": {}}, {"id": "a", "status": "x", "step": 2**70, "reason": "", "limits": {}},
-                                    {"id": "a", "status": "x", "step": 1, "reason": None, "limits": {}}], ids=lambda record: str(record)[:50])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {"id": 5, "status": "completed", "step": 1, "reason": "", "limits": {}},
+        {"id": "a", "status": "completed", "step": True, "reason": "", "limits": {}},
+        {"id": "a", "status": [], "step": 1, "reason": "", "limits": {}},
+        {"id": "a", "status": "x", "step": 2**70, "reason": "", "limits": {}},
+        {"id": "a", "status": "x", "step": 1, "reason": None, "limits": {}},
+    ],
+    ids=lambda record: str(record)[:50],
+)
 def test_a_record_with_odd_types_is_not_believed(record: Any, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(record))
     assert read_record(tmp_path) == {}
@@ -328,7 +469,9 @@ def test_the_best_is_found_among_what_can_be_compared(run: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_mutation_ends_a_resume_in_anything_but_a_checkpoint_or_an_error_of_ours(seed: int, run: Path) -> None:
+def test_no_mutation_ends_a_resume_in_anything_but_a_checkpoint_or_an_error_of_ours(
+    seed: int, run: Path
+) -> None:
     rng = random.Random(seed)
     saved = shutil.copytree(run, run.with_name("saved"))
     for _ in range(8):

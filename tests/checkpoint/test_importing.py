@@ -35,8 +35,14 @@ def lightning_file(net: nn.Module, path: str) -> None:
                 return torch.optim.AdamW(self.parameters())
 
         with warnings.catch_warnings(action="ignore"):
-            trainer = lightning.Trainer(max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
-                                        enable_checkpointing=False, accelerator="cpu")  # fmt: skip
+            trainer = lightning.Trainer(
+                max_epochs=2,
+                logger=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                enable_checkpointing=False,
+                accelerator="cpu",
+            )
             trainer.fit(Host(), torch.utils.data.DataLoader(batches(3), batch_size=None))  # type: ignore[arg-type]
             trainer.save_checkpoint(path)
         return
@@ -45,14 +51,31 @@ def lightning_file(net: nn.Module, path: str) -> None:
         net.layer(inputs).sum().backward()  # type: ignore[operator]
         optimizer.step()
         optimizer.zero_grad()
-    progress = {"total": {"ready": 6, "completed": 6}, "current": {"ready": 3, "completed": 3}, "is_last_batch": True}
-    torch.save({
-        "epoch": 2, "global_step": 6, "pytorch-lightning_version": "2.6.6", "state_dict": net.state_dict(),
-        "loops": {"fit_loop": {"state_dict": {}, "epoch_loop.batch_progress": progress}},
-        "callbacks": {"EarlyStopping{'monitor': 'loss', 'mode': 'min'}": {"wait_count": 0, "best_score": torch.tensor(1.5)}},
-        "optimizer_states": [optimizer.state_dict()], "lr_schedulers": [], "hparams_name": "kwargs",
-        "hyper_parameters": {"width": 4},
-    }, path)  # fmt: skip
+    progress = {
+        "total": {"ready": 6, "completed": 6},
+        "current": {"ready": 3, "completed": 3},
+        "is_last_batch": True,
+    }
+    torch.save(
+        {
+            "epoch": 2,
+            "global_step": 6,
+            "pytorch-lightning_version": "2.6.6",
+            "state_dict": net.state_dict(),
+            "loops": {"fit_loop": {"state_dict": {}, "epoch_loop.batch_progress": progress}},
+            "callbacks": {
+                "EarlyStopping{'monitor': 'loss', 'mode': 'min'}": {
+                    "wait_count": 0,
+                    "best_score": torch.tensor(1.5),
+                }
+            },
+            "optimizer_states": [optimizer.state_dict()],
+            "lr_schedulers": [],
+            "hparams_name": "kwargs",
+            "hyper_parameters": {"width": 4},
+        },
+        path,
+    )
 
 
 def test_a_lightning_checkpoint_gives_its_weights_and_what_is_plain_in_it() -> None:
@@ -71,7 +94,11 @@ def test_a_lightning_checkpoint_gives_its_weights_and_what_is_plain_in_it() -> N
 @pytest.mark.parametrize("as_zip", [True, False])
 def test_weights_are_found_where_tools_keep_them(key: str | None, as_zip: bool) -> None:
     weights = Net().state_dict()
-    torch.save({key: weights, "epoch": 3, "optimizer": {"state": {}}} if key else weights, "x.pt", _use_new_zipfile_serialization=as_zip)
+    torch.save(
+        {key: weights, "epoch": 3, "optimizer": {"state": {}}} if key else weights,
+        "x.pt",
+        _use_new_zipfile_serialization=as_zip,
+    )
     found = import_checkpoint(Path("x.pt"))
     assert torch.equal(found.weights["layer.weight"], weights["layer.weight"])
     assert found.epoch == (3 if key else None) and found.step is None
@@ -80,7 +107,9 @@ def test_weights_are_found_where_tools_keep_them(key: str | None, as_zip: bool) 
 
 def test_weights_elsewhere_are_asked_for_by_their_key() -> None:
     torch.save({"ema": Net().state_dict(), "steps": [1], "loss": torch.ones(())}, "x.pt")
-    with pytest.raises(CheckpointError, match=r"x.pt has no weights under .* It has: ema, steps, loss. .*weights=KEY"):
+    with pytest.raises(
+        CheckpointError, match=r"x.pt has no weights under .* It has: ema, steps, loss. .*weights=KEY"
+    ):
         import_checkpoint("x.pt")
     assert set(import_checkpoint("x.pt", weights="ema").weights) == {"layer.weight", "layer.bias"}
     with pytest.raises(CheckpointError, match="has no 'emma'. Did you mean 'ema'"):
@@ -99,13 +128,25 @@ class Attack:
         return self.call
 
 
-@pytest.mark.parametrize(("attack", "named"), [
-    (Attack(os.system, "touch executed"), r"(posix|nt)\.system"), (Attack(eval, "open('executed', 'w').close()"), "eval"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "named"),
+    [
+        (Attack(os.system, "touch executed"), r"(posix|nt)\.system"),
+        (Attack(eval, "open('executed', 'w').close()"), "eval"),
+    ],
+)
 @pytest.mark.parametrize("as_zip", [True, False])
-def test_a_malicious_file_is_refused_and_nothing_in_it_is_run(attack: Attack, named: str, as_zip: bool) -> None:
-    torch.save({"state_dict": Net().state_dict(), "extra": attack}, "evil.ckpt", _use_new_zipfile_serialization=as_zip)
-    with pytest.raises(CheckpointError, match=rf"nothing in it was run: it asks for {named}, .*do not trust this file"):
+def test_a_malicious_file_is_refused_and_nothing_in_it_is_run(
+    attack: Attack, named: str, as_zip: bool
+) -> None:
+    torch.save(
+        {"state_dict": Net().state_dict(), "extra": attack},
+        "evil.ckpt",
+        _use_new_zipfile_serialization=as_zip,
+    )
+    with pytest.raises(
+        CheckpointError, match=rf"nothing in it was run: it asks for {named}, .*do not trust this file"
+    ):
         import_checkpoint("evil.ckpt")
     assert not Path("executed").exists()
     torch.load("evil.ckpt", weights_only=False)
@@ -123,7 +164,9 @@ def test_a_plain_pickle_is_refused_and_nothing_in_it_is_run() -> None:
 def test_a_file_that_needs_a_class_says_which_and_what_to_do() -> None:
     torch.save({"state_dict": Net().state_dict(), "where": Path("x")}, "x.ckpt")
     kind = type(Path())  # of a module that is not the same in every Python
-    with pytest.raises(CheckpointError, match=rf"asks for {kind.__module__}\.{kind.__name__}, .*weights alone.*safe_globals"):
+    with pytest.raises(
+        CheckpointError, match=rf"asks for {kind.__module__}\.{kind.__name__}, .*weights alone.*safe_globals"
+    ):
         import_checkpoint("x.ckpt")
     with torch.serialization.safe_globals([kind]):
         assert import_checkpoint("x.ckpt").contents["where"] == Path("x")
@@ -137,7 +180,10 @@ def test_half_a_file_is_no_checkpoint_wherever_it_is_cut() -> None:
     data = Path("whole.ckpt").read_bytes()
     for part in (0, 1, 10, len(data) // 3, len(data) // 2, len(data) - 30, len(data) - 1):
         Path("half.ckpt").write_bytes(data[:part])
-        with pytest.raises(CheckpointError, match="half.ckpt cannot be imported: it is no file of torch.save, or not all of one"):
+        with pytest.raises(
+            CheckpointError,
+            match="half.ckpt cannot be imported: it is no file of torch.save, or not all of one",
+        ):
             import_checkpoint("half.ckpt")
 
 
@@ -159,7 +205,9 @@ def test_what_holds_no_weights_says_what_it_holds() -> None:
 
 def test_what_needs_no_import_is_sent_to_the_right_place() -> None:
     Path("made").mkdir()
-    with pytest.raises(CheckpointError, match=r"made is a directory.*fit\(resume='made'\).*load_weights\(module, 'made'\)"):
+    with pytest.raises(
+        CheckpointError, match=r"made is a directory.*fit\(resume='made'\).*load_weights\(module, 'made'\)"
+    ):
         import_checkpoint("made")
     with pytest.raises(CheckpointError, match=r"needs no import: load_weights\(module, 'x.safetensors'\)"):
         import_checkpoint("x.safetensors")

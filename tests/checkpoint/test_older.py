@@ -18,7 +18,9 @@ def test_an_older_checkpoint_is_whole_and_its_run_goes_on_to_the_same_end(tmp_pa
     verify(OLDER)
     whole, resumed = run(tmp_path / "whole"), run(tmp_path / "resumed", resume=OLDER)
     assert resumed.state.batches_seen == 12 and resumed.state.samples_seen == 48
-    assert resumed.metrics["error_epoch"] == pytest.approx(whole.metrics["error_epoch"], rel=1e-4)  # of another machine
+    assert resumed.metrics["error_epoch"] == pytest.approx(
+        whole.metrics["error_epoch"], rel=1e-4
+    )  # of another machine
     for name, value in whole.module.state_dict().items():
         assert torch.allclose(resumed.module.state_dict()[name], value, atol=1e-5), name
 

@@ -51,7 +51,9 @@ def test_everything_is_flushed_before_the_rename_the_manifest_last_and_the_paren
     flushed = [each for call, each, _ in calls if call == "fsync"]
     # the names of new folders, the data in any order, then manifest, folder, and, after the rename, the parent
     assert flushed[:2] == [str(tmp_path), f"{tmp_path}/deep"]
-    assert set(flushed[2:5]) == {f"{aside}/{name}" for name in ("model.safetensors", "state.safetensors", "state.json")}
+    assert set(flushed[2:5]) == {
+        f"{aside}/{name}" for name in ("model.safetensors", "state.safetensors", "state.json")
+    }
     assert flushed[5:] == [f"{aside}/manifest.json", aside, str(path.parent)]
     order = [call for call, _, _ in calls if call != "rmtree"]
     assert order[-2:] == ["rename", "fsync"]
@@ -83,12 +85,22 @@ def test_where_names_cannot_be_exchanged_the_old_one_is_moved_away_first(
     write(CONTENTS, path)
     calls.clear()
     write(CONTENTS, path)
-    old, new = f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.old", f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.new"
-    assert calls[-4:] == [("rename", str(path), old), ("rename", new, str(path)), ("fsync", str(tmp_path), ""), ("rmtree", old, "")]
+    old, new = (
+        f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.old",
+        f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.new",
+    )
+    assert calls[-4:] == [
+        ("rename", str(path), old),
+        ("rename", new, str(path)),
+        ("fsync", str(tmp_path), ""),
+        ("rmtree", old, ""),
+    ]
     assert ("fsync", new, "") in calls[:-4]
 
 
-def test_a_checkpoint_loses_its_name_before_its_files(tmp_path: Path, calls: list[tuple[str, str, str]]) -> None:
+def test_a_checkpoint_loses_its_name_before_its_files(
+    tmp_path: Path, calls: list[tuple[str, str, str]]
+) -> None:
     path = tmp_path / "step-1"
     write(CONTENTS, path)
     calls.clear()

@@ -26,7 +26,9 @@ def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:
         if end > start:
             save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
             begins_at = (start, *(0,) * (whole.dim() - 1))
-            places.append(Place(Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape))
+            places.append(
+                Place(Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape)
+            )
     return Pieces("x", whole.shape, whole.dtype, lambda: iter(places))
 
 
@@ -91,11 +93,17 @@ def test_what_was_read_is_whole_and_in_memory_of_its_own(tmp_path: Path) -> None
 def test_state_of_an_optimizer_and_gradients_become_whole(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(6))])
-    state = {"state": {0: {"exp_avg": cut(whole, tmp_path, [3]), "step": torch.tensor(2.0)}},
-             "param_groups": [{"params": [0], "lr": 0.1}]}  # fmt: skip
+    state = {
+        "state": {0: {"exp_avg": cut(whole, tmp_path, [3]), "step": torch.tensor(2.0)}},
+        "param_groups": [{"params": [0], "lr": 0.1}],
+    }
     lay_out_optimizer(state, optimizer)
     assert torch.equal(state["state"][0]["exp_avg"], whole)  # type: ignore[index]
-    window: dict[str, Any] = {"gradients": {"w": cut(whole, tmp_path, [3])}, "count": 1, "loss": (mapped := torch.ones(1))}
+    window: dict[str, Any] = {
+        "gradients": {"w": cut(whole, tmp_path, [3])},
+        "count": 1,
+        "loss": (mapped := torch.ones(1)),
+    }
     lay_out_gradients(window, {})
     assert torch.equal(window["gradients"]["w"], whole)
     assert window["loss"] is not mapped  # which lies in a file

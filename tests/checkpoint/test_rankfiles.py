@@ -16,9 +16,14 @@ from hookline.errors import CheckpointError
 from hookline.metrics import MetricLog
 
 CONTENTS: dict[str, Any] = {
-    "run": "r", "world_size": 2, "module": {"w": torch.ones(3), "mean": torch.zeros(2)}, "optimizers": [],
-    "hooks": {"same": {"n": 1}, "other": {"seen": [1]}}, "counters": {"step": 4}, "rng": torch.arange(4),
-}  # fmt: skip
+    "run": "r",
+    "world_size": 2,
+    "module": {"w": torch.ones(3), "mean": torch.zeros(2)},
+    "optimizers": [],
+    "hooks": {"same": {"n": 1}, "other": {"seen": [1]}},
+    "counters": {"step": 4},
+    "rng": torch.arange(4),
+}
 
 
 def of_rank_one(**changed: Any) -> set[str]:
@@ -36,7 +41,9 @@ def test_a_rank_writes_only_what_differs_from_rank_zero() -> None:
 
 def test_weights_are_not_compared_but_buffers_are() -> None:
     zero = OwnParts(CONTENTS, {"mean": torch.zeros(2)})
-    one = OwnParts({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(1, zero.sums)
+    one = OwnParts({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(
+        1, zero.sums
+    )
     assert set(one.part.structure["own"]) == {BUFFERS}
     assert list(one.part.tensors.values())[0].tolist() == [1.0, 1.0]
     assert not one.model and not one.rest and not one.structure
@@ -57,7 +64,9 @@ def test_what_is_a_ranks_own_is_read_without_its_pieces(tmp_path: Path) -> None:
     own = TensorStore(label="0: ")
     structure = pack(torch.arange(3), own, "rng")
     own.update(shards)
-    write_parts(tmp_path, Packed({}, TensorStore(), TensorStore(), shards.as_part(own, {"rng": structure})), rank=1)
+    write_parts(
+        tmp_path, Packed({}, TensorStore(), TensorStore(), shards.as_part(own, {"rng": structure})), rank=1
+    )
     files = RankFiles(tmp_path, rank=1)
     asked: list[str] = []
     opened = files.files[1]._opened()
@@ -102,7 +111,11 @@ def test_other_ranks_begin_with_nothing_logged_so_that_nothing_counts_twice() ->
 
 
 def test_an_open_window_goes_on_with_the_mean_of_the_ranks_gradients() -> None:
-    one: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.tensor([2.0, 4.0]), "b": torch.tensor([1.0])}}
+    one: dict[str, Any] = {
+        "batches": 2,
+        "count": 2,
+        "gradients": {"w": torch.tensor([2.0, 4.0]), "b": torch.tensor([1.0])},
+    }
     other: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.tensor([4.0, 0.0])}}
     found = mean_window([one, other])
     assert found["count"] == 2
@@ -113,7 +126,12 @@ def test_an_open_window_goes_on_with_the_mean_of_the_ranks_gradients() -> None:
 
 def test_samples_of_a_weighted_window_count_as_much_on_another_number_of_ranks() -> None:
     one: dict[str, Any] = {"batches": 1, "count": 5, "fed": {0: 5}, "gradients": {"w": torch.tensor([2.0])}}
-    other: dict[str, Any] = {"batches": 1, "count": 1, "fed": {}, "gradients": {"w": torch.tensor([4.0]), "b": torch.tensor([8.0])}}
+    other: dict[str, Any] = {
+        "batches": 1,
+        "count": 1,
+        "fed": {},
+        "gradients": {"w": torch.tensor([4.0]), "b": torch.tensor([8.0])},
+    }
     found = sum_window([one, other], 4)
     assert (found["count"], found["fed"]) == (1.5, {0: 1.25})
     assert {name: each.tolist() for name, each in found["gradients"].items()} == {"w": [1.5], "b": [2.0]}

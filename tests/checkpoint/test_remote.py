@@ -19,7 +19,11 @@ from hookline.checkpoint.writing import machine
 
 
 def contents(step: int = 1) -> dict[str, Any]:
-    return {"module": {"w": torch.full((3,), float(step))}, "counters": {"step": step}, "position": {1: (2, 3)}}
+    return {
+        "module": {"w": torch.full((3,), float(step))},
+        "counters": {"step": step},
+        "position": {1: (2, 3)},
+    }
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -64,7 +68,9 @@ def test_what_a_killed_process_had_put_together_goes_with_the_next_save(base: st
 
 
 @pytest.mark.parametrize("failing", ["model.safetensors", "state.json", "manifest.json"])
-def test_an_upload_that_breaks_off_leaves_no_checkpoint_there(base: str, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_breaks_off_leaves_no_checkpoint_there(
+    base: str, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fs, _ = fsspec.core.url_to_fs(base)
     write(contents(1), f"{base}/step-1")
     real = fs.put_file
@@ -75,7 +81,9 @@ def test_an_upload_that_breaks_off_leaves_no_checkpoint_there(base: str, failing
         return real(local, remote, **options)
 
     monkeypatch.setattr(fs, "put_file", broken)
-    with pytest.raises(CheckpointError, match="step-2 could not be written: ConnectionResetError: the line is dead"):
+    with pytest.raises(
+        CheckpointError, match="step-2 could not be written: ConnectionResetError: the line is dead"
+    ):
         write(contents(2), f"{base}/step-2")
     with pytest.raises(CheckpointError, match=r"step-2 is no checkpoint: it has no manifest\.json"):
         read(f"{base}/step-2")
@@ -119,7 +127,9 @@ def test_a_password_in_the_url_is_never_shown() -> None:
 
 
 def test_a_url_that_was_made_a_path_is_explained() -> None:
-    with pytest.raises(CheckpointError, match="s3:/bucket/c was a URL before it was made a Path: pass it as text"):
+    with pytest.raises(
+        CheckpointError, match="s3:/bucket/c was a URL before it was made a Path: pass it as text"
+    ):
         read(Path("s3://bucket/c"))
 
 

@@ -18,7 +18,13 @@ from hookline.seeding import rng_state, set_rng_state
 
 
 def draw() -> tuple[float, ...]:
-    return (random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()), float(torch.rand(())))
+    return (
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        float(torch.rand(())),
+    )
 
 
 def test_random_streams_go_on_where_they_were(tmp_path: Path) -> None:

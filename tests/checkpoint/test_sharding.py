@@ -47,7 +47,10 @@ def spread(value: Any, mesh: Any, placement: Any = None) -> Any:
 
 def test_a_spread_tensor_comes_back_whole_and_tied_ones_are_stored_once(mesh: Any, tmp_path: Path) -> None:
     weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
-    contents = {"module": {"a": weight, "b": weight, "plain": torch.ones(1)}, "hooks": {"h": {"a": weight * 2}}}
+    contents = {
+        "module": {"a": weight, "b": weight, "plain": torch.ones(1)},
+        "hooks": {"h": {"a": weight * 2}},
+    }
     manifest = write(contents, tmp_path / "one")
     assert manifest["shared"] == {"b": "a"}
     found = read(tmp_path / "one")
@@ -55,12 +58,19 @@ def test_a_spread_tensor_comes_back_whole_and_tied_ones_are_stored_once(mesh: An
         assert type(found["module"][name]) is torch.Tensor
         assert torch.equal(found["module"][name], weight.full_tensor())
     assert torch.equal(found["hooks"]["h"]["a"], weight.full_tensor() * 2)
-    assert (tmp_path / "one" / "rank-0.safetensors").stat().st_size < 2 * 24 + 600  # two tensors of six numbers and a header
+    assert (
+        tmp_path / "one" / "rank-0.safetensors"
+    ).stat().st_size < 2 * 24 + 600  # two tensors of six numbers and a header
 
 
-def test_tied_weights_are_one_tensor_again_and_an_average_takes_the_place_of_both(mesh: Any, tmp_path: Path) -> None:
+def test_tied_weights_are_one_tensor_again_and_an_average_takes_the_place_of_both(
+    mesh: Any, tmp_path: Path
+) -> None:
     weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
-    write({"module": {"a": weight, "b": weight}, "hooks": {"average": {"averages": {"a": weight * 2}}}}, tmp_path / "one")
+    write(
+        {"module": {"a": weight, "b": weight}, "hooks": {"average": {"averages": {"a": weight * 2}}}},
+        tmp_path / "one",
+    )
     module = read(tmp_path / "one")["module"]
     assert module["a"].data_ptr() == module["b"].data_ptr()
     exported = export_weights(tmp_path / "one", tmp_path / "net.pt", hook="average").weights
@@ -91,7 +101,9 @@ def test_names_that_look_alike_are_kept_apart(mesh: Any, tmp_path: Path) -> None
     assert found["a"]["b"].tolist() == [1.0, 1.0]
 
 
-def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(mesh: Any, tmp_path: Path) -> None:
+def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(
+    mesh: Any, tmp_path: Path
+) -> None:
     from torch.distributed.tensor import DTensor, Partial
 
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
@@ -109,7 +121,13 @@ def test_whole_tensors_are_spread_like_the_modules_by_name_and_shape(mesh: Any) 
     assert list(like) == ["weight"]
     whole = torch.arange(6.0).reshape(3, 2)
     found = lay_out(
-        {"weight": whole, "deep": {"weight": whole + 1}, "bias": torch.ones(3), "shape": {"weight": torch.ones(4)}}, like
+        {
+            "weight": whole,
+            "deep": {"weight": whole + 1},
+            "bias": torch.ones(3),
+            "shape": {"weight": torch.ones(4)},
+        },
+        like,
     )
     assert is_dtensor(found["weight"]) and torch.equal(found["weight"].full_tensor(), whole)
     assert torch.equal(found["deep"]["weight"].full_tensor(), whole + 1)
@@ -129,8 +147,10 @@ def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:
     parameter = nn.Parameter(spread(torch.zeros(3, 2), mesh))
     optimizer = torch.optim.AdamW([parameter])
     moments = torch.arange(6.0).reshape(3, 2)
-    state = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": moments, "exp_avg_sq": moments + 1}},
-             "param_groups": optimizer.state_dict()["param_groups"]}  # fmt: skip
+    state = {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": moments, "exp_avg_sq": moments + 1}},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
     lay_out_optimizer(state, optimizer)
     optimizer.load_state_dict(state)
     held = optimizer.state[parameter]
@@ -146,7 +166,9 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     assert torch.equal(module.weight.full_tensor(), source.weight)  # type: ignore[operator]
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
-    assert isinstance(find_weights(tmp_path / "one", as_pieces=True).weights["weight"], Pieces)  # only what is needed is read
+    assert isinstance(
+        find_weights(tmp_path / "one", as_pieces=True).weights["weight"], Pieces
+    )  # only what is needed is read
     with torch.no_grad():
         module.weight.zero_()
     assert load_weights(module, tmp_path / "one").complete
@@ -168,14 +190,28 @@ def test_from_a_url_only_what_is_needed_is_read_and_what_was_fetched_goes(
     assert not os.listdir(tmp_path / "fetched")
 
 
-@pytest.mark.parametrize("changed", [
-    [], {}, {"own": {}}, {"own": [], "shards": {}, "shared": {}}, {"own": {"module": {"$": "tensor", "key": "nowhere"}}, "shards": {}, "shared": {}},
-    {"own": {}, "shards": {"module.a": [[0, 0], [3, 2]]}, "shared": {"module.a": "module.a"}}, {"own": {}, "shards": {"module.a": 5}, "shared": {}},
-    {"own": {}, "shards": {"module.a": [[-1, 0], [3, 2]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [[0, 0], [6, 1]]}, "shared": {}},
-    {"own": {}, "shards": {"module.a": [[0], [6]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [[0, 0], [2**62, 2**62]]}, "shared": {}},
-    {"own": {}, "shards": {"elsewhere": [[0, 0], [3, 2]]}, "shared": {}}, {"own": {}, "shards": {"module.a": [["a", "b"], [3, 2]]}, "shared": {}},
-], ids=lambda changed: str(changed)[:70])  # fmt: skip
-def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(mesh: Any, tmp_path: Path, changed: Any) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [],
+        {},
+        {"own": {}},
+        {"own": [], "shards": {}, "shared": {}},
+        {"own": {"module": {"$": "tensor", "key": "nowhere"}}, "shards": {}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [[0, 0], [3, 2]]}, "shared": {"module.a": "module.a"}},
+        {"own": {}, "shards": {"module.a": 5}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [[-1, 0], [3, 2]]}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [[0, 0], [6, 1]]}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [[0], [6]]}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [[0, 0], [2**62, 2**62]]}, "shared": {}},
+        {"own": {}, "shards": {"elsewhere": [[0, 0], [3, 2]]}, "shared": {}},
+        {"own": {}, "shards": {"module.a": [["a", "b"], [3, 2]]}, "shared": {}},
+    ],
+    ids=lambda changed: str(changed)[:70],
+)
+def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(
+    mesh: Any, tmp_path: Path, changed: Any
+) -> None:
     weight = spread(torch.arange(6.0).reshape(3, 2), mesh)
     write({"module": {"a": weight}, "world_size": 1}, tmp_path / "one")
     text = json.dumps(changed).encode()
@@ -190,15 +226,21 @@ def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(mesh: Any
         except CheckpointError as error:
             assert "one" in str(error) or "numbers are in no file" in str(error)
         else:  # what the pieces say of themselves fits, so the numbers are those that were written
-            assert look is verify or torch.equal(found["module"]["a"] if isinstance(found, dict) else found, weight.full_tensor())
+            assert look is verify or torch.equal(
+                found["module"]["a"] if isinstance(found, dict) else found, weight.full_tensor()
+            )
 
 
 def test_an_ordinary_run_never_loads_torchs_tensors_of_many_ranks(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    script = ("import sys, torch; from hookline.checkpoint.files import read, write\n"
-              "write({'module': {'w': torch.nn.Parameter(torch.ones(2))}}, 'one'); read('one')\n"
-              "assert 'torch.distributed.tensor._api' not in sys.modules")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    script = (
+        "import sys, torch; from hookline.checkpoint.files import read, write\n"
+        "write({'module': {'w': torch.nn.Parameter(torch.ones(2))}}, 'one'); read('one')\n"
+        "assert 'torch.distributed.tensor._api' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

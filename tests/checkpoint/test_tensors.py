@@ -15,10 +15,27 @@ from hookline import CheckpointError
 from hookline.checkpoint.files import read, read_manifest, write
 
 TYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-]  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -47,10 +64,17 @@ def test_views_of_every_kind_come_back_as_what_they_show(tmp_path: Path) -> None
     image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     turned = torch.randn(3, dtype=torch.complex64).conj()
     there_and_back(
-        tmp_path / "c", base=base, transposed=base.transpose(0, 2), stepped=base[:, ::2], expanded=torch.ones(1, 3).expand(4, 3),
-        diagonal=base[0, :, :3].diagonal(), image=image, odd=torch.arange(7, dtype=torch.uint8)[1:6],
-        nothing=torch.empty(0, 5), weights=nn.Parameter(torch.ones(2)),
-    )  # fmt: skip
+        tmp_path / "c",
+        base=base,
+        transposed=base.transpose(0, 2),
+        stepped=base[:, ::2],
+        expanded=torch.ones(1, 3).expand(4, 3),
+        diagonal=base[0, :, :3].diagonal(),
+        image=image,
+        odd=torch.arange(7, dtype=torch.uint8)[1:6],
+        nothing=torch.empty(0, 5),
+        weights=nn.Parameter(torch.ones(2)),
+    )
     restored = there_and_back(tmp_path / "d", image=image, turned=turned.resolve_conj())
     assert restored["image"].stride() == image.stride()
     write({"module": {"turned": turned}}, tmp_path / "e")
@@ -88,7 +112,9 @@ def test_a_state_dict_keeps_the_versions_of_its_layers(tmp_path: Path) -> None:
     assert restored._metadata == state._metadata
 
 
-@pytest.mark.parametrize("name", ["__metadata__", "ünïcode ☃", "\ud800", "a\nb\0c", "", "$", "a/b", "'", "x" * 5000], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["__metadata__", "ünïcode ☃", "\ud800", "a\nb\0c", "", "$", "a/b", "'", "x" * 5000], ids=ascii
+)
 def test_names_may_be_anything(tmp_path: Path, name: str) -> None:
     value = {name: torch.ones(1), f"{name}'": torch.zeros(1)}
     write({"module": value, "hooks": value}, tmp_path / "c")
@@ -147,11 +173,23 @@ class Wrapper(Tensor):
     __torch_dispatch__ = classmethod(lambda cls, func, types, args=(), kwargs=None: NotImplemented)  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("value", [
-    torch.eye(2).to_sparse(), torch.zeros(2, device="meta"), nn.UninitializedParameter(), Wrapper(),
-    np.ma.masked_array([1, 2], mask=[True, False]), torch.Size([2]), {torch.zeros(1): 1}, {torch.zeros(1)},
-], ids=lambda value: type(value).__name__)  # fmt: skip
-def test_what_would_come_back_as_something_else_is_refused_with_the_hook_and_the_key(tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        nn.UninitializedParameter(),
+        Wrapper(),
+        np.ma.masked_array([1, 2], mask=[True, False]),
+        torch.Size([2]),
+        {torch.zeros(1): 1},
+        {torch.zeros(1)},
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_come_back_as_something_else_is_refused_with_the_hook_and_the_key(
+    tmp_path: Path, value: Any
+) -> None:
     with pytest.raises(CheckpointError, match=r"hooks\.early_stopping\.best"):
         write({"hooks": {"early_stopping": {"best": value}}}, tmp_path / "c")
     assert not list(tmp_path.iterdir())
@@ -164,7 +202,9 @@ def test_state_that_holds_itself_is_refused_by_name(tmp_path: Path) -> None:
         write({"hooks": {"mine": loop}}, tmp_path / "c")
 
 
-@pytest.mark.parametrize("value", [10**5000, -(2**64), 2**63, -(2**63), 2**53 + 1], ids=lambda value: hex(value)[:20])
+@pytest.mark.parametrize(
+    "value", [10**5000, -(2**64), 2**63, -(2**63), 2**53 + 1], ids=lambda value: hex(value)[:20]
+)
 def test_whole_numbers_of_any_size(tmp_path: Path, value: int) -> None:
     write({"n": {value: [value]}}, tmp_path / "c")
     assert read(tmp_path / "c")["n"] == {value: [value]}

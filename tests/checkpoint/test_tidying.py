@@ -130,9 +130,16 @@ write(contents(2), path)
 """
 
 
-@pytest.mark.parametrize(("how", "nth"), [*(("rename", nth) for nth in (1, 4, 8, 9, 10, 11, 13)),
-                                          *(("exchange", nth) for nth in (6, 7, 8, 9, 10))])  # fmt: skip
-def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(tmp_path: Path, how: str, nth: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "nth"),
+    [
+        *(("rename", nth) for nth in (1, 4, 8, 9, 10, 11, 13)),
+        *(("exchange", nth) for nth in (6, 7, 8, 9, 10)),
+    ],
+)
+def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(
+    tmp_path: Path, how: str, nth: int
+) -> None:
     path = tmp_path / "best"
     code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
     assert code == -9

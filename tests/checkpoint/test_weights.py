@@ -87,22 +87,31 @@ def test_weights_come_from_a_url_or_the_newest_checkpoint_below_it(bucket: str) 
         load_weights(again, f"{bucket}/elsewhere")
 
 
-def test_a_run_gives_its_newest_whole_checkpoint_and_says_what_it_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_gives_its_newest_whole_checkpoint_and_says_what_it_passed_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     net = trained(Net(), path="run/checkpoints/old")
     trained(Net(), path="run/checkpoints/new")
     Path("run/checkpoints/new/model.safetensors").write_bytes(b"cut")
     again = Net()
     assert load_weights(again, "run").source == "run/checkpoints/old"
     assert same(weights(again), weights(net))
-    assert "passing over run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
+    assert (
+        "passing over run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
+    )
     Path("run/checkpoints/old/manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no whole one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes"):
+    with pytest.raises(
+        CheckpointError, match=r"no whole one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes"
+    ):
         load_weights(again, "run")
 
 
 def test_a_pickled_file_is_not_read_unless_imported() -> None:
     torch.save(Net().state_dict(), "weights.pt")
-    with pytest.raises(CheckpointError, match=r"only by an explicit call: load_weights\(module, hookline.import_checkpoint\('weights.pt'\)\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"only by an explicit call: load_weights\(module, hookline.import_checkpoint\('weights.pt'\)\)",
+    ):
         load_weights(Net(), "weights.pt")
 
 
@@ -146,7 +155,9 @@ def test_not_strict_loads_what_fits_and_says_so(caplog: pytest.LogCaptureFixture
     assert same(weights(net.layer), weights(old.layer)) and same(weights(net.head), head)
     assert report.mismatched == {"head.weight": ([5, 2], [3, 2]), "head.bias": ([5], [3])}
     assert report.loaded == ["layer.weight", "layer.bias"] and not report.missing and not report.unexpected
-    assert "2 of 4 weights loaded" in caplog.text and "of another shape, not loaded: head.weight" in caplog.text
+    assert (
+        "2 of 4 weights loaded" in caplog.text and "of another shape, not loaded: head.weight" in caplog.text
+    )
 
 
 def test_everything_that_fits_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,22 +221,35 @@ def test_names_can_be_changed_on_the_way(rename: Any) -> None:
 
 def test_the_longest_prefix_counts_and_none_leaves_a_weight_out() -> None:
     net = Headed()
-    source = {"a.weight": torch.ones(2, 4), "a.bias": torch.ones(2), "a.b.weight": torch.ones(3, 2), "a.b.bias": torch.ones(3)}
+    source = {
+        "a.weight": torch.ones(2, 4),
+        "a.bias": torch.ones(2),
+        "a.b.weight": torch.ones(3, 2),
+        "a.b.bias": torch.ones(3),
+    }
     load_weights(net, source, rename={"a.": "layer.", "a.b.": "head."})
     assert all(bool((each == 1).all()) for each in net.parameters())
     report = load_weights(Net(), weights(net), rename=lambda name: None if name.startswith("head.") else name)
     assert report.complete
 
 
-@pytest.mark.parametrize(("wrapped", "hint"), [(True, r"rename=\{'module.net.': ''\}"), (False, r"rename=\{'': 'layer.'\}")])
+@pytest.mark.parametrize(
+    ("wrapped", "hint"), [(True, r"rename=\{'module.net.': ''\}"), (False, r"rename=\{'': 'layer.'\}")]
+)
 def test_a_prefix_that_all_names_lack_or_have_is_suggested(wrapped: bool, hint: str) -> None:
-    source = {f"module.net.{name}": each for name, each in weights(Net()).items()} if wrapped else weights(Net().layer)
+    source = (
+        {f"module.net.{name}": each for name, each in weights(Net()).items()}
+        if wrapped
+        else weights(Net().layer)
+    )
     with pytest.raises(CheckpointError, match=hint):
         load_weights(Net(), source)
 
 
 def test_a_prefix_that_nothing_has_is_refused_with_the_nearest() -> None:
-    with pytest.raises(OptionError, match=r"no name in the mapping begins with 'layr.'. Did you mean 'layer.'\?"):
+    with pytest.raises(
+        OptionError, match=r"no name in the mapping begins with 'layr.'. Did you mean 'layer.'\?"
+    ):
         load_weights(Net(), Net().state_dict(), rename={"layr.": ""})
 
 
@@ -280,7 +304,9 @@ def test_an_export_that_fails_leaves_the_old_file_and_nothing_aside() -> None:
     assert sorted(each.name for each in Path().iterdir()) == ["run", "weights.safetensors"]
     export_weights("run", Path("weights.pt"))
     assert torch.load("weights.pt", weights_only=True)["_extra_state"] == {"words": ["a", "b"]}
-    with pytest.raises(CheckpointError, match="nowhere/weights.pt could not be written: No such file or directory"):
+    with pytest.raises(
+        CheckpointError, match="nowhere/weights.pt could not be written: No such file or directory"
+    ):
         export_weights("run", Path("nowhere/weights.pt"))
 
 
@@ -302,7 +328,9 @@ def test_averaged_weights_take_the_place_of_those_they_average() -> None:
     net = trained(Normed(), hook)
     written = export_weights("run", Path("average.safetensors"), hook="weight_averaging").weights
     read = load_file("average.safetensors")
-    assert set(read) == set(net.state_dict()) == set(written)  # buffers are not averaged, and come from the module
+    assert (
+        set(read) == set(net.state_dict()) == set(written)
+    )  # buffers are not averaged, and come from the module
     assert torch.equal(read["layer.weight"], hook.averages["layer.weight"])
     assert torch.equal(read["twin.weight"], hook.averages["layer.weight"])  # tied
     assert not torch.equal(read["layer.weight"], net.layer.weight)

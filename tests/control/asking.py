@@ -52,12 +52,19 @@ class Asks(Hook):
 
 
 def asked(
-    *requests: tuple[str, dict[str, Any]] | Callable[[], Any] | Steps, hooks: list[Any] | None = None, **options: Any
+    *requests: tuple[str, dict[str, Any]] | Callable[[], Any] | Steps,
+    hooks: list[Any] | None = None,
+    **options: Any,
 ) -> tuple[list[Any], Trainer]:
     """Train until all of it was asked; the answers, and the trainer."""
     options = {"run_dir": "run", "logger": True, "max_epochs": -1, **options}
     where = options["run_dir"]
-    things = [each if callable(each) or isinstance(each, Steps) else (lambda each=each: ask(where, each[0], **each[1])) for each in requests]
+    things = [
+        each
+        if callable(each) or isinstance(each, Steps)
+        else (lambda each=each: ask(where, each[0], **each[1]))
+        for each in requests
+    ]
     asks = Asks(*things)
     trainer = quiet(hooks=[*(hooks or []), asks], **options)
     trainer.fit(Net(), batches())

@@ -55,7 +55,9 @@ class Starts(Hook):
                 time.sleep(600)
                 os._exit(0)
         elif self.how == "subprocess":
-            self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(600)"], close_fds=False
+            )
             self.pid = self.process.pid
         else:
             context: Any = multiprocessing.get_context("fork")
@@ -78,13 +80,25 @@ KINDS: dict[str, tuple[Any, list[Hook]]] = {
     "torchdata, a step fails": (lambda: stateful(), [Fails()]),
     "torchdata, the dataset fails": (lambda: stateful(dataset=Pairs(15)), []),
     "torchdata, persistent workers": (lambda: stateful(persistent_workers=True), []),
-    "torchdata, persistent workers, spawn": (lambda: stateful(persistent_workers=True, multiprocessing_context="spawn"), []),
-    "torchdata, persistent workers, forkserver": (lambda: stateful(persistent_workers=True, multiprocessing_context="forkserver"), []),
+    "torchdata, persistent workers, spawn": (
+        lambda: stateful(persistent_workers=True, multiprocessing_context="spawn"),
+        [],
+    ),
+    "torchdata, persistent workers, forkserver": (
+        lambda: stateful(persistent_workers=True, multiprocessing_context="forkserver"),
+        [],
+    ),
     "DataLoader, a step fails": (lambda: plain(), [Fails()]),
     "DataLoader, persistent workers": (lambda: plain(persistent_workers=True), []),
     "a fork of the user's": (lambda: [(torch.ones(2, 4), torch.ones(2, 2))] * 4, [Starts("os.fork")]),
-    "a multiprocessing child of the user's": (lambda: [(torch.ones(2, 4), torch.ones(2, 2))] * 4, [Starts("multiprocessing")]),
-    "a subprocess that inherits descriptors": (lambda: [(torch.ones(2, 4), torch.ones(2, 2))] * 4, [Starts("subprocess")]),
+    "a multiprocessing child of the user's": (
+        lambda: [(torch.ones(2, 4), torch.ones(2, 2))] * 4,
+        [Starts("multiprocessing")],
+    ),
+    "a subprocess that inherits descriptors": (
+        lambda: [(torch.ones(2, 4), torch.ones(2, 2))] * 4,
+        [Starts("subprocess")],
+    ),
 }
 
 
@@ -125,8 +139,14 @@ def train(number: int, kind: str) -> dict[str, Any]:
         error = raised  # it holds the frames, and with them the iterator and its workers
     logging.getLogger("hookline").removeHandler(listen)
     threads = [each.name for each in threading.enumerate() if each.name.startswith("hookline")]
-    found = {"kind": kind, "failed": error is not None, "threads": threads, "said": listen.lines,
-             "socket": (folder / "control.sock").exists(), "heard": is_heard(folder / "second.sock")}
+    found = {
+        "kind": kind,
+        "failed": error is not None,
+        "threads": threads,
+        "said": listen.lines,
+        "socket": (folder / "control.sock").exists(),
+        "heard": is_heard(folder / "second.sock"),
+    }
     for each in hooks:
         if isinstance(each, Starts):
             os.kill(each.pid, signal.SIGKILL)

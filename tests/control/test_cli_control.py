@@ -24,22 +24,41 @@ def said(capsys: Any, *words: str) -> tuple[int, str, str]:
 def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     Path("probe.py").write_text(PROBE)
     answers, _ = asked(
-        lambda: said(capsys), lambda: said(capsys, "disable", "counts"), lambda: said(capsys, "every", "counts", "20", "steps"),
-        lambda: said(capsys, "attach", "probe.py:Probe", "--name", "mine"), lambda: said(capsys, "checkpoint"),
-        lambda: said(capsys, "status", "--json"), lambda: said(capsys, "detach", "mine"), hooks=[Counts()])  # fmt: skip
+        lambda: said(capsys),
+        lambda: said(capsys, "disable", "counts"),
+        lambda: said(capsys, "every", "counts", "20", "steps"),
+        lambda: said(capsys, "attach", "probe.py:Probe", "--name", "mine"),
+        lambda: said(capsys, "checkpoint"),
+        lambda: said(capsys, "status", "--json"),
+        lambda: said(capsys, "detach", "mine"),
+        hooks=[Counts()],
+    )
     status, disable, often, attach, checkpoint, told, detach = answers
-    assert status[0] == 0 and re.search(r"training: step [\d,]+, .*(epoch|batch)", status[1]) and "counts  on" in status[1]
+    assert (
+        status[0] == 0
+        and re.search(r"training: step [\d,]+, .*(epoch|batch)", status[1])
+        and "counts  on" in status[1]
+    )
     assert disable[0] == 0 and disable[1].startswith("disable counts: done at step ")
     assert often[1].startswith("every counts 20 steps: done") and attach[1].startswith("attach mine: done")
     assert re.fullmatch(r"checkpoint: step \d+ is saved in /.*/run/checkpoints/step-\d+\n", checkpoint[1])
     assert detach[1].startswith("detach mine: done at step ")
     hooks = {each["name"]: each for each in json.loads(told[1])["hooks"]}
-    assert hooks["counts"]["enabled"] is False and hooks["counts"]["every"] == "every 20 steps" and "mine" in hooks
+    assert (
+        hooks["counts"]["enabled"] is False
+        and hooks["counts"]["every"] == "every 20 steps"
+        and "mine" in hooks
+    )
 
 
 def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    answers, _ = asked(lambda: said(capsys, "disable", "count"), lambda: said(capsys, "enabl", "counts"), lambda: said(capsys, "disable"),
-                       lambda: said(capsys, "stop", "--name", "x"), hooks=[Counts()])  # fmt: skip
+    answers, _ = asked(
+        lambda: said(capsys, "disable", "count"),
+        lambda: said(capsys, "enabl", "counts"),
+        lambda: said(capsys, "disable"),
+        lambda: said(capsys, "stop", "--name", "x"),
+        hooks=[Counts()],
+    )
     assert [each[0] for each in answers] == [1, 2, 2, 2]
     assert "Did you mean 'counts'?" in answers[0][2] and "Did you mean 'enable'?" in answers[1][2]
     assert "disable takes HOOK; got nothing." in answers[2][2]
@@ -49,7 +68,9 @@ def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.
     assert main(["control", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
 
 
-def test_a_hook_that_a_program_has_named_badly_leaves_the_table_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hook_that_a_program_has_named_badly_leaves_the_table_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     odd, wide = Counts(), Counts()
     odd.name, wide.name = "a\nb", "x" * 5000
     answers, _ = asked(lambda: said(capsys), hooks=[odd, wide])

@@ -48,16 +48,23 @@ def of_control(run: str = "run") -> list[dict[str, Any]]:
 
 def test_a_hook_is_switched_off_and_on_at_a_step_boundary_and_the_log_says_when() -> None:
     counts = Counts()
-    answers, _ = asked(("disable", {"hook": "counts"}), Steps(12), ("enable", {"hook": "counts"}), Steps(12), hooks=[counts])
+    answers, _ = asked(
+        ("disable", {"hook": "counts"}), Steps(12), ("enable", {"hook": "counts"}), Steps(12), hooks=[counts]
+    )
     off, on = answers[0]["step"], answers[2]["step"]
     assert off < on
     assert [each for each in counts.steps if off < each <= on] == []
     assert (off == 0 or off in counts.steps) and on + 1 in counts.steps
-    assert [(each["command"], each["hook"], each["step"]) for each in of_control()] == [("disable", "counts", off), ("enable", "counts", on)]
+    assert [(each["command"], each["hook"], each["step"]) for each in of_control()] == [
+        ("disable", "counts", off),
+        ("enable", "counts", on),
+    ]
 
 
 def test_a_wrong_hook_is_refused_with_the_nearest_name_and_nothing_is_logged() -> None:
-    answers, _ = asked(("disable", {"hook": "count"}), ("disabel", {"hook": "counts"}), ("disable", {}), hooks=[Counts()])
+    answers, _ = asked(
+        ("disable", {"hook": "count"}), ("disabel", {"hook": "counts"}), ("disable", {}), hooks=[Counts()]
+    )
     assert all(isinstance(each, Refused) for each in answers)
     assert "no hook named 'count'. Did you mean 'counts'?" in str(answers[0])
     assert "Did you mean 'disable'?" in str(answers[1]) and "needs 'hook'" in str(answers[2])
@@ -75,15 +82,24 @@ class Rarely(Hook):
 
 def test_how_often_a_hook_is_heard_can_be_changed_whether_it_said_so_itself_or_not() -> None:
     rarely, counts, monitor = Rarely(), Counts(), GradientMonitor(log_frequency=1000)
-    answers, _ = asked(("every", {"hook": "rarely", "interval": "3 steps"}), ("every", {"hook": "counts", "interval": "7 steps"}),
-                       ("every", {"hook": "gradient_monitor", "interval": "5"}), Steps(12), ("status", {}),
-                       hooks=[rarely, counts, monitor])  # fmt: skip
+    answers, _ = asked(
+        ("every", {"hook": "rarely", "interval": "3 steps"}),
+        ("every", {"hook": "counts", "interval": "7 steps"}),
+        ("every", {"hook": "gradient_monitor", "interval": "5"}),
+        Steps(12),
+        ("status", {}),
+        hooks=[rarely, counts, monitor],
+    )
     assert rarely.steps and all(each % 3 == 0 for each in rarely.steps)
     later = [each for each in counts.steps if each > answers[1]["step"]]
     assert later and all(each % 7 == 0 for each in later)
     assert monitor.log_frequency == 5
     told = {each["name"]: each["every"] for each in answers[-1]["hooks"]}
-    assert (told["rarely"], told["counts"], told["gradient_monitor"]) == ("every 3 steps", "every 7 steps", "every 5")
+    assert (told["rarely"], told["counts"], told["gradient_monitor"]) == (
+        "every 3 steps",
+        "every 7 steps",
+        "every 5",
+    )
 
 
 def test_a_new_interval_counts_from_where_the_run_is() -> None:
@@ -99,10 +115,15 @@ def test_a_new_interval_counts_from_where_the_run_is() -> None:
 
 
 def test_an_interval_that_would_mean_nothing_is_refused_with_the_reason() -> None:
-    answers, _ = asked(("every", {"hook": "early_stopping", "interval": "5 steps"}), ("every", {"hook": "heartbeat", "interval": "5 steps"}),
-                       ("every", {"hook": "heartbeat", "interval": "5 seconds"}), ("every", {"hook": "counts", "interval": "5 stps"}),
-                       ("every", {"hook": "counts"}), ("every", {"hook": "counts", "interval": "²"}),
-                       hooks=[EarlyStopping(monitor="train/loss"), Heartbeat(every="30 seconds"), Counts()])  # fmt: skip
+    answers, _ = asked(
+        ("every", {"hook": "early_stopping", "interval": "5 steps"}),
+        ("every", {"hook": "heartbeat", "interval": "5 steps"}),
+        ("every", {"hook": "heartbeat", "interval": "5 seconds"}),
+        ("every", {"hook": "counts", "interval": "5 stps"}),
+        ("every", {"hook": "counts"}),
+        ("every", {"hook": "counts", "interval": "²"}),
+        hooks=[EarlyStopping(monitor="train/loss"), Heartbeat(every="30 seconds"), Counts()],
+    )
     texts = [str(each) for each in answers]
     assert "nothing that comes with every batch" in texts[0]
     assert "use such as '30 seconds'" in texts[1]
@@ -136,7 +157,10 @@ def test_a_stop_is_answered_with_the_step_that_is_on_disk() -> None:
     assert trainer.status == "stopped" and trainer.state.stop_reason == "asked for by hookline control"
     assert answers[1]["step"] == answers[1]["saved_step"] == trainer.global_step
     assert json.loads((Path(answers[1]["path"]) / "manifest.json").read_text())["step"] == trainer.global_step
-    assert answers[1]["said"] == f"stopped at step {trainer.global_step}; its last state is saved in {answers[1]['path']}"
+    assert (
+        answers[1]["said"]
+        == f"stopped at step {trainer.global_step}; its last state is saved in {answers[1]['path']}"
+    )
 
 
 def test_a_stop_of_a_run_that_saves_nothing_says_so() -> None:
@@ -154,7 +178,9 @@ def test_a_stop_that_ends_in_a_failure_says_what_is_saved() -> None:
 
     asks = Asks(lambda: ask("run", "checkpoint"), lambda: ask("run", "stop"))
     with pytest.raises(RuntimeError, match="at the end"):
-        quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(Net(), batches() * 50_000)  # one epoch
+        quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(
+            Net(), batches() * 50_000
+        )  # one epoch
     asks.thread.join()
     path, step = asks.answers[0]["path"], asks.answers[0]["saved_step"]
     assert f"the newest checkpoint is {path} of step {step}" in str(asks.answers[1])
@@ -172,21 +198,38 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason() -> Non
 def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
     answers, trainer = asked(Steps(12), ("status", {}), hooks=[Counts()])
     told = answers[1]
-    assert told["status"] == "training" and 0 < told["step"] <= trainer.global_step and told["position"].startswith("epoch ")
+    assert (
+        told["status"] == "training"
+        and 0 < told["step"] <= trainer.global_step
+        and told["position"].startswith("epoch ")
+    )
     assert told["progress"].startswith(f"step {told['step']:,}, ")
     counts = next(each for each in told["hooks"] if each["name"] == "counts")
     assert counts["class"] == "Counts" and counts["enabled"] and counts["events"] == ["on_step_end"]
-    assert 0 < counts["calls"] <= trainer.global_step and 0 < counts["worst"] <= counts["total"] and 0 < counts["share"] < 1
+    assert (
+        0 < counts["calls"] <= trainer.global_step
+        and 0 < counts["worst"] <= counts["total"]
+        and 0 < counts["share"] < 1
+    )
 
 
 def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown() -> None:
     Path("probe.py").write_text(PROBE)
     file = str(Path("probe.py").resolve())
-    answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), ("attach", {"file": f"{file}:Probe", "name": "second"}), Steps(12))
+    answers, trainer = asked(
+        ("attach", {"file": f"{file}:Probe"}),
+        ("attach", {"file": f"{file}:Probe", "name": "second"}),
+        Steps(12),
+    )
     assert [each["hook"] for each in answers[:2]] == ["probe", "second"]
     heard = trainer.hooks["probe"].heard
     assert heard[0] == "setup" and heard[-1] == "teardown" and heard[1].step == answers[0]["step"] + 1
-    assert of_control()[0] == {**of_control()[0], "file": file, "class": "Probe", "sha256": answers[0]["sha256"]}
+    assert of_control()[0] == {
+        **of_control()[0],
+        "file": file,
+        "class": "Probe",
+        "sha256": answers[0]["sha256"],
+    }
 
 
 def test_a_file_that_is_attached_again_takes_the_place_of_what_it_was() -> None:
@@ -198,13 +241,21 @@ def test_a_file_that_is_attached_again_takes_the_place_of_what_it_was() -> None:
         heard.append(heard_by_probe())
         return str(answer["hook"])
 
-    answers, trainer = asked(attach, Steps(12), attach, lambda: attach("mine"), lambda: attach("mine"), Steps(12))
+    answers, trainer = asked(
+        attach, Steps(12), attach, lambda: attach("mine"), lambda: attach("mine"), Steps(12)
+    )
     assert [answers[index] for index in (0, 2, 3, 4)] == ["probe", "probe", "mine", "mine"]
     assert trainer.hooks.list_hooks() == ["asks", "probe", "mine"]
     for each in heard:
-        assert each[0] == "setup" and each[-1] == "teardown" and each.count("setup") == each.count("teardown") == 1
+        assert (
+            each[0] == "setup"
+            and each[-1] == "teardown"
+            and each.count("setup") == each.count("teardown") == 1
+        )
     last = [each[-2].step if len(each) > 2 else 0 for each in heard]
-    assert last[0] < last[1] == trainer.global_step == last[3] > last[2]  # what was replaced heard no more steps
+    assert (
+        last[0] < last[1] == trainer.global_step == last[3] > last[2]
+    )  # what was replaced heard no more steps
 
 
 def test_one_that_cannot_take_its_place_leaves_it_there() -> None:
@@ -212,7 +263,9 @@ def test_one_that_cannot_take_its_place_leaves_it_there() -> None:
     file = str(Path("probe.py").resolve())
 
     def shy() -> Any:
-        Path("probe.py").write_text(PROBE.replace('self.heard.append("setup")', "raise RuntimeError('not today')"))
+        Path("probe.py").write_text(
+            PROBE.replace('self.heard.append("setup")', "raise RuntimeError('not today')")
+        )
         return ask("run", "attach", file=f"{file}:Probe")
 
     answers, trainer = asked(("attach", {"file": f"{file}:Probe"}), shy, Steps(12))
@@ -227,8 +280,14 @@ def test_what_was_attached_can_be_detached_and_nothing_else() -> None:
     file = str(Path("probe.py").resolve())
     heard: list[Any] = []
     answers, trainer = asked(
-        ("detach", {"hook": "counts"}), ("attach", {"file": f"{file}:Probe"}), ("detach", {"hook": "prob"}), lambda: heard.append(heard_by_probe()),
-        ("detach", {"hook": "probe"}), ("detach", {"hook": "probe"}), hooks=[Counts()])  # fmt: skip
+        ("detach", {"hook": "counts"}),
+        ("attach", {"file": f"{file}:Probe"}),
+        ("detach", {"hook": "prob"}),
+        lambda: heard.append(heard_by_probe()),
+        ("detach", {"hook": "probe"}),
+        ("detach", {"hook": "probe"}),
+        hooks=[Counts()],
+    )
     assert "was not attached from outside; disable switches it off. Attached: none." in str(answers[0])
     assert "Did you mean 'probe'?" in str(answers[2]) and "There is no hook named 'probe'" in str(answers[5])
     assert answers[4] == {**answers[4], "command": "detach", "hook": "probe"}
@@ -273,26 +332,45 @@ def test_a_file_that_cannot_be_attached_is_refused_and_leaves_the_run_as_it_was(
 def test_a_pipe_is_not_waited_for_and_a_name_that_no_table_can_show_is_refused() -> None:
     Path("probe.py").write_text(f"{PROBE}\nclass Wide(Hook):\n    name = 'x' * 5000\n")
     os.mkfifo("pipe.py")
-    answers, trainer = asked(("attach", {"file": "pipe.py:Probe"}), *[("attach", {"file": "probe.py:Probe", "name": name}) for name in ("a\nb", "x" * 5000, 3)],
-                             ("attach", {"file": "probe.py:Wide"}))  # fmt: skip
+    answers, trainer = asked(
+        ("attach", {"file": "pipe.py:Probe"}),
+        *[("attach", {"file": "probe.py:Probe", "name": name}) for name in ("a\nb", "x" * 5000, 3)],
+        ("attach", {"file": "probe.py:Wide"}),
+    )
     assert "pipe.py is no regular file" in str(answers[0])
-    assert all("must be a text of one line, of at most 200 characters" in str(each) and len(str(each)) < 400 for each in answers[1:])
+    assert all(
+        "must be a text of one line, of at most 200 characters" in str(each) and len(str(each)) < 400
+        for each in answers[1:]
+    )
     assert [type(each).__name__ for each in trainer.hooks] == ["Asks"]
 
 
 def test_a_name_that_is_taken_cannot_be_given_to_a_file() -> None:
     Path("probe.py").write_text(PROBE)
-    answers, _ = asked(("attach", {"file": str(Path("probe.py").resolve()) + ":Probe", "name": "counts"}), hooks=[Counts()])
+    answers, _ = asked(
+        ("attach", {"file": str(Path("probe.py").resolve()) + ":Probe", "name": "counts"}), hooks=[Counts()]
+    )
     assert "no hook is called by yet" in str(answers[0])
 
 
 def test_a_run_that_was_changed_from_outside_resumes_as_it_was_written_down() -> None:
     Path("probe.py").write_text(PROBE)
     rarely = Rarely()
-    answers, _ = asked(("every", {"hook": "rarely", "interval": "3 steps"}), ("attach", {"file": str(Path("probe.py").resolve()) + ":Probe"}),
-                       ("disable", {"hook": "counts"}), ("checkpoint", {}), hooks=[rarely, Counts()])  # fmt: skip
+    answers, _ = asked(
+        ("every", {"hook": "rarely", "interval": "3 steps"}),
+        ("attach", {"file": str(Path("probe.py").resolve()) + ":Probe"}),
+        ("disable", {"hook": "counts"}),
+        ("checkpoint", {}),
+        hooks=[rarely, Counts()],
+    )
     again, counts = Rarely(), Counts()
     saved = saved_by(answers[3])
-    trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_steps=int(saved.name.removeprefix("step-")) + 8, hooks=[again, counts])
+    trainer = quiet(
+        run_dir="run",
+        logger=True,
+        max_epochs=-1,
+        max_steps=int(saved.name.removeprefix("step-")) + 8,
+        hooks=[again, counts],
+    )
     trainer.fit(Net(), batches(), resume=saved)
     assert len(counts.steps) == 8 and again.steps == [] and "probe" not in trainer.hooks

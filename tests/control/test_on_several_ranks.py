@@ -105,7 +105,9 @@ def test_the_answers_say_which_steps_are_on_disk(outcome: tuple[Outcome, Path]) 
     checkpoint, stop = first["answers"][-2:]  # type: ignore[index]
     assert (stop["step"], stop["saved_step"], stop["saved"]) == (first["step"], first["step"], True)
     for answer in (checkpoint, stop):
-        assert json.loads((Path(answer["path"]) / "manifest.json").read_text())["step"] == answer["saved_step"]
+        assert (
+            json.loads((Path(answer["path"]) / "manifest.json").read_text())["step"] == answer["saved_step"]
+        )
 
 
 def test_it_is_logged_once(outcome: tuple[Outcome, Path]) -> None:

@@ -21,10 +21,19 @@ pytestmark = pytest.mark.timeout(300)  # one process starts several others, each
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What was there after each run; a kind that is missing did not end."""
     folder = tmp_path_factory.mktemp("outliving")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+    }
     with (folder / "output").open("w") as output, (folder / "errors").open("w") as errors:
-        program = subprocess.Popen([sys.executable, TESTS / "control" / "outliving.py"], cwd=folder, env=environment,
-                                   stdout=output, stderr=errors, start_new_session=True)
+        program = subprocess.Popen(
+            [sys.executable, TESTS / "control" / "outliving.py"],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
         try:
             program.wait(250)
         except subprocess.TimeoutExpired:
@@ -38,14 +47,18 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_ends_although_a_process_that_was_started_in_it_does_not(kind: str, left_behind: dict[str, Any]) -> None:
+def test_a_run_ends_although_a_process_that_was_started_in_it_does_not(
+    kind: str, left_behind: dict[str, Any]
+) -> None:
     assert kind in left_behind, "the run did not end"
     assert left_behind[kind]["failed"] is ("fails" in kind)
     assert not [line for line in left_behind[kind]["said"] if "did not end" in line]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_thread_and_no_socket_of_a_run_that_is_over_is_left(kind: str, left_behind: dict[str, Any]) -> None:
+def test_no_thread_and_no_socket_of_a_run_that_is_over_is_left(
+    kind: str, left_behind: dict[str, Any]
+) -> None:
     found = left_behind[kind]
     assert found["threads"] == [] and not found["socket"]
     assert not found["heard"], "a process that outlives the run still listens on its socket"

@@ -103,7 +103,9 @@ def test_what_a_killed_job_has_left_is_replaced_and_who_asks_before_that_is_told
     assert answers[0]["pid"] == os.getpid()
 
 
-def test_a_second_job_in_a_directory_leaves_the_first_ones_socket_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_job_in_a_directory_leaves_the_first_ones_socket_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     Path("run").mkdir()
     with listen(Path("run")) as first, caplog.at_level(logging.DEBUG, "hookline"):
         quiet(run_dir="run", logger=True).fit(Net(), batches())
@@ -111,7 +113,9 @@ def test_a_second_job_in_a_directory_leaves_the_first_ones_socket_alone(caplog: 
     assert "cannot be controlled from outside: another job is running in this directory" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["everybody can write there", "something else has the name", "no sockets here"])
+@pytest.mark.parametrize(
+    "what", ["everybody can write there", "something else has the name", "no sockets here"]
+)
 def test_where_no_socket_can_be_made_a_run_goes_on_with_one_quiet_line(
     what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,15 +140,25 @@ def test_where_no_socket_can_be_made_a_run_goes_on_with_one_quiet_line(
 
 
 def test_whatever_is_said_on_the_socket_is_answered_in_words() -> None:
-    answers, trainer = asked(lambda: talk(b"hello\n", b"[1]\n", b'{"command": 3}\n', b'{"command": "every", "hook": "asks", "interval": [1]}\n',
-                                          b'{"command": "status"}\n', b"{" * 200_000 + b"\n"))  # fmt: skip
+    answers, trainer = asked(
+        lambda: talk(
+            b"hello\n",
+            b"[1]\n",
+            b'{"command": 3}\n',
+            b'{"command": "every", "hook": "asks", "interval": [1]}\n',
+            b'{"command": "status"}\n',
+            b"{" * 200_000 + b"\n",
+        )
+    )
     told = answers[0]
     assert all("error" in each for each in (*told[:4], told[5])) and told[4]["status"] == "training"
     assert "one JSON object in a line" in told[1]["error"] and trainer.status == "stopped"
 
 
 def test_who_has_no_patience_is_told_that_it_will_be_done() -> None:
-    answers, _ = asked(("disable", {"hook": "counts", "patience": 0.0}), Steps(12), ("status", {}), hooks=[Counts()])
+    answers, _ = asked(
+        ("disable", {"hook": "counts", "patience": 0.0}), Steps(12), ("status", {}), hooks=[Counts()]
+    )
     told = {each["name"]: each["enabled"] for each in answers[2]["hooks"]}
     assert told["counts"] is False and (answers[0].get("waiting") or answers[0]["hook"] == "counts")
 
@@ -173,7 +187,9 @@ def test_what_comes_too_late_is_answered_and_not_left_waiting() -> None:
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("opened_up", [False, True])
 def test_another_user_cannot_ask_not_even_if_the_file_lets_them(opened_up: bool) -> None:
-    folder = Path(f"/tmp/hookline-control-{os.getpid()}-{opened_up}")  # which, unlike the tests' own, others can look into
+    folder = Path(
+        f"/tmp/hookline-control-{os.getpid()}-{opened_up}"
+    )  # which, unlike the tests' own, others can look into
     folder.mkdir(mode=0o755)
 
     def as_somebody_else() -> int:

@@ -65,7 +65,9 @@ class Seen(Hook):
 Made = Callable[[], Any]
 
 
-def run(loader: Any, seen: Seen, seed: int, dropout: float = 0.3, resume: Path | None = None, **options: Any) -> dict[str, Any]:
+def run(
+    loader: Any, seen: Seen, seed: int, dropout: float = 0.3, resume: Path | None = None, **options: Any
+) -> dict[str, Any]:
     torch.manual_seed(seed)
     trainer = quiet(**{"max_epochs": 3, "hooks": [seen], **options})
     trainer.fit(Dropping(dropout), loader, resume=resume)

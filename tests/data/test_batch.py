@@ -41,7 +41,11 @@ class Movable:
 
 
 def test_every_tensor_in_a_nested_batch_moves_and_kinds_stay() -> None:
-    batch = {"a": torch.zeros(2), "b": [torch.zeros(2), (torch.zeros(2), "text", 3, None)], "p": Pair(torch.zeros(1), torch.zeros(1))}
+    batch = {
+        "a": torch.zeros(2),
+        "b": [torch.zeros(2), (torch.zeros(2), "text", 3, None)],
+        "p": Pair(torch.zeros(1), torch.zeros(1)),
+    }
     moved = move(batch, META)
     assert moved["a"].device == moved["b"][0].device == moved["b"][1][0].device == moved["p"].y.device == META
     assert type(moved["b"][1]) is tuple and moved["b"][1][1:] == ("text", 3, None)
@@ -55,9 +59,15 @@ def test_dataclasses_and_things_with_to_are_moved() -> None:
     assert move(Movable(), META).moved_to == META
 
 
-@pytest.mark.parametrize("kind", [
-    collections.OrderedDict(x=torch.zeros(2)), collections.defaultdict(list, x=torch.zeros(2)), collections.Counter(),
-], ids=lambda kind: type(kind).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        collections.OrderedDict(x=torch.zeros(2)),
+        collections.defaultdict(list, x=torch.zeros(2)),
+        collections.Counter(),
+    ],
+    ids=lambda kind: type(kind).__name__,
+)
 def test_dictionaries_of_other_classes_move_and_stay_what_they_are(kind: Any) -> None:
     moved = move(kind, META)
     assert type(moved) is type(kind) and list(moved) == list(kind)
@@ -76,11 +86,25 @@ def test_a_batch_without_tensors_stays_as_it_is() -> None:
         assert move(batch, META) == batch
 
 
-@pytest.mark.parametrize(("batch", "size"), [
-    (torch.zeros(5, 3), 5), ((torch.zeros(4, 2), torch.zeros(4)), 4), ([torch.zeros(3)], 3), ({"x": torch.zeros(6)}, 6),
-    ({"id": "text", "x": torch.zeros(2)}, 2), (Pair(torch.zeros(7), torch.zeros(7)), 7), (((torch.zeros(8),),), 8),
-    (torch.tensor(1.0), 1), ((torch.tensor(1.0), torch.zeros(3)), 1), ("text", 1), (None, 1), ([], 1), ({}, 1), (["a", "b"], 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(5, 3), 5),
+        ((torch.zeros(4, 2), torch.zeros(4)), 4),
+        ([torch.zeros(3)], 3),
+        ({"x": torch.zeros(6)}, 6),
+        ({"id": "text", "x": torch.zeros(2)}, 2),
+        (Pair(torch.zeros(7), torch.zeros(7)), 7),
+        (((torch.zeros(8),),), 8),
+        (torch.tensor(1.0), 1),
+        ((torch.tensor(1.0), torch.zeros(3)), 1),
+        ("text", 1),
+        (None, 1),
+        ([], 1),
+        ({}, 1),
+        (["a", "b"], 1),
+    ],
+)
 def test_the_batch_size_is_the_length_of_the_first_tensor(batch: Any, size: int) -> None:
     assert batch_size(batch) == size
 

@@ -20,13 +20,17 @@ from hookline.ranks import Ranks
 small = st.integers(1, 5)
 
 
-def dealt(n: int, world: int, size: int, of_samples: bool, first: int = 0) -> list[list[tuple[list[int], Turn]]]:
+def dealt(
+    n: int, world: int, size: int, of_samples: bool, first: int = 0
+) -> list[list[tuple[list[int], Turn]]]:
     """What each rank gets of the numbers from `first` to `n`, with what it is told of every turn."""
     hands = []
     for rank in range(world):
         deal = Deal(rank, world, size if of_samples else 1, of_samples, False)
         hand = []
-        for number, mine in enumerate(deal.samples(range(first, n), 0) if of_samples else deal.batches(range(first, n), 0)):
+        for number, mine in enumerate(
+            deal.samples(range(first, n), 0) if of_samples else deal.batches(range(first, n), 0)
+        ):
             turn = Turn()
             deal.describe(number, turn)
             hand.append((mine if of_samples else [mine], turn))  # type: ignore[list-item]
@@ -43,12 +47,16 @@ def test_the_real_ones_of_all_ranks_are_the_order(n: int, world: int, size: int,
         real = [unit for units, said in turn if not said.is_ghost for unit in units]
         assert sorted(real) == list(range(number * per_turn, min(n, (number + 1) * per_turn)))
         assert all(units for units, _ in turn), "a ghost has something to run on"
-        assert sum(said.factor for _, said in turn) == pytest.approx(world), "the mean over ranks is the mean over samples"
+        assert sum(said.factor for _, said in turn) == pytest.approx(world), (
+            "the mean over ranks is the mean over samples"
+        )
         assert all(said.factor == 0 for _, said in turn if said.is_ghost)
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(small, small, st.integers(0, 3)), min_size=1, max_size=4))
-def test_an_epoch_may_change_hands_between_other_numbers_of_ranks(n: int, stations: list[tuple[int, int, int]]) -> None:
+def test_an_epoch_may_change_hands_between_other_numbers_of_ranks(
+    n: int, stations: list[tuple[int, int, int]]
+) -> None:
     seen: list[int] = []
     for world, size, turns in [*stations, (1, 1, n)]:
         hands = dealt(n, world, size, True, first=len(seen))
@@ -97,7 +105,9 @@ def samples_of(seen: Seen, batches: slice = slice(None)) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 12])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_with_batches_of_another_size_a_resumed_epoch_goes_on_with_the_next_sample(size: int, mixed: bool, tmp_path: Path) -> None:
+def test_with_batches_of_another_size_a_resumed_epoch_goes_on_with_the_next_sample(
+    size: int, mixed: bool, tmp_path: Path
+) -> None:
     def make(size: int) -> Any:
         loader: Any = DataLoader(Samples(), size, shuffle=True)
         return {"web": loader, "more": DataLoader(Samples(3), 1)} if mixed else loader
@@ -108,7 +118,9 @@ def test_with_batches_of_another_size_a_resumed_epoch_goes_on_with_the_next_samp
     assert sorted(samples_of(whole, slice(3)) + samples_of(rest)) == sorted(samples_of(whole))
     again = Seen()
     run(make(size), again, 1, resume=tmp_path / "after-3", max_epochs=2)
-    assert sorted(samples_of(again, slice(len(rest.batches), None))) == sorted(samples_of(whole)), "the next epoch is a whole one"
+    assert sorted(samples_of(again, slice(len(rest.batches), None))) == sorted(samples_of(whole)), (
+        "the next epoch is a whole one"
+    )
 
 
 def test_a_loader_that_accelerate_has_prepared_is_resumed(tmp_path: Path) -> None:

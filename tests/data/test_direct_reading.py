@@ -44,8 +44,17 @@ def plain(value: Any) -> Any:
     """A value with all that can be seen of it: classes, dtypes, shapes, strides, storage and every bit."""
     if isinstance(value, Tensor):
         bits = value.detach().contiguous().flatten().view(torch.uint8).tolist() if value.numel() else []
-        return (type(value), value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes(),
-                value.requires_grad, value._is_view(), bits)  # fmt: skip
+        return (
+            type(value),
+            value.dtype,
+            value.shape,
+            value.stride(),
+            value.storage_offset(),
+            value.untyped_storage().nbytes(),
+            value.requires_grad,
+            value._is_view(),
+            bits,
+        )
     if isinstance(value, dict):
         return type(value), {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -90,7 +99,10 @@ IN_MEMORY: dict[str, Callable[[], Any]] = {
     "two tensors": two,
     "the same tensor twice": lambda: TensorDataset(*[tensors(2)] * 2),
     "images": lambda: TensorDataset(tensors(1, 4, 4), tensors(3, 1, 1), tensors(2, 1, 3, 1)),
-    **{f"{dtype}": lambda dtype=dtype: TensorDataset(tensors(2, dtype=dtype)) for dtype in sorted(in_memory.DTYPES, key=str)},
+    **{
+        f"{dtype}": lambda dtype=dtype: TensorDataset(tensors(2, dtype=dtype))
+        for dtype in sorted(in_memory.DTYPES, key=str)
+    },
     "nan": lambda: TensorDataset(tensors(2) / 0 * 0),
     "subset": lambda: Subset(two(30), list(range(25, 3, -2))),
     "subset of numpy indices": lambda: Subset(two(30), np.arange(25, 3, -2)),  # type: ignore[arg-type]
@@ -111,7 +123,9 @@ BY_TORCH: dict[str, Callable[[], Any]] = {
     "conjugate": lambda: TensorDataset(tensors(2, dtype=torch.complex64).conj()),
     "subset of tensor indices": lambda: Subset(two(30), torch.arange(3, 14)),  # type: ignore[arg-type]
     "negative indices": lambda: Subset(two(30), [-1, -2, *range(9)]),
-    "mixed types": lambda: ConcatDataset([two(6), TensorDataset(tensors(3, length=5).double(), torch.arange(5))]),
+    "mixed types": lambda: ConcatDataset(
+        [two(6), TensorDataset(tensors(3, length=5).double(), torch.arange(5))]
+    ),
     "no columns": lambda: TensorDataset(tensors(0), tensors(2, 0)),
     "own __getitems__": with_getitems,
 }
@@ -126,8 +140,14 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "numpy indices": lambda: {"sampler": list(np.arange(LENGTH))},
     "negative": lambda: {"sampler": [-1, 3, -11]},
 }
-cases = st.tuples(st.sampled_from(sorted(DATASETS)), st.sampled_from(sorted(SAMPLERS)), st.integers(1, 5), st.booleans(),
-                  st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]), st.integers(0, 4))  # fmt: skip
+cases = st.tuples(
+    st.sampled_from(sorted(DATASETS)),
+    st.sampled_from(sorted(SAMPLERS)),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
+    st.integers(0, 4),
+)
 
 
 def loader_of(dataset: str, sampler: str, size: int, drop_last: bool, share: tuple[int, int]) -> Loader:
@@ -144,7 +164,13 @@ def read(loader: Loader, epoch: int = 0, position: int = 0) -> list[Any]:
     for number, batch in enumerate(loader.open(epoch, position), position + 1):
         main = rng_state()
         found.append(
-            (plain(batch), plain(loader.state_dict(epoch, number)), main["python"], plain(main["numpy"]), main["torch"].tolist())
+            (
+                plain(batch),
+                plain(loader.state_dict(epoch, number)),
+                main["python"],
+                plain(main["numpy"]),
+                main["torch"].tolist(),
+            )
         )
     return found
 
@@ -212,16 +238,21 @@ def test_all_other_rows_are_read_by_torchs_fetcher(name: str) -> None:
     )
     assert reads_directly(loader) and found == expected
     rows = rows_of(loader)
-    assert rows is None or in_memory.InMemoryFetch(rows, lambda index: "torch's").fetch(list(range(LENGTH))) == "torch's"
+    assert (
+        rows is None
+        or in_memory.InMemoryFetch(rows, lambda index: "torch's").fetch(list(range(LENGTH))) == "torch's"
+    )
 
 
 def own_collate(samples: Any) -> Any:
     return default_collate(samples)
 
 
-@pytest.mark.parametrize("options", [
-    {"num_workers": 1}, {"batch_size": None}, {"pin_memory": True}, {"timeout": 1, "num_workers": 1},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 1}, {"batch_size": None}, {"pin_memory": True}, {"timeout": 1, "num_workers": 1}],
+    ids=str,
+)
 def test_loaders_that_do_more_keep_torchs_iterator(options: dict[str, Any]) -> None:
     assert not reads_directly(DataLoader(two(), **options))
     assert reads_directly(DataLoader(two(), 2))
@@ -275,7 +306,9 @@ def change_values(dataset: Any) -> None:
     dataset.dataset.tensors[0].zero_()
 
 
-@pytest.mark.parametrize("change", [change_tensors, need_gradients, change_indices, change_dataset, change_values])
+@pytest.mark.parametrize(
+    "change", [change_tensors, need_gradients, change_indices, change_dataset, change_values]
+)
 def test_a_dataset_that_is_changed_during_a_pass_is_read_as_it_is(change: Callable[[Any], None]) -> None:
     def found(batches: Callable[[Any], Iterator[Any]]) -> list[Any]:
         loader: Any = DataLoader(Subset(two(), list(range(9))), 3)
@@ -289,8 +322,11 @@ def test_a_dataset_that_is_changed_during_a_pass_is_read_as_it_is(change: Callab
     assert found(direct_batches) == found(iter)
 
 
-@pytest.mark.parametrize("indices", [[[5, 99]], [[5, -12]], [[]], [[True, False]], [[1.0]], [(1, 2)], [torch.tensor([1, 2])], [3], [["a"]]],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "indices",
+    [[[5, 99]], [[5, -12]], [[]], [[True, False]], [[1.0]], [(1, 2)], [torch.tensor([1, 2])], [3], [["a"]]],
+    ids=str,
+)
 @pytest.mark.parametrize("dataset", ["two tensors", "subset", "concatenated"])
 def test_odd_indices_give_the_same_batch_or_the_same_error(dataset: str, indices: list[Any]) -> None:
     def outcome(batches: Callable[[Any], Iterator[Any]]) -> Any:
@@ -310,7 +346,11 @@ def test_a_dataset_that_raises_stop_iteration_ends_the_pass_as_in_torch() -> Non
             return index
 
     loader: Any = DataLoader(Ends(), 2)
-    assert [each.tolist() for each in direct_batches(loader)] == [each.tolist() for each in loader] == [[0, 1], [2, 3]]
+    assert (
+        [each.tolist() for each in direct_batches(loader)]
+        == [each.tolist() for each in loader]
+        == [[0, 1], [2, 3]]
+    )
 
 
 def test_a_default_device_does_not_matter_for_rows_in_memory() -> None:

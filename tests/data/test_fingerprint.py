@@ -21,7 +21,11 @@ class Pair:
 
 def batch(shift: float = 0.0) -> Any:
     images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(1)) + shift
-    return {"image": images, "label": torch.arange(8), "more": [Pair(torch.arange(4), ["a", "b"]), np.ones(3), 1.5, None]}
+    return {
+        "image": images,
+        "label": torch.arange(8),
+        "more": [Pair(torch.arange(4), ["a", "b"]), np.ones(3), 1.5, None],
+    }
 
 
 def between(one: Any, other: Any) -> str:
@@ -33,26 +37,44 @@ def test_the_same_batch_made_again_has_the_same_fingerprint() -> None:
     assert between(batch(), batch()) == ""
 
 
-@pytest.mark.parametrize("change", [
-    lambda b: b["label"].add_(1), lambda b: b["more"][0].text.__setitem__(0, "x"), lambda b: b["more"][0].ids.zero_(),
-], ids=["labels", "text", "a dataclass's tensor"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: b["label"].add_(1),
+        lambda b: b["more"][0].text.__setitem__(0, "x"),
+        lambda b: b["more"][0].ids.zero_(),
+    ],
+    ids=["labels", "text", "a dataclass's tensor"],
+)
 def test_other_integers_or_text_are_another_batch(change: Any) -> None:
     other = batch()
     change(other)
     assert between(batch(), other) == "its integers or text differ"
 
 
-@pytest.mark.parametrize("other", [
-    lambda b: {**b, "image": b["image"].flip(0)}, lambda b: {**b, "image": b["image"] * 1.01},
-    lambda b: {**b, "more": [b["more"][0], np.ones(3), 1.6, None]},
-], ids=["another order", "other pixels", "a number"])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda b: {**b, "image": b["image"].flip(0)},
+        lambda b: {**b, "image": b["image"] * 1.01},
+        lambda b: {**b, "more": [b["more"][0], np.ones(3), 1.6, None]},
+    ],
+    ids=["another order", "other pixels", "a number"],
+)
 def test_other_floating_point_numbers_are_said_to_be_all_that_differs(other: Any) -> None:
-    assert between(batch(), other(batch())) == "its integers and text are the same, but its floating-point numbers differ"
+    assert (
+        between(batch(), other(batch()))
+        == "its integers and text are the same, but its floating-point numbers differ"
+    )
     assert between(batch()["image"], batch()["image"].flip(0)) == "its floating-point numbers differ"
 
 
 def test_another_shape_type_or_key_is_said() -> None:
-    for other in ({**batch(), "label": torch.arange(7)}, {**batch(), "label": torch.arange(8).int()}, {"image": 1}):
+    for other in (
+        {**batch(), "label": torch.arange(7)},
+        {**batch(), "label": torch.arange(8).int()},
+        {"image": 1},
+    ):
         assert between(batch(), other) == "its structure, shapes or types differ"
 
 
@@ -62,8 +84,18 @@ def test_rounding_of_another_processor_is_the_same_batch() -> None:
 
 
 def test_values_that_are_not_finite_and_rare_types_have_a_fingerprint() -> None:
-    odd = [torch.tensor([float("nan"), float("inf")]), torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.complex64),
-           torch.empty(0), torch.zeros(3, 3).to_sparse(), np.array(["a"]), np.array([object()]), 2**80, b"x", {1, 2}]  # fmt: skip
+    odd = [
+        torch.tensor([float("nan"), float("inf")]),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.empty(0),
+        torch.zeros(3, 3).to_sparse(),
+        np.array(["a"]),
+        np.array([object()]),
+        2**80,
+        b"x",
+        {1, 2},
+    ]
     assert between(odd, list(odd)) == ""
 
 

@@ -48,10 +48,19 @@ def test_one_loader_is_named_after_its_kind_several_by_number_or_by_their_keys()
     assert names({"easy": loader(), "hard": loader()}) == ["easy", "hard"]
 
 
-@pytest.mark.parametrize("batch", [
-    (torch.zeros(1), torch.zeros(1)), [torch.zeros(1)], {"x": torch.zeros(1)}, torch.zeros(2, 2), "text",
-    np.zeros((2, 2)), collections.UserDict(x=torch.zeros(1)),
-], ids=lambda batch: type(batch).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.zeros(1), torch.zeros(1)),
+        [torch.zeros(1)],
+        {"x": torch.zeros(1)},
+        torch.zeros(2, 2),
+        "text",
+        np.zeros((2, 2)),
+        collections.UserDict(x=torch.zeros(1)),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
 def test_a_list_of_batches_is_one_loader_whatever_a_batch_is(batch: Any) -> None:
     (only,) = make_loaders([batch, batch, batch], 1.0, "train")
     assert (only.name, only.length) == ("train", 3)
@@ -74,11 +83,23 @@ def test_a_source_with_getitem_is_enough() -> None:
     assert only.length is None and list(only.batches(0)) == [0, 1, 4]
 
 
-@pytest.mark.parametrize(("length", "limit", "expected"), [
-    (10, 1.0, 10), (10, 1, 1), (10, 3, 3), (10, 30, 10), (10, 0, 0), (10, 0.0, 0), (10, 0.25, 2),
-    (None, 5, 5), (None, 1.0, None),
-])  # fmt: skip
-def test_a_limit_is_a_number_of_batches_or_a_fraction(length: int | None, limit: float, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("length", "limit", "expected"),
+    [
+        (10, 1.0, 10),
+        (10, 1, 1),
+        (10, 3, 3),
+        (10, 30, 10),
+        (10, 0, 0),
+        (10, 0.0, 0),
+        (10, 0.25, 2),
+        (None, 5, 5),
+        (None, 1.0, None),
+    ],
+)
+def test_a_limit_is_a_number_of_batches_or_a_fraction(
+    length: int | None, limit: float, expected: int | None
+) -> None:
     assert limited(length, limit, "train") == expected
 
 
@@ -160,5 +181,7 @@ def test_a_limit_beyond_a_stream_that_ends_early_still_ends_epochs() -> None:
 
 
 def test_a_used_up_generator_is_an_error_that_says_why() -> None:
-    with pytest.raises(OptionError, match="yielded no batch in epoch 1; a generator can be iterated over only once"):
+    with pytest.raises(
+        OptionError, match="yielded no batch in epoch 1; a generator can be iterated over only once"
+    ):
         quiet(max_epochs=2).fit(Net(), (each for each in batches(2)))

@@ -17,7 +17,9 @@ from hookline.data.mixing import Mixture
 
 
 def mixed(mixture: Mixture | None = None, **sources: Any) -> MixedLoader:
-    return MixedLoader(make_loaders(sources or {"web": list("abcd"), "code": list("xy")}, 1.0, "train"), mixture or Mixture())
+    return MixedLoader(
+        make_loaders(sources or {"web": list("abcd"), "code": list("xy")}, 1.0, "train"), mixture or Mixture()
+    )
 
 
 def text(loader: MixedLoader, epoch: int = 0, position: int = 0) -> str:
@@ -39,7 +41,10 @@ def test_each_epoch_begins_every_loader_anew() -> None:
 
 
 def test_a_cycling_loader_gives_all_its_batches_before_any_of_them_again() -> None:
-    assert text(mixed(Mixture("alternating", pattern=["web", "code", "code"], epoch_length=12))) == "axybxycxydxy"
+    assert (
+        text(mixed(Mixture("alternating", pattern=["web", "code", "code"], epoch_length=12)))
+        == "axybxycxydxy"
+    )
 
 
 def test_it_tells_whose_batch_it_is_before_handing_it_out() -> None:
@@ -99,7 +104,10 @@ def test_one_number_is_drawn_for_all_loaders_and_none_if_nothing_is_shuffled() -
 
 
 def test_loaders_of_one_seed_are_shuffled_differently_and_alike_every_time() -> None:
-    loader, again = mixed(Mixture("sequential"), a=shuffled(12), b=shuffled(12)), mixed(Mixture("sequential"), a=shuffled(12), b=shuffled(12))
+    loader, again = (
+        mixed(Mixture("sequential"), a=shuffled(12), b=shuffled(12)),
+        mixed(Mixture("sequential"), a=shuffled(12), b=shuffled(12)),
+    )
     first, second = order(loader, 0, seed=4), order(loader, 1, seed=4)
     assert sorted(first[:12]) == sorted(first[12:]) and first[:12] != first[12:] and first != second
     assert (order(again, 0, seed=4), order(again, 1, seed=4)) == (first, second)
@@ -108,9 +116,11 @@ def test_loaders_of_one_seed_are_shuffled_differently_and_alike_every_time() -> 
 def test_it_can_be_put_into_words() -> None:
     loader = mixed()
     assert str(loader).splitlines() == [
-        "round_robin: 6 batches an epoch (sum); exhausted loaders end", "  web   4 batches, all of them once",
-        "  code  2 batches, all of them once", "  begins: web code web code web web",
-    ]  # fmt: skip
+        "round_robin: 6 batches an epoch (sum); exhausted loaders end",
+        "  web   4 batches, all of them once",
+        "  code  2 batches, all of them once",
+        "  begins: web code web code web web",
+    ]
     loader.remove("code")
     assert "code" not in str(loader), "as it will be"
 

@@ -33,25 +33,28 @@ def test_by_default_loaders_take_turns_and_every_batch_comes_once() -> None:
     assert picks(Mixture(), {"a": 4, "b": 2}) == "ababaa"
 
 
-@pytest.mark.parametrize(("settings", "drawn"), [
-    ({"order": "sequential"}, "aaaabb"),
-    ({"order": "sequential", "epoch_length": 9}, "aaaabbaaa"),
-    ({"order": "sequential", "epoch_length": 9, "when_exhausted": "end"}, "aaaabb"),
-    ({"order": "sequential", "epoch_length": "max"}, "aaaa"),
-    ({"order": "round_robin", "when_exhausted": "cycle"}, "ababab"),
-    ({"order": "round_robin", "burst": 2}, "aabbaa"),
-    ({"order": "round_robin", "burst": 3}, "aaabba"),
-    ({"order": "round_robin", "epoch_length": "min"}, "ab"),
-    ({"order": "round_robin", "epoch_length": "max"}, "abab"),
-    ({"order": "alternating", "pattern": ["b", "a", "a"]}, "baabaa"),
-    ({"order": "alternating", "pattern": ["b", "a", "a"], "burst": 2}, "bbaaaa"),
-    ({"order": "alternating", "pattern": ["a"]}, "aaaa"),
-    ({"order": "weighted", "weights": {"a": 1, "b": 1}}, "ababab"),
-    ({"order": "weighted", "weights": {"a": 2, "b": 1}}, "aabaab"),
-    ({"order": "weighted", "weights": {"a": 0, "b": 1}}, "bbbbbb"),
-    ({"order": "weighted", "weights": {"a": 1, "b": 1}, "when_exhausted": "end"}, "aabaab"),
-    ({"order": "weighted", "weights": {"a": 2, "b": 1}, "epoch_length": 12, "burst": 2}, "aaaabbaaaabb"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        ({"order": "sequential"}, "aaaabb"),
+        ({"order": "sequential", "epoch_length": 9}, "aaaabbaaa"),
+        ({"order": "sequential", "epoch_length": 9, "when_exhausted": "end"}, "aaaabb"),
+        ({"order": "sequential", "epoch_length": "max"}, "aaaa"),
+        ({"order": "round_robin", "when_exhausted": "cycle"}, "ababab"),
+        ({"order": "round_robin", "burst": 2}, "aabbaa"),
+        ({"order": "round_robin", "burst": 3}, "aaabba"),
+        ({"order": "round_robin", "epoch_length": "min"}, "ab"),
+        ({"order": "round_robin", "epoch_length": "max"}, "abab"),
+        ({"order": "alternating", "pattern": ["b", "a", "a"]}, "baabaa"),
+        ({"order": "alternating", "pattern": ["b", "a", "a"], "burst": 2}, "bbaaaa"),
+        ({"order": "alternating", "pattern": ["a"]}, "aaaa"),
+        ({"order": "weighted", "weights": {"a": 1, "b": 1}}, "ababab"),
+        ({"order": "weighted", "weights": {"a": 2, "b": 1}}, "aabaab"),
+        ({"order": "weighted", "weights": {"a": 0, "b": 1}}, "bbbbbb"),
+        ({"order": "weighted", "weights": {"a": 1, "b": 1}, "when_exhausted": "end"}, "aabaab"),
+        ({"order": "weighted", "weights": {"a": 2, "b": 1}, "epoch_length": 12, "burst": 2}, "aaaabbaaaabb"),
+    ],
+)
 def test_what_a_mixture_of_four_and_two_batches_draws(settings: dict[str, Any], drawn: str) -> None:
     assert picks(Mixture(**settings), {"a": 4, "b": 2}) == drawn
 
@@ -71,7 +74,11 @@ def test_many_rare_loaders_do_not_come_in_one_lump() -> None:
 
 def test_equal_remainders_take_turns_from_epoch_to_epoch() -> None:
     mixture = Mixture("weighted", {"a": 1, "b": 1}, epoch_length=3)
-    assert [planned(mixture, {"a": 9, "b": 9}, epoch) for epoch in range(3)] == [{"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}]
+    assert [planned(mixture, {"a": 9, "b": 9}, epoch) for epoch in range(3)] == [
+        {"a": 2, "b": 1},
+        {"a": 1, "b": 2},
+        {"a": 2, "b": 1},
+    ]
 
 
 def test_a_random_mixture_follows_its_seed_and_the_epoch_alone() -> None:
@@ -91,7 +98,10 @@ def test_a_random_mixture_follows_its_seed_and_the_epoch_alone() -> None:
 
 def test_the_random_picks_of_a_seed_stay_the_same_from_version_to_version() -> None:
     """A run is resumed by drawing them again, perhaps by a later version."""
-    assert picks(Mixture("random", epoch_length=24, seed=7), {"a": 9, "b": 9, "c": 9}) == "accbcccccccacbaccbabbcab"
+    assert (
+        picks(Mixture("random", epoch_length=24, seed=7), {"a": 9, "b": 9, "c": 9})
+        == "accbcccccccacbaccbabbcab"
+    )
 
 
 def test_random_without_weights_uses_every_batch_once() -> None:
@@ -120,32 +130,53 @@ def test_the_shortest_of_the_finite_loaders_sets_the_length_beside_an_endless_on
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"order": "weigthed"}, "order='weigthed' is unknown. Did you mean 'weighted'?"),
-    ({"order": 3}, "order=3 is unknown. Allowed: 'sequential'"),
-    ({"epoch_length": "summ"}, "epoch_length='summ' is unknown. Did you mean 'sum'? Allowed: 'sum', 'max', 'min', or a whole number"),
-    ({"epoch_length": 0}, "epoch_length=0 must be a whole number of batches, 1 or more"),
-    ({"epoch_length": True}, "epoch_length=True must be a whole number"),
-    ({"epoch_length": 2.5}, "epoch_length=2.5 must be a whole number"),
-    ({"when_exhausted": "stop"}, "when_exhausted='stop' is unknown. Allowed: 'cycle', 'end', None"),
-    ({"burst": 0}, "burst=0 must be a whole number"),
-    ({"window": 0}, "window=0 must be a whole number"),
-    ({"seed": "x"}, "seed='x' must be a whole number"),
-    ({"order": "weighted", "weights": [1, 2]}, "weights=[1, 2] must map names of loaders to numbers"),
-    ({"order": "alternating", "pattern": "web"}, "pattern='web' must be a list of names of loaders"),
-    ({"order": "weighted"}, "order='weighted' needs weights"),
-    ({"order": "alternating"}, "order='alternating' needs a pattern"),
-    ({"weights": {"web": 1}}, "order='round_robin' takes no weights; use order='weighted'"),
-    ({"pattern": ["web"]}, "order='round_robin' takes no pattern; use order='alternating'"),
-    ({"order": "sequential", "burst": 2}, "order='sequential' takes no burst (it is 2)"),
-    ({"order": "random", "weights": {"web": -1, "code": 1}}, "the weight of 'web' is -1.0; it must be 0 or more"),
-    ({"order": "random", "weights": {"web": float("nan"), "code": 1}}, "the weight of 'web' is nan"),
-    ({"order": "random", "weights": {"web": float("inf"), "code": 1}}, "the weight of 'web' is inf"),
-    ({"order": "weighted", "weights": {"web": 0, "code": 0}}, "all weights are 0 (web, code), so there is nothing to draw"),
-    ({"order": "weighted", "weights": {"web": 1, "cod": 1, "code": 1}}, "weights names 'cod', and there is no such loader. Did you mean 'code'?"),
-    ({"order": "weighted", "weights": {"web": 1}}, "weights says nothing about the loader 'code'; give it a weight, or 0"),
-    ({"order": "alternating", "pattern": ["web", "wbe"]}, "pattern names 'wbe', and there is no such loader. Did you mean 'web'? Loaders: web, code."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"order": "weigthed"}, "order='weigthed' is unknown. Did you mean 'weighted'?"),
+        ({"order": 3}, "order=3 is unknown. Allowed: 'sequential'"),
+        (
+            {"epoch_length": "summ"},
+            "epoch_length='summ' is unknown. Did you mean 'sum'? Allowed: 'sum', 'max', 'min', or a whole number",
+        ),
+        ({"epoch_length": 0}, "epoch_length=0 must be a whole number of batches, 1 or more"),
+        ({"epoch_length": True}, "epoch_length=True must be a whole number"),
+        ({"epoch_length": 2.5}, "epoch_length=2.5 must be a whole number"),
+        ({"when_exhausted": "stop"}, "when_exhausted='stop' is unknown. Allowed: 'cycle', 'end', None"),
+        ({"burst": 0}, "burst=0 must be a whole number"),
+        ({"window": 0}, "window=0 must be a whole number"),
+        ({"seed": "x"}, "seed='x' must be a whole number"),
+        ({"order": "weighted", "weights": [1, 2]}, "weights=[1, 2] must map names of loaders to numbers"),
+        ({"order": "alternating", "pattern": "web"}, "pattern='web' must be a list of names of loaders"),
+        ({"order": "weighted"}, "order='weighted' needs weights"),
+        ({"order": "alternating"}, "order='alternating' needs a pattern"),
+        ({"weights": {"web": 1}}, "order='round_robin' takes no weights; use order='weighted'"),
+        ({"pattern": ["web"]}, "order='round_robin' takes no pattern; use order='alternating'"),
+        ({"order": "sequential", "burst": 2}, "order='sequential' takes no burst (it is 2)"),
+        (
+            {"order": "random", "weights": {"web": -1, "code": 1}},
+            "the weight of 'web' is -1.0; it must be 0 or more",
+        ),
+        ({"order": "random", "weights": {"web": float("nan"), "code": 1}}, "the weight of 'web' is nan"),
+        ({"order": "random", "weights": {"web": float("inf"), "code": 1}}, "the weight of 'web' is inf"),
+        (
+            {"order": "weighted", "weights": {"web": 0, "code": 0}},
+            "all weights are 0 (web, code), so there is nothing to draw",
+        ),
+        (
+            {"order": "weighted", "weights": {"web": 1, "cod": 1, "code": 1}},
+            "weights names 'cod', and there is no such loader. Did you mean 'code'?",
+        ),
+        (
+            {"order": "weighted", "weights": {"web": 1}},
+            "weights says nothing about the loader 'code'; give it a weight, or 0",
+        ),
+        (
+            {"order": "alternating", "pattern": ["web", "wbe"]},
+            "pattern names 'wbe', and there is no such loader. Did you mean 'web'? Loaders: web, code.",
+        ),
+    ],
+)
 def test_a_wrong_setting_is_refused_with_the_right_one(settings: dict[str, Any], message: str) -> None:
     assert message in refused(**settings)
 
@@ -159,8 +190,13 @@ def test_loaders_that_cannot_be_mixed_are_refused_by_name() -> None:
 @pytest.mark.parametrize("length", ["sum", "max"])
 def test_an_endless_loader_needs_a_length_of_epoch_that_exists(length: Any) -> None:
     text = refused(epoch_length=length, lengths={"web": 5, "code": None, "math": None})
-    assert f"epoch_length={length!r}, but 'code', 'math' have no length; give a number of batches, or 'min'" in text
-    assert "'web' has no length; give a number of batches." in refused(epoch_length="min", lengths={"web": None})
+    assert (
+        f"epoch_length={length!r}, but 'code', 'math' have no length; give a number of batches, or 'min'"
+        in text
+    )
+    assert "'web' has no length; give a number of batches." in refused(
+        epoch_length="min", lengths={"web": None}
+    )
 
 
 def test_a_sequence_must_get_past_every_loader() -> None:
@@ -224,7 +260,11 @@ def test_a_random_epoch_is_described_as_an_expectation_with_its_real_beginning()
 
 def test_describing_and_checking_a_huge_epoch_draws_next_to_nothing() -> None:
     lengths: Lengths = {"a": 10**12, "b": 10**11, "c": 7}
-    for mixture in (Mixture(), Mixture("sequential", epoch_length=10**13), Mixture("weighted", {"a": 1, "b": 1, "c": 1})):
+    for mixture in (
+        Mixture(),
+        Mixture("sequential", epoch_length=10**13),
+        Mixture("weighted", {"a": 1, "b": 1, "c": 1}),
+    ):
         check(mixture, list(lengths), lengths)
         assert describe(mixture, lengths)
         assert sum(planned(mixture, lengths).values()) == epoch_batches(mixture, lengths)

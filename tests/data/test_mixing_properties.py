@@ -18,7 +18,9 @@ from hookline.data.mixing import Mixture, MixtureCursor, check, epoch_batches, p
 from hookline.data.mixing.orders import _spread, interleave
 
 Lengths = dict[str, int | None]
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # never fails because the machine is busy
+unhurried = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # never fails because the machine is busy
 weight = st.one_of(st.integers(0, 20), st.floats(0, 1e3), st.sampled_from([1e-300, 1e300]))
 
 
@@ -30,20 +32,27 @@ def loaders(draw: st.DrawFn, endless: bool = True) -> Lengths:
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, names: list[str], orders: Any = ("sequential", "round_robin", "weighted", "random", "alternating")) -> Mixture:
+def mixtures(
+    draw: st.DrawFn,
+    names: list[str],
+    orders: Any = ("sequential", "round_robin", "weighted", "random", "alternating"),
+) -> Mixture:
     order = draw(st.sampled_from(orders))
     asks = order == "weighted" or (order == "random" and draw(st.booleans()))
     weights = {name: draw(weight) for name in names} if asks else {}
     assume(not asks or any(weights.values()))
     return Mixture(
-        order, weights,
-        pattern=draw(st.lists(st.sampled_from(names), min_size=1, max_size=6)) if order == "alternating" else (),
+        order,
+        weights,
+        pattern=draw(st.lists(st.sampled_from(names), min_size=1, max_size=6))
+        if order == "alternating"
+        else (),
         burst=1 if order == "sequential" else draw(st.integers(1, 5)),
         epoch_length=draw(st.one_of(st.sampled_from(["sum", "max", "min"]), st.integers(1, 120))),
         when_exhausted=draw(st.sampled_from([None, "cycle", "end"])),
         seed=draw(st.integers(0, 5)),
         window=draw(st.integers(1, 30)),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -74,7 +83,9 @@ def test_an_epoch_ends_and_is_as_long_as_it_says(case: tuple[Mixture, Lengths], 
 
 @unhurried
 @given(fitting(), st.integers(0, 3), st.data())
-def test_the_middle_of_a_schedule_is_the_same_from_anywhere(case: tuple[Mixture, Lengths], epoch: int, data: st.DataObject) -> None:
+def test_the_middle_of_a_schedule_is_the_same_from_anywhere(
+    case: tuple[Mixture, Lengths], epoch: int, data: st.DataObject
+) -> None:
     whole = list(schedule(*case, epoch))
     position = data.draw(st.integers(0, len(whole)))
     assert list(schedule(*case, epoch, position)) == whole[position:]
@@ -82,8 +93,12 @@ def test_the_middle_of_a_schedule_is_the_same_from_anywhere(case: tuple[Mixture,
 
 @unhurried
 @given(loaders(endless=False), st.data(), st.integers(1, 300), st.integers(0, 3))
-def test_quotas_sum_to_the_epoch_and_are_within_one_of_the_exact_share(lengths: Lengths, data: st.DataObject, total: int, epoch: int) -> None:
-    mixture = replace(data.draw(mixtures(list(lengths), ["weighted"])), epoch_length=total, when_exhausted="cycle")
+def test_quotas_sum_to_the_epoch_and_are_within_one_of_the_exact_share(
+    lengths: Lengths, data: st.DataObject, total: int, epoch: int
+) -> None:
+    mixture = replace(
+        data.draw(mixtures(list(lengths), ["weighted"])), epoch_length=total, when_exhausted="cycle"
+    )
     quotas, sum_ = planned(mixture, lengths, epoch), sum(map(Fraction, mixture.weights.values()))
     assert sum(quotas.values()) == total
     for name, quota in quotas.items():
@@ -92,11 +107,15 @@ def test_quotas_sum_to_the_epoch_and_are_within_one_of_the_exact_share(lengths: 
 
 @unhurried
 @given(st.lists(st.one_of(st.integers(1, 4), st.integers(1, 200)), min_size=1, max_size=8), st.integers(1, 7))
-def test_every_beginning_of_a_weighted_epoch_is_within_one_burst_of_its_share(parts: list[int], burst: int) -> None:
+def test_every_beginning_of_a_weighted_epoch_is_within_one_burst_of_its_share(
+    parts: list[int], burst: int
+) -> None:
     """For single batches that is: the exact share, rounded up or down, at every moment. So no loader waits for long, either."""
     lengths: Lengths = {str(number): None for number in range(len(parts))}
     total = sum(parts)
-    mixture = Mixture("weighted", dict(zip(lengths, map(float, parts), strict=True)), burst=burst, epoch_length=total)
+    mixture = Mixture(
+        "weighted", dict(zip(lengths, map(float, parts), strict=True)), burst=burst, epoch_length=total
+    )
     counts, last = [0] * len(parts), [0] * len(parts)
     for at, pick in enumerate(schedule(mixture, lengths), 1):
         counts[pick.loader] += 1
@@ -111,7 +130,9 @@ def test_every_beginning_of_a_weighted_epoch_is_within_one_burst_of_its_share(pa
 @given(loaders(endless=False), st.data())
 def test_an_epoch_that_is_the_sum_uses_every_batch_once(lengths: Lengths, data: st.DataObject) -> None:
     mixture = data.draw(mixtures(list(lengths)))
-    mixture = replace(mixture, epoch_length="sum", when_exhausted=None if mixture.order == "sequential" else "end")
+    mixture = replace(
+        mixture, epoch_length="sum", when_exhausted=None if mixture.order == "sequential" else "end"
+    )
     taking_part = set(mixture.pattern) or {name for name in lengths if mixture.weights.get(name, 1)}
     counts = Counter(list(lengths)[pick.loader] for pick in schedule(mixture, lengths))
     assert counts == {name: length for name, length in lengths.items() if name in taking_part}
@@ -119,7 +140,9 @@ def test_an_epoch_that_is_the_sum_uses_every_batch_once(lengths: Lengths, data: 
 
 @unhurried
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(1, 4), st.integers(2, 12), st.data())
-def test_a_schedule_that_repeats_itself_is_the_one_worked_out_in_full(parts: list[int], burst: int, times: int, data: st.DataObject) -> None:
+def test_a_schedule_that_repeats_itself_is_the_one_worked_out_in_full(
+    parts: list[int], burst: int, times: int, data: st.DataObject
+) -> None:
     quotas = {index: part * times for index, part in enumerate(parts)}
     in_full = [index for index, run in _spread(quotas, burst, dict.fromkeys(quotas, 0)) for _ in range(run)]
     position = data.draw(st.integers(0, len(in_full) - 1))
@@ -149,7 +172,9 @@ def test_a_cursor_draws_the_schedule(case: tuple[Mixture, Lengths], epoch: int) 
 class Story:
     """A run with changes on the way, told to a cursor step by step; the same from any step on."""
 
-    def __init__(self, cursor: MixtureCursor, changes: dict[int, tuple[Mixture, Lengths]], real: dict[str, int]) -> None:
+    def __init__(
+        self, cursor: MixtureCursor, changes: dict[int, tuple[Mixture, Lengths]], real: dict[str, int]
+    ) -> None:
         self.cursor, self.changes, self.real = cursor, changes, real
         self.drawn: list[tuple[int, int]] = []
 
@@ -175,15 +200,23 @@ class Story:
 def test_a_cursor_saved_at_any_batch_goes_on_as_if_it_had_not_stopped(data: st.DataObject) -> None:
     mixture, lengths = data.draw(fitting())
     changes = {step: data.draw(fitting()) for step in data.draw(st.sets(st.integers(0, 60), max_size=3))}
-    everything: Lengths = {name: length for _, each in ((mixture, lengths), *changes.values()) for name, length in each.items()}
-    changes = {step: (new, {name: everything[name] for name in each}) for step, (new, each) in changes.items()}
+    everything: Lengths = {
+        name: length for _, each in ((mixture, lengths), *changes.values()) for name, length in each.items()
+    }
+    changes = {
+        step: (new, {name: everything[name] for name in each}) for step, (new, each) in changes.items()
+    }
     lengths = {name: everything[name] for name in lengths}
     for new, each in ((mixture, lengths), *changes.values()):
         try:
             check(new, list(each), each)
         except OptionError:
             assume(False)
-    real = {name: data.draw(st.integers(1, 12)) for name, length in everything.items() if length is None and data.draw(st.booleans())}
+    real = {
+        name: data.draw(st.integers(1, 12))
+        for name, length in everything.items()
+        if length is None and data.draw(st.booleans())
+    }
     saved_at = data.draw(st.integers(0, 80))
 
     told = Story(MixtureCursor(mixture, lengths), changes, real)
@@ -205,14 +238,18 @@ def test_a_cursor_saved_at_any_batch_goes_on_as_if_it_had_not_stopped(data: st.D
 
 @unhurried
 @given(fitting(), st.data())
-def test_fetching_ahead_sees_what_will_be_drawn_whatever_is_changed_meanwhile(case: tuple[Mixture, Lengths], data: st.DataObject) -> None:
+def test_fetching_ahead_sees_what_will_be_drawn_whatever_is_changed_meanwhile(
+    case: tuple[Mixture, Lengths], data: st.DataObject
+) -> None:
     cursor = MixtureCursor(*case)
     for _ in range(data.draw(st.integers(0, cursor.total - 1))):
         next(cursor)
     ahead = cursor.upcoming()
     assert cursor.upcoming(2) == ahead[:2]
     names = list(case[1])
-    cursor.revise(Mixture("alternating", pattern=names[:1], epoch_length=cursor.total + 50, when_exhausted="cycle"))
+    cursor.revise(
+        Mixture("alternating", pattern=names[:1], epoch_length=cursor.total + 50, when_exhausted="cycle")
+    )
     assert [next(cursor) for _ in ahead] == ahead
     if cursor.position < cursor.total:
         assert next(cursor) == 0

@@ -24,9 +24,10 @@ from hookline.data.resuming import resume_limits
 from hookline.data.sources import has_state, shards_itself
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"), pytest.mark.filterwarnings("ignore:WebDataset"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:WebDataset"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)
@@ -61,36 +62,52 @@ def pipeline(shards: list[str], **options: Any) -> Any:
     return wds.WebDataset(shards, **{"shardshuffle": False, **options}).decode()
 
 
-@pytest.mark.parametrize("make", [
-    lambda shards: pipeline(shards),
-    lambda shards: pipeline(shards).shuffle(4, seed=3),
-    lambda shards: pipeline(shards).shuffle(4, rng=random.Random(3)),
-    lambda shards: pipeline(shards, shardshuffle=3),
-    lambda shards: pipeline(shards, shardshuffle=3, detshuffle=True),
-    lambda shards: wds.DataPipeline(wds.ResampledShards(shards, deterministic=True), wds.tarfile_to_samples(),
-                                    wds.decode()).with_epoch(12),
-], ids=["plain", "seed", "rng", "unseeded shards", "detshuffle", "resampled"])  # fmt: skip
-def test_a_webdataset_resumes_exactly_if_its_order_can_be_made_again(make: Any, shards: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shards: pipeline(shards),
+        lambda shards: pipeline(shards).shuffle(4, seed=3),
+        lambda shards: pipeline(shards).shuffle(4, rng=random.Random(3)),
+        lambda shards: pipeline(shards, shardshuffle=3),
+        lambda shards: pipeline(shards, shardshuffle=3, detshuffle=True),
+        lambda shards: wds.DataPipeline(
+            wds.ResampledShards(shards, deterministic=True), wds.tarfile_to_samples(), wds.decode()
+        ).with_epoch(12),
+    ],
+    ids=["plain", "seed", "rng", "unseeded shards", "detshuffle", "resampled"],
+)
+def test_a_webdataset_resumes_exactly_if_its_order_can_be_made_again(
+    make: Any, shards: list[str], tmp_path: Path
+) -> None:
     assert "without a seed" not in limits(make(shards))
     check(lambda: DataLoader(make(shards).compose(wds.map(sample)), 3), tmp_path, (3, 4, 6))
 
 
 def test_a_webdataset_that_makes_its_own_batches_resumes_exactly(shards: list[str], tmp_path: Path) -> None:
     check(lambda: pipeline(shards).shuffle(4, rng=random.Random(3)).map(sample).batched(3), tmp_path, (3, 6))
-    check(lambda: wds.WebLoader(pipeline(shards).shuffle(4, rng=random.Random(3)).map(sample), batch_size=3), tmp_path, (3, 6))
+    check(
+        lambda: wds.WebLoader(pipeline(shards).shuffle(4, rng=random.Random(3)).map(sample), batch_size=3),
+        tmp_path,
+        (3, 6),
+    )
 
 
 def test_a_webdataset_that_shuffles_without_a_seed_is_said_to_when_the_run_begins(shards: list[str]) -> None:
     unseeded = pipeline(shards).shuffle(4)
     for source in (DataLoader(unseeded, 3), unseeded, wds.WebLoader(unseeded, batch_size=3)):
-        assert "shuffles with webdataset's .shuffle(4) without a seed. Each process draws another order" in limits(source)
-    assert "webdataset's resampling, which is not seeded" in limits(DataLoader(pipeline(shards, resampled=True), 3))
+        assert (
+            "shuffles with webdataset's .shuffle(4) without a seed. Each process draws another order"
+            in limits(source)
+        )
+    assert "webdataset's resampling, which is not seeded" in limits(
+        DataLoader(pipeline(shards, resampled=True), 3)
+    )
     assert limits(DataLoader(pipeline(shards).shuffle(4, seed=1), 3)) == ""
 
 
 def test_a_webdataset_that_came_in_another_order_is_reported_at_the_resume(
-    shards: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    shards: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> Any:
         return DataLoader(pipeline(shards * 4).shuffle(48).map(sample), 3)
 
@@ -98,7 +115,10 @@ def test_a_webdataset_that_came_in_another_order_is_reported_at_the_resume(
     caplog.clear()
     run(make(), Seen(), 1, max_epochs=1, run_dir=tmp_path / "run", resume=tmp_path / "after-2")
     assert "without a seed" in caplog.text
-    assert "The train loader (DataLoader of WebDataset) did not deliver the expected batch: batch 2 of epoch 0" in caplog.text
+    assert (
+        "The train loader (DataLoader of WebDataset) did not deliver the expected batch: batch 2 of epoch 0"
+        in caplog.text
+    )
     assert "Seed its shuffle" in caplog.text
 
 
@@ -110,8 +130,14 @@ def test_a_webdataset_that_splits_itself_by_rank_is_not_split_again(shards: list
 # ---- torchdata ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"snapshot_every_n_steps": 2}, {"shuffle": False}], ids=["shuffled", "snapshots", "in order"])
-def test_torchdatas_loader_resumes_exactly(options: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"snapshot_every_n_steps": 2}, {"shuffle": False}],
+    ids=["shuffled", "snapshots", "in order"],
+)
+def test_torchdatas_loader_resumes_exactly(
+    options: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> Any:
         return StatefulDataLoader(Samples(noise="python torch"), 3, **{"shuffle": True, **options})
 
@@ -119,9 +145,14 @@ def test_torchdatas_loader_resumes_exactly(options: Any, tmp_path: Path, caplog:
     assert not [each for each in caplog.messages if "its last state" not in each]
 
 
-def test_torchdatas_loader_with_workers_resumes_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torchdatas_loader_with_workers_resumes_exactly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(lambda: StatefulDataLoader(Samples(), 3, shuffle=True, num_workers=2), tmp_path, (3,), max_epochs=2)
-    assert "It restores the order of samples, but not the random numbers that a dataset draws in its workers" in caplog.text
+    assert (
+        "It restores the order of samples, but not the random numbers that a dataset draws in its workers"
+        in caplog.text
+    )
     assert "does not advance" not in caplog.text
 
 
@@ -143,7 +174,10 @@ def test_torchdatas_loader_begins_a_new_pass_after_an_epoch_that_a_limit_cut_sho
 
 def test_what_torchdata_does_not_restore_is_said() -> None:
     own = StatefulDataLoader(Samples(), 3, shuffle=True, generator=torch.Generator())
-    assert "It does not restore the generator, so the epochs after the resumed one have another order" in limits(own)
+    assert (
+        "It does not restore the generator, so the epochs after the resumed one have another order"
+        in limits(own)
+    )
     assert limits(StatefulDataLoader(Samples(), 3, shuffle=True)) == ""
 
 
@@ -199,13 +233,25 @@ class StreamingLoader(DataLoader[Any]):
 
 @pytest.mark.parametrize("kind", [DataLoader, StreamingLoader])
 @pytest.mark.parametrize("limit", [1.0, 3])
-def test_a_state_made_from_the_number_of_samples_resumes_exactly(kind: Any, limit: float, tmp_path: Path) -> None:
+def test_a_state_made_from_the_number_of_samples_resumes_exactly(
+    kind: Any, limit: float, tmp_path: Path
+) -> None:
     whole = AtEpochEnd(tmp_path, (1, 2, 3, 4, 6))
     expected = run(kind(Streaming(), batch_size=3), whole, 1, limit_train_batches=limit)
     per_epoch = len(whole.batches) // 3
-    for name, cut in [*((f"after-{cut}", cut) for cut in whole.cuts), ("end-0", per_epoch), ("end-1", 2 * per_epoch)]:
+    for name, cut in [
+        *((f"after-{cut}", cut) for cut in whole.cuts),
+        ("end-0", per_epoch),
+        ("end-1", 2 * per_epoch),
+    ]:
         rest = Seen()
-        ended = run(kind(Streaming(), batch_size=3), rest, 100 + cut, limit_train_batches=limit, resume=tmp_path / name)
+        ended = run(
+            kind(Streaming(), batch_size=3),
+            rest,
+            100 + cut,
+            limit_train_batches=limit,
+            resume=tmp_path / name,
+        )
         assert rest.batches == whole.batches[cut:], name
         assert all(torch.equal(value, ended[key]) for key, value in expected.items()), name
 

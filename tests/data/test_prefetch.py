@@ -171,7 +171,10 @@ def test_an_epoch_that_is_ended_early_leaves_no_thread_and_no_worker_behind() ->
         def on_train_batch_start(self, batch_idx: int) -> Any:
             return END_EPOCH if batch_idx == 2 else None
 
-    loaders = {"web": DataLoader(Samples(30), 2, num_workers=1), "code": DataLoader(Samples(30), 2, num_workers=1)}
+    loaders = {
+        "web": DataLoader(Samples(30), 2, num_workers=1),
+        "code": DataLoader(Samples(30), 2, num_workers=1),
+    }
     trainer = quiet(hooks=[Early()], max_epochs=2, prefetch_batches=2)
     trainer.fit(Net(), loaders, DataLoader(Samples(4), 2, num_workers=1))
     assert not threads()

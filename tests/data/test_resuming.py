@@ -13,7 +13,14 @@ import pytest
 import torch
 from data.resumed import Samples, Seen, check, run
 from tiny import shown
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from hookline.data.loaders import make_loaders
 from hookline.data.resuming import resume_limits
@@ -24,35 +31,52 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def loader(workers: int = 0, noise: str = "", **options: Any) -> DataLoader[Any]:
-    return DataLoader(Samples(noise=noise), **{"batch_size": 3, "num_workers": workers, "shuffle": True, **options})
+    return DataLoader(
+        Samples(noise=noise), **{"batch_size": 3, "num_workers": workers, "shuffle": True, **options}
+    )
 
 
 # ---- datasets with indices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [
-    {"shuffle": False}, {"shuffle": True}, {"drop_last": True, "batch_size": 5}, {"batch_size": None},
-    {"shuffle": None, "sampler": WeightedRandomSampler([0.1, 0.9] * 6, 12)},
-    {"shuffle": None, "sampler": range(11, -1, -1)},
-    {"shuffle": None, "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(range(12), replacement=True), 3, False)},
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"shuffle": True},
+        {"drop_last": True, "batch_size": 5},
+        {"batch_size": None},
+        {"shuffle": None, "sampler": WeightedRandomSampler([0.1, 0.9] * 6, 12)},
+        {"shuffle": None, "sampler": range(11, -1, -1)},
+        {
+            "shuffle": None,
+            "batch_size": 1,
+            "batch_sampler": BatchSampler(RandomSampler(range(12), replacement=True), 3, False),
+        },
+    ],
+    ids=shown,
+)
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_without_workers_augmentation_and_dropout_share_the_users_streams(options: Any, accumulate: int, tmp_path: Path) -> None:
+def test_without_workers_augmentation_and_dropout_share_the_users_streams(
+    options: Any, accumulate: int, tmp_path: Path
+) -> None:
     check(lambda: loader(noise=ALL, **options), tmp_path, (1, 2, 4, 5), accumulate_grad_batches=accumulate)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_with_another_number_of_workers_every_sample_is_augmented_alike(
-    before: int, after: int, persistent: bool, tmp_path: Path,
-) -> None:  # fmt: skip
+    before: int, after: int, persistent: bool, tmp_path: Path
+) -> None:
     def make(workers: int) -> Any:
         return loader(workers, ALL, persistent_workers=persistent)
 
     whole = check(lambda: make(before), tmp_path, (3, 6), lambda: make(after), max_epochs=2)
     first, second = sorted(sum(whole.batches[:4], [])), sorted(sum(whole.batches[4:], []))
     assert [round(x[0] * 12) for x in first] == [round(x[0] * 12) for x in second] == list(range(12))
-    assert len({x[column] for x in first + second for column in (1, 2, 3)}) > 60, "augmented anew in every epoch"
+    assert len({x[column] for x in first + second for column in (1, 2, 3)}) > 60, (
+        "augmented anew in every epoch"
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
@@ -72,7 +96,9 @@ def test_nothing_is_read_again_and_the_users_loader_is_not_touched(tmp_path: Pat
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("limit", [1.0, 3])
-def test_a_generator_of_the_loaders_own_is_taken_up(workers: int, persistent: bool, limit: float, tmp_path: Path) -> None:
+def test_a_generator_of_the_loaders_own_is_taken_up(
+    workers: int, persistent: bool, limit: float, tmp_path: Path
+) -> None:
     if persistent and not workers:
         return
 
@@ -108,16 +134,24 @@ class OwnRandom(Wandering):
     """Has generators of its own, which go on from epoch to epoch."""
 
     def __init__(self) -> None:
-        self.python, self.numpy, self.legacy = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
+        self.python, self.numpy, self.legacy = (
+            random.Random(1),
+            np.random.default_rng(1),
+            np.random.RandomState(1),
+        )
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(12):
-            yield (self.python.randrange(12) + int(self.numpy.integers(12)) + int(self.legacy.randint(12))) % 12
+            yield (
+                self.python.randrange(12) + int(self.numpy.integers(12)) + int(self.legacy.randint(12))
+            ) % 12
 
 
 @pytest.mark.parametrize("sampler", [Wandering, OwnRandom])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_draws_as_it_goes_goes_on(sampler: type[Sampler[int]], workers: int, tmp_path: Path) -> None:
+def test_a_sampler_that_draws_as_it_goes_goes_on(
+    sampler: type[Sampler[int]], workers: int, tmp_path: Path
+) -> None:
     def make(workers: int) -> Any:
         return loader(workers, shuffle=None, sampler=sampler())
 
@@ -242,17 +276,31 @@ class StatefulSampler(Sampler[int]):
         self.left, self.passes, self.loaded = list(state["left"]), state["passes"], True
 
 
-@pytest.mark.parametrize("make", [
-    StatefulLoader, lambda: DataLoader(Stateful(), 3),
-    lambda: loader(shuffle=None, sampler=StatefulSampler()), lambda: loader(2, shuffle=None, sampler=StatefulSampler()),
-], ids=["loader", "dataset", "sampler", "sampler with workers"])  # fmt: skip
-def test_what_has_a_state_is_used_through_it(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        StatefulLoader,
+        lambda: DataLoader(Stateful(), 3),
+        lambda: loader(shuffle=None, sampler=StatefulSampler()),
+        lambda: loader(2, shuffle=None, sampler=StatefulSampler()),
+    ],
+    ids=["loader", "dataset", "sampler", "sampler with workers"],
+)
+def test_what_has_a_state_is_used_through_it(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(make, tmp_path, CUTS)
     assert "read again" not in caplog.text and "does not advance" not in caplog.text
 
 
-@pytest.mark.parametrize("make", [StatefulLoader, lambda: DataLoader(Stateful(), 3),
-                                  lambda: loader(shuffle=None, sampler=StatefulSampler())])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        StatefulLoader,
+        lambda: DataLoader(Stateful(), 3),
+        lambda: loader(shuffle=None, sampler=StatefulSampler()),
+    ],
+)
 def test_a_state_of_an_epochs_end_makes_no_epoch_empty(make: Any, tmp_path: Path) -> None:
     class AtEpochEnd(Seen):
         def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
@@ -308,12 +356,18 @@ class StuckSampler(StatefulSampler):
         pass
 
 
-STUCK = [StuckLoader, lambda: DataLoader(StuckDataset(), 3), lambda: loader(shuffle=None, sampler=StuckSampler()),
-         lambda: loader(2, shuffle=None, sampler=StuckSampler())]  # fmt: skip
+STUCK = [
+    StuckLoader,
+    lambda: DataLoader(StuckDataset(), 3),
+    lambda: loader(shuffle=None, sampler=StuckSampler()),
+    lambda: loader(2, shuffle=None, sampler=StuckSampler()),
+]
 
 
 @pytest.mark.parametrize("make", STUCK, ids=["loader", "dataset", "sampler", "sampler with workers"])
-def test_a_state_that_does_not_advance_is_not_relied_on(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_does_not_advance_is_not_relied_on(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(make, tmp_path, (3, 4, 5, 6))
     assert ".state_dict() does not advance: at batch 3 it is the same as at batch 1" in caplog.text
 
@@ -331,8 +385,8 @@ def test_a_run_whose_loader_does_not_advance_is_resumed_again_and_again(tmp_path
 
 
 def test_a_pass_that_begins_where_the_last_one_was_left_is_not_taken_for_one_that_stands_still(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Lazy(StatefulLoader):
         """Is put back to its beginning when the first batch is asked for."""
 
@@ -350,7 +404,9 @@ class WantsMore(StuckLoader):
         return {"at": samples}
 
 
-def test_a_state_that_needs_arguments_is_not_used_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_needs_arguments_is_not_used_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(WantsMore, tmp_path, (3, 5))
     said = "has a state of its own that is not used, because WantsMore.state_dict or load_state_dict needs further arguments (samples)"
     assert said in caplog.text
@@ -380,10 +436,14 @@ def generator_of_batches() -> Iterator[Any]:
         yield torch.rand(3, 4), torch.rand(3, 2)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: DataLoader(Stream(), 3), lambda: DataLoader(Stream(), 3, num_workers=2), Iterable,
-], ids=["dataset", "workers", "iterable"])  # fmt: skip
-def test_a_stream_is_read_again_and_the_user_is_told(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda: DataLoader(Stream(), 3), lambda: DataLoader(Stream(), 3, num_workers=2), Iterable],
+    ids=["dataset", "workers", "iterable"],
+)
+def test_a_stream_is_read_again_and_the_user_is_told(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(make, tmp_path, (3, 5), max_epochs=2)
     assert "To go on where the run was, 3 batches were read again, which took" in caplog.text
 
@@ -409,18 +469,41 @@ def test_what_cannot_be_resumed_exactly_is_said() -> None:
     assert "reads Stream with 2 workers" in limits(DataLoader(Stream(), 3, num_workers=2))
     assert "has persistent_workers" in limits(DataLoader(Stream(), 3, num_workers=2, persistent_workers=True))
     assert "has in_order=False" in limits(loader(2, in_order=False))
-    assert "a random generator of its own in dataset.rng, which each of the 2" in limits(DataLoader(own, 3, num_workers=2))
-    for fine in (loader(), loader(2), DataLoader(own, 3), DataLoader(Stream(), 3), StatefulLoader(), Iterable()):
+    assert "a random generator of its own in dataset.rng, which each of the 2" in limits(
+        DataLoader(own, 3, num_workers=2)
+    )
+    for fine in (
+        loader(),
+        loader(2),
+        DataLoader(own, 3),
+        DataLoader(Stream(), 3),
+        StatefulLoader(),
+        Iterable(),
+    ):
         assert limits(fine) == ""
 
 
-@pytest.mark.parametrize(("after", "said"), [
-    (lambda: loader(batch_size=4), "had batches of 3 when the checkpoint was made, and has batches of 4 now"),
-    (lambda: DataLoader(Samples(15), 3, shuffle=True), "had 4 batches when the checkpoint was made, and has 5 now"),
-    (lambda: loader(1), "had 0 workers when the checkpoint was made, and has 1 now: random numbers that the dataset draws"),
-    (Iterable, "was read by its indices when the checkpoint was made, and is now by its stream"),
-])  # fmt: skip
-def test_another_loader_than_before_is_said(after: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (
+            lambda: loader(batch_size=4),
+            "had batches of 3 when the checkpoint was made, and has batches of 4 now",
+        ),
+        (
+            lambda: DataLoader(Samples(15), 3, shuffle=True),
+            "had 4 batches when the checkpoint was made, and has 5 now",
+        ),
+        (
+            lambda: loader(1),
+            "had 0 workers when the checkpoint was made, and has 1 now: random numbers that the dataset draws",
+        ),
+        (Iterable, "was read by its indices when the checkpoint was made, and is now by its stream"),
+    ],
+)
+def test_another_loader_than_before_is_said(
+    after: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run(loader(), Seen(tmp_path, (2,)), 1, max_epochs=1)
     with caplog.at_level(logging.WARNING, "hookline"):
         run(after(), Seen(), 1, max_epochs=1, resume=tmp_path / "after-2")
@@ -439,8 +522,16 @@ def streams() -> list[Any]:
     return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("make", [loader, lambda: loader(2, ALL), lambda: loader(shuffle=None, sampler=Wandering()),
-                                  lambda: DataLoader(Stream(), 3), Iterable])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        loader,
+        lambda: loader(2, ALL),
+        lambda: loader(shuffle=None, sampler=Wandering()),
+        lambda: DataLoader(Stream(), 3),
+        Iterable,
+    ],
+)
 def test_reading_does_not_move_the_main_streams(make: Any) -> None:
     (only,) = make_loaders(make(), 1.0, "train")
     before = streams()

@@ -20,15 +20,24 @@ from hookline.seeding import isolated_rng, rng_state
 
 CHECKS = ("python_words", "numpy_gauss", "torch_engine")
 DRAWS: dict[str, Callable[[], Any]] = {
-    "python": random.random, "python normal": lambda: random.gauss(0, 1), "python seed": lambda: random.seed(5),
+    "python": random.random,
+    "python normal": lambda: random.gauss(0, 1),
+    "python seed": lambda: random.seed(5),
     "python many": lambda: random.getrandbits(32 * 700),
-    "numpy": np.random.rand, "numpy normal": np.random.randn, "numpy seed": lambda: np.random.seed(5),
+    "numpy": np.random.rand,
+    "numpy normal": np.random.randn,
+    "numpy seed": lambda: np.random.seed(5),
     "numpy many": lambda: np.random.randint(9, size=700).tolist(),
-    "torch": lambda: torch.rand(()).item(), "torch normal": lambda: torch.randn(()).item(), "torch seed": lambda: torch.manual_seed(5).initial_seed(),
-    "torch double": lambda: torch.randn((), dtype=torch.float64).item(), "torch many": lambda: torch.randperm(700).tolist(),
-}  # fmt: skip
+    "torch": lambda: torch.rand(()).item(),
+    "torch normal": lambda: torch.randn(()).item(),
+    "torch seed": lambda: torch.manual_seed(5).initial_seed(),
+    "torch double": lambda: torch.randn((), dtype=torch.float64).item(),
+    "torch many": lambda: torch.randperm(700).tolist(),
+}
 SEEDS = {"python seed", "numpy seed", "torch seed"}
-programs = st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=6)
+programs = st.lists(
+    st.tuples(st.booleans(), st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=6
+)
 
 
 def plain(state: dict[str, Any]) -> list[Any]:
@@ -66,7 +75,9 @@ def test_all_three_checks_pass_here() -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(programs)
-def test_what_is_drawn_does_not_depend_on_how_streams_are_exchanged(by_memory: tuple[bool, ...], program: Any) -> None:
+def test_what_is_drawn_does_not_depend_on_how_streams_are_exchanged(
+    by_memory: tuple[bool, ...], program: Any
+) -> None:
     found = drawn(program)
     with pytest.MonkeyPatch.context() as patch:
         for name in CHECKS:
@@ -135,7 +146,9 @@ def test_memory_that_is_not_laid_out_as_assumed_fails_its_check(monkeypatch: pyt
         monkeypatch.setattr(rng_exchange, name, lambda place=place: place + 4)
     monkeypatch.setattr(rng_exchange, "_memory", lambda address, size: memory(address, size).toreadonly())
     with monkeypatch.context() as patch:
-        patch.setattr(rng_exchange, "_words", lambda generator: memory(id(generator) + object.__basicsize__ + 4, 2500))
+        patch.setattr(
+            rng_exchange, "_words", lambda generator: memory(id(generator) + object.__basicsize__ + 4, 2500)
+        )
         assert rng_exchange._checked_words.__wrapped__(rng_exchange.main_random()) is None
     main: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
     assert rng_exchange._checked_gauss.__wrapped__(main) is None

@@ -48,7 +48,9 @@ def values(source: Any) -> list[float]:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_the_users_init_function_changes_the_users_dataset(context: str) -> None:
-    source: Any = DataLoader(Told(6), 2, num_workers=1, worker_init_fn=double, multiprocessing_context=context)
+    source: Any = DataLoader(
+        Told(6), 2, num_workers=1, worker_init_fn=double, multiprocessing_context=context
+    )
     assert values(source) == [4.0, 6.0, 8.0, 10.0]
     assert source.worker_init_fn is double
 
@@ -77,7 +79,9 @@ def test_workers_end_with_the_loader() -> None:
     workers = batches._workers
     only.close()
     assert not any(each.is_alive() for each in workers)
-    assert [each.exitcode for each in workers] == [0, 0], "they were told to end; one that is waited for in vain is killed"
+    assert [each.exitcode for each in workers] == [0, 0], (
+        "they were told to end; one that is waited for in vain is killed"
+    )
     assert len(list(only.open(1))) == 4, "and new ones begin when they are needed"
     only.close()
 
@@ -85,7 +89,8 @@ def test_workers_end_with_the_loader() -> None:
 def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_path: Path) -> None:
     """The main process notes the signal and goes on; its workers serve it to the end, and then end with it."""
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(f"""
+    script.write_text(
+        textwrap.dedent(f"""
         import os, signal, sys, time
         sys.path.insert(0, {str(TESTS)!r})
         from data.resumed import Samples
@@ -104,8 +109,11 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
         while len(noted) < 6:
             time.sleep(0.01)
         print(1 + len(list(batches)), len(list(only.open(1))), flush=True)
-    """))
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+    """)
+    )
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
         assert child.stdout is not None
         for moment in ("opening\n", "opened\n"):
             assert child.stdout.readline() == moment
@@ -120,7 +128,8 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
 
 def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(f"""
+    script.write_text(
+        textwrap.dedent(f"""
         import ctypes, logging, pathlib, sys, time
         sys.path.insert(0, {str(TESTS)!r})
         here = pathlib.Path({str(tmp_path)!r})
@@ -148,9 +157,12 @@ def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_
             time.sleep(0.01)
         only.close()
         print("closed", flush=True)
-    """))
+    """)
+    )
     with (tmp_path / "output").open("w") as output:
-        child = subprocess.Popen([sys.executable, script], stdout=output, stderr=output, start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, script], stdout=output, stderr=output, start_new_session=True
+        )
         try:
             assert child.wait(timeout=60) == 0
             with pytest.raises(ProcessLookupError):

@@ -135,11 +135,15 @@ def script(hook_runner: HookRunner, config: Any) -> torch.nn.Module:
         for inputs, targets in batches(3):
             loss = mse_loss(net(inputs), targets)
             loss.backward()
-            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
+            grad_norm = torch.nn.utils.get_total_norm(
+                [p.grad for p in net.parameters() if p.grad is not None]
+            )
             optimizer.step()
             optimizer.zero_grad()
             step, tokens_seen = step + 1, tokens_seen + inputs.numel()
-            hook_runner.on_step_end(StepContext(step, loss.item(), float(grad_norm), 0.1, tokens_seen, net, optimizer))
+            hook_runner.on_step_end(
+                StepContext(step, loss.item(), float(grad_norm), 0.1, tokens_seen, net, optimizer)
+            )
         with torch.no_grad():
             measured = float(mse_loss(net(batches(1)[0][0]), batches(1)[0][1]))
         hook_runner.on_eval_end({"eval/loss": measured, "eval/perplexity": math.exp(measured)}, step)
@@ -154,7 +158,9 @@ def in_trainer(*hooks: Any, config: Any = None, **options: Any) -> torch.nn.Modu
     net = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     trainer = quiet(hooks=hooks, config=config, max_epochs=2, run_dir="run", checkpoint=True, **options)
-    trainer.on("validation_end")(lambda trainer, sanity_checking: sanity_checking or trainer.save_checkpoint())
+    trainer.on("validation_end")(
+        lambda trainer, sanity_checking: sanity_checking or trainer.save_checkpoint()
+    )
     trainer.fit(net, batches(3), batches(1), loss=mse_loss, optimizer=optimizer)
     return net
 
@@ -165,7 +171,10 @@ def in_trainer(*hooks: Any, config: Any = None, **options: Any) -> torch.nn.Modu
 def test_the_interface_of_the_page_runs_in_a_script_and_in_a_trainer() -> None:
     my_hook = run_block(INTERFACE)["MyHook"]
     plain = script(HookRunner(), None)
-    for net in (script(HookRunner([my_hook()]), None), in_trainer(my_hook())):  # hooks that only observe change nothing
+    for net in (
+        script(HookRunner([my_hook()]), None),
+        in_trainer(my_hook()),
+    ):  # hooks that only observe change nothing
         assert torch.equal(net.weight, plain.weight)  # type: ignore[arg-type]
 
 
@@ -174,7 +183,9 @@ def test_the_contexts_fields_are_those_of_the_page_and_the_pages_own_dataclass_i
     names = [field.name for field in dataclasses.fields(pages)]
     values = (3, 0.5, 1.5, 0.1, 96, torch.nn.Linear(1, 1), object())
     ours, theirs = StepContext(*values), pages(*values)
-    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names] == list(values)
+    assert (
+        [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names] == list(values)
+    )
     hook = Heard()
     HookRunner([hook]).on_step_end(theirs)
     assert hook.heard == [("step", 3)]
@@ -193,10 +204,13 @@ def test_the_pages_loop_calls_the_hooks_after_its_tracker_with_new_weights_and_n
 
     net(torch.ones(4)).sum().backward()
     run_block(
-        LOOP_ORDER, optimizer=optimizer, scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
-        tracker=SimpleNamespace(end_step=lambda row: order.append("tracker")), hook_runner=HookRunner([Looks()]),
+        LOOP_ORDER,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        tracker=SimpleNamespace(end_step=lambda row: order.append("tracker")),
+        hook_runner=HookRunner([Looks()]),
         StepContext=StepContext,
-    )  # fmt: skip
+    )
     assert order == ["tracker", "hook"]
 
 
@@ -217,7 +231,12 @@ def test_at_a_step_boundary_come_metrics_then_the_hook_then_evaluation_then_the_
     in_trainer(hook, log_every_n_steps=1, val_check_interval=1)
     names = [each[0] for each in hook.heard]
     after_each_step = ["metrics", "step", "eval", "save"]
-    assert names == ["begin", *(after_each_step * 3 + ["metrics"]) * 2, "save", "end"]  # the last state is saved before the end
+    assert names == [
+        "begin",
+        *(after_each_step * 3 + ["metrics"]) * 2,
+        "save",
+        "end",
+    ]  # the last state is saved before the end
 
 
 def test_a_runner_is_made_and_patched_as_the_page_says_and_calls_in_the_order_of_its_list() -> None:
@@ -245,7 +264,10 @@ def test_the_histogram_example_logs_norms_that_a_subclass_takes_during_backward(
 
     in_trainer(Filled())
     assert [step for step, _ in logged] == [1, 2, 3, 4, 5, 6]
-    assert all(sorted(row) == ["grad_norm/bias", "grad_norm/weight"] and row["grad_norm/weight"] > 0 for _, row in logged)
+    assert all(
+        sorted(row) == ["grad_norm/bias", "grad_norm/weight"] and row["grad_norm/weight"] > 0
+        for _, row in logged
+    )
 
 
 # ---- the table of events -----------------------------------------------------------------------------------------
@@ -256,15 +278,24 @@ def test_the_same_hook_hears_the_same_in_a_script_and_in_a_trainer() -> None:
     config = {"job": 1}
     left, right = script(HookRunner([by_hand]), config), in_trainer(by_trainer, config=config)
     assert torch.equal(left.weight, right.weight)  # type: ignore[arg-type]
-    by_trainer.heard.remove(("save", 6, "run/checkpoints/last"))  # the run's last state, which the script does not save
+    by_trainer.heard.remove(
+        ("save", 6, "run/checkpoints/last")
+    )  # the run's last state, which the script does not save
     saves = [each for each in by_trainer.heard if each[0] == "save"]
-    assert saves == [("save", 3, "run/checkpoints/step-3"), ("save", 6, "run/checkpoints/step-6")]  # exact, so it can be uploaded
+    assert saves == [
+        ("save", 3, "run/checkpoints/step-3"),
+        ("save", 6, "run/checkpoints/step-6"),
+    ]  # exact, so it can be uploaded
     assert all(Path(path).is_dir() for _, _, path in saves)
-    assert by_hand.heard == [(*each[:2], "checkpoints") if each[0] == "save" else each for each in by_trainer.heard]
+    assert by_hand.heard == [
+        (*each[:2], "checkpoints") if each[0] == "save" else each for each in by_trainer.heard
+    ]
     assert by_hand.heard[-1] == ("end", 6, 72)
 
 
-def test_evaluations_arrive_as_loss_and_perplexity_in_a_plain_dictionary_and_the_sanity_check_is_none() -> None:
+def test_evaluations_arrive_as_loss_and_perplexity_in_a_plain_dictionary_and_the_sanity_check_is_none() -> (
+    None
+):
     got: list[tuple[dict[str, float], int]] = []
 
     class Evals(TrainingHook):
@@ -275,12 +306,17 @@ def test_evaluations_arrive_as_loss_and_perplexity_in_a_plain_dictionary_and_the
     trainer.fit(Net(), batches(3), batches(1))
     ((metrics, step),) = got
     assert type(metrics) is dict
-    assert metrics == {"eval/loss": trainer.metrics["val/loss"], "eval/perplexity": math.exp(trainer.metrics["val/loss"])}
+    assert metrics == {
+        "eval/loss": trainer.metrics["val/loss"],
+        "eval/perplexity": math.exp(trainer.metrics["val/loss"]),
+    }
     assert step == 3
 
 
 @pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.nan, math.nan)])
-def test_a_loss_without_a_perplexity_and_further_metrics_are_no_problem(loss: float, perplexity: float) -> None:
+def test_a_loss_without_a_perplexity_and_further_metrics_are_no_problem(
+    loss: float, perplexity: float
+) -> None:
     got: list[dict[str, float]] = []
 
     class Evals(TrainingHook):
@@ -292,7 +328,9 @@ def test_a_loss_without_a_perplexity_and_further_metrics_are_no_problem(loss: fl
             return {"loss": torch.tensor(loss), "accuracy": torch.tensor(0.25)}
 
     quiet(hooks=[Evals()]).fit(Huge(), batches(1), batches(1))
-    assert got == [pytest.approx({"eval/loss": loss, "eval/perplexity": perplexity, "eval/accuracy": 0.25}, nan_ok=True)]
+    assert got == [
+        pytest.approx({"eval/loss": loss, "eval/perplexity": perplexity, "eval/accuracy": 0.25}, nan_ok=True)
+    ]
 
 
 def test_parameters_may_have_any_name_as_they_come_in_the_documented_order() -> None:
@@ -412,9 +450,11 @@ def test_the_loss_function_is_changed_in_the_middle_by_a_hook() -> None:
 
 
 def test_hooks_come_from_a_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    Path(tmp_path, "forge_hooks.py").write_text(f"{HERE} TrainingHook\nclass Ping(TrainingHook):\n"
+    Path(tmp_path, "forge_hooks.py").write_text(
+        f"{HERE} TrainingHook\nclass Ping(TrainingHook):\n"
         "    def __init__(self, url):\n        self.url, self.steps = url, []\n"
-        "    def on_step_end(self, ctx):\n        self.steps.append(ctx.step)\n")  # fmt: skip
+        "    def on_step_end(self, ctx):\n        self.steps.append(ctx.step)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     given = {
         "module": {"class_path": "torch.nn.Linear", "in_features": 4, "out_features": 2},
@@ -441,7 +481,9 @@ def test_a_runner_refuses_events_that_only_a_trainer_has() -> None:
     class Grads(TrainingHook):
         def on_after_backward(self) -> None: ...
 
-    with pytest.raises(HookError, match=r"Grads.on_after_backward would never be called: HookRunner has on_train_begin"):
+    with pytest.raises(
+        HookError, match=r"Grads.on_after_backward would never be called: HookRunner has on_train_begin"
+    ):
         HookRunner([Grads()])
 
 
@@ -449,7 +491,10 @@ def test_a_method_that_takes_too_much_is_refused_before_the_first_step() -> None
     class Greedy(TrainingHook):
         def on_step_end(self, ctx: StepContext, extra: int) -> None: ...
 
-    with pytest.raises(HookError, match=r"Greedy.on_step_end is called with \(ctx\), which it cannot take: missing .* 'extra'"):
+    with pytest.raises(
+        HookError,
+        match=r"Greedy.on_step_end is called with \(ctx\), which it cannot take: missing .* 'extra'",
+    ):
         HookRunner([Greedy()])
     with pytest.raises(HookError, match=r"Greedy.on_step_end asks for 'extra'"):
         quiet(hooks=[Greedy()])
@@ -462,7 +507,9 @@ def test_a_runner_refuses_swapped_parameters_which_a_trainer_gets_right() -> Non
         def on_eval_end(self, step: int, metrics: Any) -> None:
             got.append((step, sorted(metrics)))
 
-    with pytest.raises(HookError, match=r"passes \(metrics, step\) in this order, so 'step' would be the metrics"):
+    with pytest.raises(
+        HookError, match=r"passes \(metrics, step\) in this order, so 'step' would be the metrics"
+    ):
         HookRunner([Swapped()])
     quiet(hooks=[Swapped()]).fit(Net(), batches(1), batches(1))
     assert got == [(1, ["eval/loss", "eval/perplexity"])]

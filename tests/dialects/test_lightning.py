@@ -76,7 +76,7 @@ def on_after_backward(self):
             name = k
             self.experiment.add_histogram(tag=name, values=grads, global_step=self.trainer.global_step)
 """,
-}  # fmt: skip
+}
 """The blocks of the page of 2019. All but the last have only a comment for a body; a line that notes the call is added to each."""
 
 
@@ -107,7 +107,15 @@ def with_blocks(*names: str, notes: bool = True) -> Small:
 
 
 def quiet(**options: Any) -> Trainer:
-    return Trainer(**{"logger": False, "enable_progress_bar": False, "max_epochs": 1, "num_sanity_val_steps": 0, **options})
+    return Trainer(
+        **{
+            "logger": False,
+            "enable_progress_bar": False,
+            "max_epochs": 1,
+            "num_sanity_val_steps": 0,
+            **options,
+        }
+    )
 
 
 # ---- the page of today -------------------------------------------------------------------------------------------
@@ -115,10 +123,15 @@ def quiet(**options: Any) -> Trainer:
 
 def test_the_pages_example_runs_with_its_imports_changed(capsys: pytest.CaptureFixture[str]) -> None:
     here = EXAMPLE.replace("lightning.pytorch.callbacks", "hookline.dialects.lightning")
-    here = here.replace("lightning.pytorch.demos", "hookline.demos").replace("lightning.pytorch", "hookline.dialects.lightning")
+    here = here.replace("lightning.pytorch.demos", "hookline.demos").replace(
+        "lightning.pytorch", "hookline.dialects.lightning"
+    )
     assert [line for line in here.splitlines() if line not in EXAMPLE.splitlines()] == here.splitlines()[:3]
     exec(here, {})
-    assert capsys.readouterr().out.splitlines() == ["Callback: Training is starting!", "Model: Training is starting!"]
+    assert capsys.readouterr().out.splitlines() == [
+        "Callback: Training is starting!",
+        "Model: Training is starting!",
+    ]
 
 
 def test_a_callbacks_arguments_come_in_lightnings_order_whatever_they_are_called() -> None:
@@ -142,7 +155,9 @@ def test_a_callback_may_also_ask_for_facts_of_hookline() -> None:
     class Norms(Callback):
         norms: tuple[float, ...] = ()
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, grad_norm: float = 0.0, *, step: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, grad_norm: float = 0.0, *, step: int
+        ) -> None:
             self.norms += (step,)
 
     callback = Norms()
@@ -225,7 +240,10 @@ def test_on_tng_metrics_changes_what_is_logged() -> None:
 
     quiet(logger=True, run_dir="run", log_every_n_steps=1).fit(Edits(), batches(1))
     records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert {name for each in records if each["type"] == "metrics" for name in each["metrics"]} == {"twice", "lr"}
+    assert {name for each in records if each["type"] == "metrics" for name in each["metrics"]} == {
+        "twice",
+        "lr",
+    }
 
 
 # ---- modules, data modules, options ------------------------------------------------------------------------------
@@ -235,8 +253,12 @@ def test_log_takes_lightnings_arguments() -> None:
     class Logs(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
-            self.log("both", float(batch_idx), True, on_step=True, on_epoch=True, sync_dist=True, batch_size=1)
-            self.log("largest", batch_idx, on_step=False, on_epoch=True, reduce_fx=torch.max, rank_zero_only=True)
+            self.log(
+                "both", float(batch_idx), True, on_step=True, on_epoch=True, sync_dist=True, batch_size=1
+            )
+            self.log(
+                "largest", batch_idx, on_step=False, on_epoch=True, reduce_fx=torch.max, rank_zero_only=True
+            )
             self.log("hidden", 1.0, logger=False)
             return loss
 
@@ -246,8 +268,17 @@ def test_log_takes_lightnings_arguments() -> None:
     trainer = quiet(logger=True, run_dir="run", log_every_n_steps=1)
     trainer.fit(Logs(), batches(3), [DataLoader(batches(1), batch_size=None) for _ in range(2)])
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    assert (metrics["both"], metrics["both_epoch"], metrics["both_step"], metrics["largest"]) == (1.0, 1.0, 2.0, 2.0)
-    assert (metrics["v/dataloader_idx_0"], metrics["v/dataloader_idx_1"], metrics["hidden"]) == (0.0, 1.0, 1.0)
+    assert (metrics["both"], metrics["both_epoch"], metrics["both_step"], metrics["largest"]) == (
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+    )
+    assert (metrics["v/dataloader_idx_0"], metrics["v/dataloader_idx_1"], metrics["hidden"]) == (
+        0.0,
+        1.0,
+        1.0,
+    )
     assert trainer.progress_bar_metrics == {"both": 1.0}
     assert "hidden" not in Path("run/log.jsonl").read_text()
 
@@ -286,7 +317,10 @@ def test_a_data_module_gives_loaders_and_knows_its_trainer() -> None:
 
 def test_several_training_loaders_are_drawn_from_at_once_the_shorter_ones_again() -> None:
     def long_and_short() -> Any:
-        return {"long": DataLoader(batches(3), batch_size=None), "short": DataLoader(batches(2), batch_size=None)}  # type: ignore[arg-type]
+        return {
+            "long": DataLoader(batches(3), batch_size=None),
+            "short": DataLoader(batches(2), batch_size=None),
+        }  # type: ignore[arg-type]
 
     class Two(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -298,7 +332,11 @@ def test_several_training_loaders_are_drawn_from_at_once_the_shorter_ones_again(
             return long_and_short()
 
     first, second, third = (float(each[0].sum()) for each in batches(3))
-    drawn = [{"long": first, "short": first}, {"long": second, "short": second}, {"long": third, "short": first}]
+    drawn = [
+        {"long": first, "short": first},
+        {"long": second, "short": second},
+        {"long": third, "short": first},
+    ]
     passed, brought, trainer = Two(), Brings(), quiet()
     trainer.fit(passed, long_and_short())
     trainer.fit(brought)
@@ -341,7 +379,9 @@ def test_a_run_goes_on_from_ckpt_path() -> None:
 
 
 def test_options_without_meaning_here_are_taken_at_rest_and_refused_otherwise() -> None:
-    trainer = quiet(accelerator="cpu", devices=1, num_nodes=1, enable_model_summary=False, profiler=None, min_epochs=None)
+    trainer = quiet(
+        accelerator="cpu", devices=1, num_nodes=1, enable_model_summary=False, profiler=None, min_epochs=None
+    )
     assert trainer.device.type == "cpu"
     with pytest.raises(OptionError, match="started with torchrun"):
         quiet(devices=4)
@@ -355,8 +395,15 @@ def test_facts_have_lightnings_names_during_a_run() -> None:
     seen: dict[str, tuple[Any, ...]] = {}
 
     class Looks(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            seen["train"] = (trainer.training, trainer.validating, trainer.is_last_batch, trainer.accumulate_grad_batches)
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            seen["train"] = (
+                trainer.training,
+                trainer.validating,
+                trainer.is_last_batch,
+                trainer.accumulate_grad_batches,
+            )
 
         def on_validation_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
             seen["val"] = (trainer.training, trainer.validating, trainer.evaluating, trainer.sanity_checking)
@@ -370,7 +417,11 @@ def test_facts_have_lightnings_names_during_a_run() -> None:
             )
 
     quiet(callbacks=[Looks()]).fit(Small(), batches(2), batches(1))
-    assert seen == {"start": (True, 1, True, False), "train": (True, False, True, 1), "val": (False, True, True, False)}
+    assert seen == {
+        "start": (True, 1, True, False),
+        "train": (True, False, True, 1),
+        "val": (False, True, True, False),
+    }
 
 
 def test_what_a_callback_puts_among_the_metrics_is_a_metric_of_the_run() -> None:
@@ -392,12 +443,16 @@ NOT_EVENTS = {"state_dict", "load_state_dict", "on_validation_model_zero_grad"}
 def test_the_table_names_events_that_exist_and_everything_that_lightning_was_heard_to_call() -> None:
     assert [event for event in MAPPING if event not in EVENTS] == []
     heard = {call.split()[1] for calls in RECORDED.values() for call in calls}
-    strategies = {call.split()[1] for calls in RECORDED.values() for call in calls if call.startswith("strategy")}
+    strategies = {
+        call.split()[1] for calls in RECORDED.values() for call in calls if call.startswith("strategy")
+    }
     assert heard - strategies - set(MAPPING.values()) - NOT_EVENTS == set()
 
 
 @pytest.mark.parametrize("as_block", [False, True])
-def test_a_toggled_optimizer_trains_its_parameters_only_and_all_get_their_gradients_back(as_block: bool) -> None:
+def test_a_toggled_optimizer_trains_its_parameters_only_and_all_get_their_gradients_back(
+    as_block: bool,
+) -> None:
     seen: list[list[bool]] = []
 
     class Two(LightningModule):
@@ -436,7 +491,9 @@ def test_a_toggled_optimizer_trains_its_parameters_only_and_all_get_their_gradie
 
 def test_a_callback_logs_by_itself() -> None:
     class Logs(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             self.log("index", float(batch_idx), on_step=False, on_epoch=True)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -460,10 +517,21 @@ def test_an_option_that_log_has_not_is_an_error_that_lists_those_it_has() -> Non
         quiet(hooks=[Wrong()]).fit(Net(), batches(1))
 
 
-@pytest.mark.parametrize(("options", "kept"), [
-    ({}, ["last"]), ({"enable_checkpointing": False}, []), ({"checkpoint": False}, []), ({"save": "async"}, ["last"]),
-    ({"enable_checkpointing": False, "checkpoint": True}, ["last"]),
-], ids=str)  # fmt: skip
-def test_a_run_keeps_its_model_unless_checkpointing_is_switched_off(options: dict[str, Any], kept: list[str]) -> None:
-    Trainer(run_dir="run", max_epochs=1, logger=False, enable_progress_bar=False, **options).fit(BoringModel())
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, ["last"]),
+        ({"enable_checkpointing": False}, []),
+        ({"checkpoint": False}, []),
+        ({"save": "async"}, ["last"]),
+        ({"enable_checkpointing": False, "checkpoint": True}, ["last"]),
+    ],
+    ids=str,
+)
+def test_a_run_keeps_its_model_unless_checkpointing_is_switched_off(
+    options: dict[str, Any], kept: list[str]
+) -> None:
+    Trainer(run_dir="run", max_epochs=1, logger=False, enable_progress_bar=False, **options).fit(
+        BoringModel()
+    )
     assert [each.name for each in Path("run").glob("checkpoints/*")] == kept

@@ -261,10 +261,15 @@ trainer.predict()
 # ---- reading a diagram -------------------------------------------------------------------------------------------
 
 WHO = {
-    "[LightningDataModule]": ["data"], "[LightningModule]": ["module"], "[Strategy]": ["strategy"], "[Strategy only]": ["strategy"],
-    "[Callbacks]": ["plain", "monitor"], "[Callbacks only]": ["plain", "monitor"],
-    "[Callbacks - Non-monitoring only]": ["plain"], "[Callbacks - Monitoring only]": ["monitor"],
-}  # fmt: skip
+    "[LightningDataModule]": ["data"],
+    "[LightningModule]": ["module"],
+    "[Strategy]": ["strategy"],
+    "[Strategy only]": ["strategy"],
+    "[Callbacks]": ["plain", "monitor"],
+    "[Callbacks only]": ["plain", "monitor"],
+    "[Callbacks - Non-monitoring only]": ["plain"],
+    "[Callbacks - Monitoring only]": ["monitor"],
+}
 ONE_OF_TWO = "configure_shared_model"  # another spelling of configure_model
 RESTORED = "restore_checkpoint"  # only in a run that resumes: tests/test_seeds.py
 
@@ -330,7 +335,9 @@ class Model(LightningModule):
         HEARD.append("backward: module")
         loss.backward()
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         HEARD.append("optimizer_step: module")
         optimizer.step(optimizer_closure)
 
@@ -356,16 +363,27 @@ def run(verb: str, diagram: str) -> list[str]:
     """What a run calls, of everything that the diagram has anywhere."""
     drawn = {call.partition(": ")[0] for call in calls(diagram)}
     hooks = drawn - {"training_step", "configure_model", "optimizer_zero_grad", "backward", "optimizer_step"}
-    by_who = {who: {call.partition(": ")[0] for call in calls(diagram) if call.endswith(who)} & hooks
-              for who in ("plain", "monitor", "module", "strategy", "data")}  # fmt: skip
-    plain, monitor = (type(who, (Callback,), {**notes(who, by_who[who]), "tier": tier})()
-                      for who, tier in (("plain", "user"), ("monitor", "monitor")))  # fmt: skip
+    by_who = {
+        who: {call.partition(": ")[0] for call in calls(diagram) if call.endswith(who)} & hooks
+        for who in ("plain", "monitor", "module", "strategy", "data")
+    }
+    plain, monitor = (
+        type(who, (Callback,), {**notes(who, by_who[who]), "tier": tier})()
+        for who, tier in (("plain", "user"), ("monitor", "monitor"))
+    )
     module = type("M", (Model,), notes("module", by_who["module"]))()
     data = type("D", (Data,), notes("data", by_who["data"]))()
     strategy = type("S", (Around,), notes("strategy", by_who["strategy"]))(torch.device("cpu"))
     HEARD.clear()
-    trainer = Trainer(callbacks=[plain, monitor], strategy=strategy, logger=False, enable_progress_bar=False, max_epochs=1,
-                      num_sanity_val_steps=1, val_check_interval=1)  # fmt: skip
+    trainer = Trainer(
+        callbacks=[plain, monitor],
+        strategy=strategy,
+        logger=False,
+        enable_progress_bar=False,
+        max_epochs=1,
+        num_sanity_val_steps=1,
+        val_check_interval=1,
+    )
     getattr(trainer, verb)(module, datamodule=data)
     return [call for call in HEARD if call.partition(": ")[0] in drawn]
 
@@ -386,5 +404,11 @@ def test_the_diagrams_are_read_as_they_are_drawn() -> None:
         "configure_model: module",
         "setup: strategy",
     ]
-    assert read[-6:] == ["on_fit_end: monitor", "on_fit_end: module", "teardown: data", "teardown: plain", "teardown: monitor",
-                         "teardown: module"]  # fmt: skip
+    assert read[-6:] == [
+        "on_fit_end: monitor",
+        "on_fit_end: module",
+        "teardown: data",
+        "teardown: plain",
+        "teardown: monitor",
+        "teardown: module",
+    ]

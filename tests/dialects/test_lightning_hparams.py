@@ -44,7 +44,9 @@ class Net(LightningModule):
 
 
 def trainer(**options: Any) -> Trainer:
-    return Trainer(**{"logger": False, "max_epochs": 2, "enable_progress_bar": False, "accelerator": "cpu", **options})
+    return Trainer(
+        **{"logger": False, "max_epochs": 2, "enable_progress_bar": False, "accelerator": "cpu", **options}
+    )
 
 
 def test_the_arguments_of_init_are_kept_those_of_derived_classes_too() -> None:
@@ -67,7 +69,9 @@ class Settings:
     width: int = 2
 
 
-@pytest.mark.parametrize("given", [{"lr": 0.5, "width": 2}, argparse.Namespace(lr=0.5, width=2), Settings()], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"lr": 0.5, "width": 2}, argparse.Namespace(lr=0.5, width=2), Settings()], ids=str
+)
 def test_one_object_with_all_of_them_is_kept_by_its_entries(given: Any) -> None:
     class Conf(LightningModule):
         def __init__(self, conf: Any, other: int = 1) -> None:
@@ -84,7 +88,9 @@ def test_some_are_kept_by_their_names_and_an_unknown_one_is_refused() -> None:
             self.save_hyperparameters(name)
 
     assert Some("lr").hparams == {"lr": 0.1}
-    with pytest.raises(hookline.OptionError, match=r"'depth'.*Some.__init__ has no such argument. It has: name, lr, width"):
+    with pytest.raises(
+        hookline.OptionError, match=r"'depth'.*Some.__init__ has no such argument. It has: name, lr, width"
+    ):
         Some("depth")
 
 
@@ -104,7 +110,9 @@ def test_they_are_logged_and_a_module_is_made_again_with_them() -> None:
     module = Net(lr=0.2, width=2)
     mine.fit(module, datamodule=Data())
     records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert {"lr": 0.2, "width": 2, "number": 3} in [each["params"] for each in records if each["type"] == "hyperparams"]
+    assert {"lr": 0.2, "width": 2, "number": 3} in [
+        each["params"] for each in records if each["type"] == "hyperparams"
+    ]
     mine.save_checkpoint("saved")
     again = Net.load_from_checkpoint("saved", width=2)
     assert again.hparams.lr == 0.2 and torch.equal(again.layer.weight, module.layer.weight)
@@ -131,10 +139,13 @@ def test_callbacks_that_the_module_brings_take_the_place_of_the_trainers_own() -
 
 
 def test_results_of_several_loaders_are_a_dictionary_for_each() -> None:
-    results = trainer().validate(Net(), [DataLoader(batches(n), batch_size=None) for n in (2, 1)], verbose=False)
+    results = trainer().validate(
+        Net(), [DataLoader(batches(n), batch_size=None) for n in (2, 1)], verbose=False
+    )
     assert [{name: value for name, value in each.items() if "dl_" not in name} for each in results] == [
-        {"far/dataloader_idx_0": 0.0, "same": 1.0}, {"far/dataloader_idx_1": 1.0, "same": 1.0},
-    ]  # fmt: skip
+        {"far/dataloader_idx_0": 0.0, "same": 1.0},
+        {"far/dataloader_idx_1": 1.0, "same": 1.0},
+    ]
 
 
 def test_a_metric_object_is_logged_by_the_step_without_being_told_as_in_lightning() -> None:
@@ -168,7 +179,10 @@ def test_a_metric_object_is_logged_by_the_step_without_being_told_as_in_lightnin
     mine = trainer(max_epochs=1)
     mine.fit(Measures())
     assert mine.metrics["by_step"] == 2.0  # the last batch's
-    assert mine.metrics["both"] == mine.metrics["both_epoch"] == mine.metrics["again"] == 1.0 and mine.metrics["both_step"] == 2.0
+    assert (
+        mine.metrics["both"] == mine.metrics["both_epoch"] == mine.metrics["again"] == 1.0
+        and mine.metrics["both_step"] == 2.0
+    )
 
 
 def test_after_the_training_current_epoch_is_the_number_of_epochs() -> None:
@@ -185,7 +199,9 @@ def test_after_the_training_current_epoch_is_the_number_of_epochs() -> None:
     assert (looks.last, looks.end, mine.current_epoch) == ((1, 1), (2, 2), 2)
 
 
-def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_names(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_names(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     Path("parts.py").write_text(
         "import sys\n"
         "from hookline.demos import BoringModel\n"
@@ -194,7 +210,9 @@ def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_na
         "    def on_train_end(self, trainer, pl_module):\n"
         "        print('told', sorted(trainer.callback_metrics), trainer.is_global_zero, file=sys.stderr)\n"
     )
-    Path("run.toml").write_text('module = "parts.BoringModel"\nhooks = ["parts.Tells"]\n'
-                                'trainer = {max_epochs = 1, limit_train_batches = 2, run_dir = "run"}\n')  # fmt: skip
+    Path("run.toml").write_text(
+        'module = "parts.BoringModel"\nhooks = ["parts.Tells"]\n'
+        'trainer = {max_epochs = 1, limit_train_batches = 2, run_dir = "run"}\n'
+    )
     assert main(["fit", "run.toml"]) == 0
     assert "told ['train/loss', 'val/x'] True" in capfd.readouterr().err

@@ -25,7 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hookline
-from hookline import CheckpointError, Hook, HookError, HooklineError, Logger, NonFiniteLoss, OptionError, Preempted
+from hookline import (
+    CheckpointError,
+    Hook,
+    HookError,
+    HooklineError,
+    Logger,
+    NonFiniteLoss,
+    OptionError,
+    Preempted,
+)
 from hookline.dialects.model_training_framework import (
     CheckpointConfig,
     EarlyStoppingHook,
@@ -461,14 +470,24 @@ IMPORTS = ("model_training_framework.config.schemas", "model_training_framework.
 
 def as_here(block: str) -> str:
     for module in IMPORTS:
-        block = block.replace(f"from {module} import", "from hookline.dialects.model_training_framework import")
+        block = block.replace(
+            f"from {module} import", "from hookline.dialects.model_training_framework import"
+        )
     return block
 
 
 def run(title: str, **names: Any) -> dict[str, Any]:
     """What a block defines, given what the document takes as known around it."""
-    known = {"time": time, "torch": torch, "random": random, "Mock": Mock, "HooksConfig": HooksConfig, "TrainerHooks": TrainerHooks,
-             "GenericTrainer": GenericTrainer, **names}  # fmt: skip
+    known = {
+        "time": time,
+        "torch": torch,
+        "random": random,
+        "Mock": Mock,
+        "HooksConfig": HooksConfig,
+        "TrainerHooks": TrainerHooks,
+        "GenericTrainer": GenericTrainer,
+        **names,
+    }
     exec(compile(as_here(BLOCKS[title]), title, "exec"), known)
     return known
 
@@ -522,11 +541,17 @@ def silent(**settings: Any) -> GenericTrainerConfig:
 
 
 def make(
-    config: Any = None, *hooks: Any, losses: tuple[float, ...] = (1.0,), model: nn.Module | None = None, **options: Any
+    config: Any = None,
+    *hooks: Any,
+    losses: tuple[float, ...] = (1.0,),
+    model: nn.Module | None = None,
+    **options: Any,
 ) -> Any:
     model = Coder() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    trainer = GenericTrainer(silent() if config is None else config, model, [optimizer], **{"logger": False, **options})
+    trainer = GenericTrainer(
+        silent() if config is None else config, model, [optimizer], **{"logger": False, **options}
+    )
     trainer.hook_manager.register_hooks(hooks)
     trainer.set_training_step(training_step)
     trainer.set_validation_step(scores(*losses))
@@ -546,7 +571,9 @@ def mypackage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").write_text("")
     for file in files:
-        (folder / file).write_text("import time\n" + as_here(BLOCKS["Basic Custom Hook"]) if file == "monitoring.py" else "")
+        (folder / file).write_text(
+            "import time\n" + as_here(BLOCKS["Basic Custom Hook"]) if file == "monitoring.py" else ""
+        )
     (folder / "__init__.py").write_text("from mypackage.hooks.monitoring import MyCustomHook\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield folder
@@ -557,15 +584,28 @@ def mypackage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 # ---- the document's configurations -----------------------------------------------------------------------------------
 
 
-def test_the_logging_hook_says_when_training_and_epochs_begin_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_logging_hook_says_when_training_and_epochs_begin_and_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     make(run("Logging Hook")["config"]).fit([batches()], max_epochs=2)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].split(" in ")[0] for line in lines if "epoch" in line or line.startswith("training")] == [
-        "training started", "epoch 0 started", "epoch 0 completed", "epoch 1 started", "epoch 1 completed", "training completed",
-    ]  # fmt: skip
+    assert [
+        line.split(":")[0].split(" in ")[0]
+        for line in lines
+        if "epoch" in line or line.startswith("training")
+    ] == [
+        "training started",
+        "epoch 0 started",
+        "epoch 0 completed",
+        "epoch 1 started",
+        "epoch 1 completed",
+        "training completed",
+    ]
 
 
-def test_the_gradient_monitor_logs_norms_percentiles_and_histograms_of_the_layers_named_every_100_steps() -> None:
+def test_the_gradient_monitor_logs_norms_percentiles_and_histograms_of_the_layers_named_every_100_steps() -> (
+    None
+):
     rows = Rows()
     make(run("Gradient Monitor Hook")["config"], logger=rows).fit([batches(200)], max_epochs=1)
     found = {step: row for step, row in rows.rows if "grad_norm" in row}
@@ -580,13 +620,20 @@ def test_the_gradient_monitor_logs_norms_percentiles_and_histograms_of_the_layer
 def test_the_checkpoint_hook_keeps_the_three_best_and_the_last_under_the_documented_names() -> None:
     losses = (3.0, 1.0, 2.0, 2.5, 5.0)
     make(run("Model Checkpoint Hook")["config"], losses=losses).fit([batches(2)], [batches(1)], max_epochs=5)
-    assert names("checkpoints/experiment/best") == ["epoch_1_loss_1.00", "epoch_2_loss_2.00", "epoch_3_loss_2.50", "last"]
+    assert names("checkpoints/experiment/best") == [
+        "epoch_1_loss_1.00",
+        "epoch_2_loss_2.00",
+        "epoch_3_loss_2.50",
+        "last",
+    ]
 
 
 def test_the_early_stopping_hook_waits_ten_epochs_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = make(run("Early Stopping Hook")["config"], losses=(2.0, 1.0, 0.99995))
     trainer.fit([batches(1)], [batches(1)], max_epochs=50)
-    assert trainer.status == "stopped" and trainer.state.epochs_seen == 12  # the last gain was below min_delta
+    assert (
+        trainer.status == "stopped" and trainer.state.epochs_seen == 12
+    )  # the last gain was below min_delta
     assert "(10 of 10)" in capsys.readouterr().out
 
 
@@ -606,17 +653,25 @@ def test_the_rate_monitor_logs_rate_momentum_and_weight_decay_once_an_epoch() ->
 
 
 def test_switches_alone_have_the_defaults_of_the_framework() -> None:
-    stopping, saving = HooksConfig(enable_early_stopping_hook=True, enable_model_checkpoint_hook=True).build()[::-1]
+    stopping, saving = HooksConfig(
+        enable_early_stopping_hook=True, enable_model_checkpoint_hook=True
+    ).build()[::-1]
     assert isinstance(stopping, EarlyStoppingHook | ModelCheckpointHook)
     by_class = {type(each): each for each in (stopping, saving)}
-    assert by_class[EarlyStoppingHook].patience == 10 and by_class[EarlyStoppingHook].watch.min_delta == 0.0001
-    assert by_class[ModelCheckpointHook].save_top_k == 3 and by_class[ModelCheckpointHook].monitor == "val/loss"
+    assert (
+        by_class[EarlyStoppingHook].patience == 10 and by_class[EarlyStoppingHook].watch.min_delta == 0.0001
+    )
+    assert (
+        by_class[ModelCheckpointHook].save_top_k == 3 and by_class[ModelCheckpointHook].monitor == "val/loss"
+    )
 
 
 # ---- the document's hooks --------------------------------------------------------------------------------------------
 
 
-def test_the_custom_hook_counts_high_losses_lowers_the_rate_and_compares_accuracies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_custom_hook_counts_high_losses_lowers_the_rate_and_compares_accuracies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     hook = run("Basic Custom Hook")["MyCustomHook"](threshold=-1.0)
     trainer = make(None, hook, losses=(5.0, 2.0))
     trainer.fit([batches(6)], [batches(1)], max_epochs=2)
@@ -637,12 +692,18 @@ def test_hooks_are_registered_by_class_path_as_an_instance_and_as_a_class(
     mypackage: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Coder()
-    made = run("Registering Custom Hooks", model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
-               MyCustomHook=run("Basic Custom Hook")["MyCustomHook"])  # fmt: skip
+    made = run(
+        "Registering Custom Hooks",
+        model=model,
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+        MyCustomHook=run("Basic Custom Hook")["MyCustomHook"],
+    )
     trainer = made["trainer"]
     trainer.hook_manager.register_hook(made["AutoRegisteredHook"])  # "register a class explicitly"
     by_path, by_hand = [each for each in trainer.hook_manager.hooks if type(each).__name__ == "MyCustomHook"]
-    assert by_path.threshold == by_hand.threshold == 5.0  # 10.0 if the arguments under the dotted path were lost
+    assert (
+        by_path.threshold == by_hand.threshold == 5.0
+    )  # 10.0 if the arguments under the dotted path were lost
     assert type(by_path).__module__ == "mypackage.hooks.monitoring"
     trainer.set_training_step(training_step)
     trainer.fit([batches(1)], max_epochs=1)
@@ -658,19 +719,22 @@ def recorder(theirs: type) -> Any:
     calls: list[tuple[str, dict[str, Any]]] = []
 
     def noting(name: str, parameters: list[str]) -> Any:
-        source = (
-            f"lambda note: lambda {', '.join(parameters)}: note({name!r}, dict({', '.join(f'{p}={p}' for p in parameters[1:])}))"
-        )
+        source = f"lambda note: lambda {', '.join(parameters)}: note({name!r}, dict({', '.join(f'{p}={p}' for p in parameters[1:])}))"
         return eval(source)(lambda name, arguments: calls.append((name, arguments)))
 
-    methods = {name: noting(name, list(inspect.signature(method).parameters)) for name, method in vars(theirs).items()
-               if name.startswith("on_")}  # fmt: skip
+    methods = {
+        name: noting(name, list(inspect.signature(method).parameters))
+        for name, method in vars(theirs).items()
+        if name.startswith("on_")
+    }
     return type("Recorder", (Recording,), methods)(), calls
 
 
 def test_the_base_has_every_method_of_the_documented_interface_with_its_parameters() -> None:
     theirs = run("Complete Hook Interface")["TrainerHooks"]
-    documented = {name: inspect.signature(method) for name, method in vars(theirs).items() if name.startswith("on_")}
+    documented = {
+        name: inspect.signature(method) for name, method in vars(theirs).items() if name.startswith("on_")
+    }
     assert len(documented) == 18
     assert {name: inspect.signature(getattr(TrainerHooks, name)) for name in documented} == documented
     assert all(inspect.getdoc(getattr(TrainerHooks, name)) for name in documented)
@@ -682,7 +746,10 @@ def test_every_method_of_the_documented_interface_is_called_with_what_it_names()
     config = GenericTrainerConfig(log_loss_every_n_steps=None)
     config.val_loader_config.dataloader_names = ["held_out"]
     config.train_loader_config.dataloader_names = ["web", "code"]
-    halves = [torch.optim.SGD(model.encoder.parameters(), lr=0.1), torch.optim.SGD(model.decoder.parameters(), lr=0.1)]
+    halves = [
+        torch.optim.SGD(model.encoder.parameters(), lr=0.1),
+        torch.optim.SGD(model.decoder.parameters(), lr=0.1),
+    ]
     trainer = GenericTrainer(config, model, halves, logger=False)
     trainer.hook_manager.register_hook(hook)
     trainer.set_training_step(training_step)
@@ -691,12 +758,24 @@ def test_every_method_of_the_documented_interface_is_called_with_what_it_names()
     trainer.fit([data, data], [data], max_epochs=1)
 
     assert [name for name, _ in calls] == [
-        "on_train_start", "on_epoch_start",
-        *["on_train_batch_start", "on_before_backward", "on_after_backward",
-          *["on_before_optimizer_step", "on_gradient_clip", "on_after_optimizer_step"] * 2, "on_train_batch_end"] * 2,
-        "on_validation_start", "on_validation_batch_start", "on_validation_batch_end", "on_validation_end",
-        "on_epoch_end", "on_checkpoint_save", "on_train_end",
-    ]  # fmt: skip
+        "on_train_start",
+        "on_epoch_start",
+        *[
+            "on_train_batch_start",
+            "on_before_backward",
+            "on_after_backward",
+            *["on_before_optimizer_step", "on_gradient_clip", "on_after_optimizer_step"] * 2,
+            "on_train_batch_end",
+        ]
+        * 2,
+        "on_validation_start",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_validation_end",
+        "on_epoch_end",
+        "on_checkpoint_save",
+        "on_train_end",
+    ]
     assert all(arguments["trainer"] is trainer for _, arguments in calls)
     heard: dict[str, list[dict[str, Any]]] = {}
     for name, arguments in calls:
@@ -706,10 +785,16 @@ def test_every_method_of_the_documented_interface_is_called_with_what_it_names()
         assert facts == [(0, 0, "web"), (1, 1, "code")] and heard[when][0]["batch"] is data[0]
     assert isinstance(heard["on_train_batch_end"][0]["metrics"]["loss"], float)
     assert [each["optimizer_idx"] for each in heard["on_before_optimizer_step"]] == [0, 1, 0, 1]
-    assert isinstance(heard["on_before_backward"][0]["loss"], Tensor) and heard["on_gradient_clip"][0]["grad_norm"] > 0
+    assert (
+        isinstance(heard["on_before_backward"][0]["loss"], Tensor)
+        and heard["on_gradient_clip"][0]["grad_norm"] > 0
+    )
     assert heard["on_validation_batch_end"][0]["dataloader_name"] == "held_out"
     assert heard["on_validation_end"][0]["metrics"]["val/loss"] == 1.0
-    assert heard["on_checkpoint_save"][0]["checkpoint_path"] == "checkpoints/experiment/checkpoints/epoch_000_step_000002.ckpt"
+    assert (
+        heard["on_checkpoint_save"][0]["checkpoint_path"]
+        == "checkpoints/experiment/checkpoints/epoch_000_step_000002.ckpt"
+    )
 
 
 def test_a_failure_and_the_load_that_follows_are_heard_and_everything_is_in_place_by_then() -> None:
@@ -740,7 +825,9 @@ def test_a_failure_and_the_load_that_follows_are_heard_and_everything_is_in_plac
     assert again.global_step == 6  # the first epoch was not trained again
 
 
-def test_custom_hooks_run_in_the_order_of_registration_and_before_built_in_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_hooks_run_in_the_order_of_registration_and_before_built_in_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     class Says(TrainerHooks):
         def on_epoch_end(self, trainer: Any, epoch: int) -> None:
             print(type(self).__name__)
@@ -751,8 +838,10 @@ def test_custom_hooks_run_in_the_order_of_registration_and_before_built_in_ones(
     trainer.fit([batches(1)], max_epochs=1)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" in ")[0] for line in lines if "Custom" in line or "epoch 0 completed" in line] == [
-        "CustomHook1", "CustomHook2", "epoch 0 completed",
-    ]  # fmt: skip
+        "CustomHook1",
+        "CustomHook2",
+        "epoch 0 completed",
+    ]
 
 
 def test_a_stateful_hook_finds_a_plateau(capsys: pytest.CaptureFixture[str]) -> None:
@@ -795,7 +884,8 @@ def test_a_hook_notifies_a_service_of_better_models_and_the_end(
     sent: list[Any] = []
     service = types.ModuleType("requests")
     service.exceptions = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Timeout=type("Timeout", (TimeoutError,), {}), RequestException=OSError)  # fmt: skip
+        Timeout=type("Timeout", (TimeoutError,), {}), RequestException=OSError
+    )
 
     def post(url: str, json: dict[str, str], timeout: int) -> None:
         if fails:
@@ -882,7 +972,9 @@ def test_expensive_work_is_done_for_a_sample_of_the_batches(monkeypatch: pytest.
 def test_the_documents_own_test_passes() -> None:
     custom = run("Basic Custom Hook")["MyCustomHook"]
     run("5. Testing Hooks", MyCustomHook=custom, create_test_model=Coder)["test_custom_hook"]()
-    assert len(inspect.signature(inspect.unwrap(custom.on_train_batch_end)).parameters) == 6  # self and five, called with six
+    assert (
+        len(inspect.signature(inspect.unwrap(custom.on_train_batch_end)).parameters) == 6
+    )  # self and five, called with six
 
 
 def test_every_block_of_the_document_is_run_by_a_test() -> None:
@@ -925,7 +1017,9 @@ def test_parameters_may_have_any_name_in_the_documented_places_or_any_place_unde
     heard = hook.heard
     assert heard["epoch_start"] == (trainer, 0) and heard["epoch_end"][:2] == (trainer, 0)
     assert heard["batch_start"] == (trainer, data[0], 0, "dl0")
-    assert heard["batch_end"][:5] == (trainer, data[0], 0, 0, "dl0") and set(heard["batch_end"][5]) == {"loss"}
+    assert heard["batch_end"][:5] == (trainer, data[0], 0, 0, "dl0") and set(heard["batch_end"][5]) == {
+        "loss"
+    }
     assert heard["validation_end"] == (trainer, 1.0, 0.5)
 
 
@@ -933,7 +1027,9 @@ def test_a_method_in_its_short_form_can_be_called_with_all_documented_arguments_
     class Short(TrainerHooks):
         calls: ClassVar[list[Any]] = []
 
-        def on_train_batch_end(self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any
+        ) -> None:
             super().on_train_batch_end(trainer, batch, loader_idx, loader_name, metrics)
             self.calls.append((trainer, batch, loader_idx, loader_name, metrics))
 
@@ -950,7 +1046,9 @@ def test_a_method_in_its_short_form_can_be_called_with_all_documented_arguments_
         hook.on_train_batch_end("t", "b", 1, "code")
 
 
-def test_a_hook_of_the_framework_runs_in_hooklines_own_trainer_and_takes_no_sanity_check_for_a_result() -> None:
+def test_a_hook_of_the_framework_runs_in_hooklines_own_trainer_and_takes_no_sanity_check_for_a_result() -> (
+    None
+):
     seen: list[Any] = []
 
     class Hears(TrainerHooks):
@@ -1001,7 +1099,9 @@ def test_more_parameters_than_documented_are_refused_with_what_can_be_asked_for(
     class Many(TrainerHooks):
         def on_epoch_end(self, a: Any, b: Any, c: Any, d: Any) -> None: ...
 
-    with pytest.raises(HookError, match=r"Many\.on_epoch_end asks for 'c', which is no fact of on_train_epoch_end"):
+    with pytest.raises(
+        HookError, match=r"Many\.on_epoch_end asks for 'c', which is no fact of on_train_epoch_end"
+    ):
         make(None, Many())
 
 
@@ -1016,22 +1116,37 @@ def test_a_misspelt_method_is_refused_when_it_is_registered() -> None:
 def test_an_adapted_hook_costs_at_most_one_call_more_than_a_native_one() -> None:
     class Native(Hook):
         def on_train_batch_end(
-            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+            self,
+            trainer: Any,
+            batch: Any,
+            batch_idx: int,
+            dataloader_idx: int,
+            dataloader_name: str,
+            metrics: Any,
         ) -> None: ...
 
     class Whole(TrainerHooks):
         def on_train_batch_end(
-            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+            self,
+            trainer: Any,
+            batch: Any,
+            batch_idx: int,
+            dataloader_idx: int,
+            dataloader_name: str,
+            metrics: Any,
         ) -> None: ...
 
     class OwnNames(TrainerHooks):
         def on_train_batch_end(self, t: Any, b: Any, i: int, j: int, n: str, m: Any) -> None: ...
 
     class Short(TrainerHooks):
-        def on_train_batch_end(self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any) -> None: ...
+        def on_train_batch_end(
+            self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any
+        ) -> None: ...
 
     cost = {
-        cls: per_step(lambda data, cls=cls: quiet(hooks=[cls()]).fit(Net(), data)) for cls in (Native, Whole, OwnNames, Short)
+        cls: per_step(lambda data, cls=cls: quiet(hooks=[cls()]).fit(Net(), data))
+        for cls in (Native, Whole, OwnNames, Short)
     }
     assert cost[Whole] == cost[OwnNames] == cost[Native]
     assert cost[Short] == cost[Native] + 1
@@ -1054,7 +1169,9 @@ def test_a_hook_is_unregistered_by_itself_or_by_its_name_and_others_stay() -> No
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_what_happens_when_a_hook_fails_is_decided_by_the_configuration(goes_on: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_happens_when_a_hook_fails_is_decided_by_the_configuration(
+    goes_on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     class Fails(TrainerHooks):
         def on_epoch_end(self, trainer: Any, epoch: int) -> None:
             raise ValueError("broken on purpose")
@@ -1087,12 +1204,17 @@ def test_performance_keys_change_the_update() -> None:
 
 
 def test_checkpoints_are_kept_by_epoch_by_step_and_by_metric_without_removing_each_others() -> None:
-    checkpoint = CheckpointConfig(root_dir="saved", save_every_n_steps=2, max_checkpoints=2, monitor_metric="val_loss")
+    checkpoint = CheckpointConfig(
+        root_dir="saved", save_every_n_steps=2, max_checkpoints=2, monitor_metric="val_loss"
+    )
     make(silent(experiment_name="mine", checkpoint=checkpoint), losses=(3.0, 1.0, 2.0)).fit(
         [batches(2)], [batches(1)], max_epochs=3
     )
     assert names("saved/mine/checkpoints") == ["epoch_001_step_000004.ckpt", "epoch_002_step_000006.ckpt"]
-    assert names("saved/mine/checkpoints_by_step") == ["epoch_001_step_000004.ckpt", "epoch_002_step_000006.ckpt"]
+    assert names("saved/mine/checkpoints_by_step") == [
+        "epoch_001_step_000004.ckpt",
+        "epoch_002_step_000006.ckpt",
+    ]
     assert names("saved/mine/checkpoints_best") == ["epoch_001_step_000004.ckpt"]
 
 
@@ -1123,7 +1245,13 @@ def test_a_job_that_slurm_has_started_again_goes_on_where_it_was(monkeypatch: py
 def test_a_preempted_run_that_was_told_to_goes_on_where_it_was_and_a_finished_one_trains_nothing() -> None:
     class Preempts(TrainerHooks):
         def on_train_batch_end(
-            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str, metrics: Any
+            self,
+            trainer: Any,
+            batch: Any,
+            batch_idx: int,
+            dataloader_idx: int,
+            dataloader_name: str,
+            metrics: Any,
         ) -> None:
             batches_seen.append(batch_idx)
             if len(batches_seen) == 3:
@@ -1150,7 +1278,9 @@ def test_a_run_resumes_from_the_checkpoint_it_is_given() -> None:
     make(GenericTrainerConfig()).fit([batches(2)], max_epochs=3)
     trainer = make(GenericTrainerConfig())
     trainer.fit(
-        [batches(2)], max_epochs=3, resume_from_checkpoint="checkpoints/experiment/checkpoints/epoch_000_step_000002.ckpt"
+        [batches(2)],
+        max_epochs=3,
+        resume_from_checkpoint="checkpoints/experiment/checkpoints/epoch_000_step_000002.ckpt",
     )
     assert trainer.global_step == 6 and trainer.state.resumed
     trainer.fit([batches(2)], max_epochs=4, resume_from_checkpoint="latest")
@@ -1159,7 +1289,10 @@ def test_a_run_resumes_from_the_checkpoint_it_is_given() -> None:
 
 def test_a_job_is_put_back_into_its_queue_unless_told_otherwise() -> None:
     assert "slurm_requeue" in make(GenericTrainerConfig()).hooks.list_hooks()
-    assert "slurm_requeue" not in make(GenericTrainerConfig(preemption=PreemptionConfig(requeue_job=False))).hooks.list_hooks()
+    assert (
+        "slurm_requeue"
+        not in make(GenericTrainerConfig(preemption=PreemptionConfig(requeue_job=False))).hooks.list_hooks()
+    )
 
 
 def test_validation_every_n_steps_counts_updates() -> None:
@@ -1191,11 +1324,15 @@ def test_validation_every_n_steps_counts_updates() -> None:
         ({"validation_weights": [3.0, 1.0]}, 1.375),
     ],
 )
-def test_the_results_of_several_validation_loaders_become_one_as_configured(settings: dict[str, Any], expected: float) -> None:
+def test_the_results_of_several_validation_loaders_become_one_as_configured(
+    settings: dict[str, Any], expected: float
+) -> None:
     config = silent(validation=ValidationConfig(**settings))
     config.val_loader_config.dataloader_names = ["short", "long"]
     trainer = make(config, losses=(1.0, 2.0, 3.0))
-    found = trainer.fit([batches(1)], [batches(1), batches(2)], max_epochs=1)  # each batch once, however unequal the loaders
+    found = trainer.fit(
+        [batches(1)], [batches(1), batches(2)], max_epochs=1
+    )  # each batch once, however unequal the loaders
     assert found["val/loss"] == pytest.approx(expected)
     assert found["val/dl_short/loss"] == 1.0 and found["val/dl_long/loss"] == 2.5
 
@@ -1206,10 +1343,13 @@ def test_the_trainers_own_early_stopping_works_with_its_default_metric() -> None
     assert trainer.status == "stopped" and trainer.state.epochs_seen == 3
 
 
-@pytest.mark.parametrize(("source", "hooks_own", "trainers_own", "epochs"), [
-    ("both", 1, 3, 2), ("both", 3, 1, 2), ("hook", 3, 1, 4), ("legacy", 1, 3, 4),
-])  # fmt: skip
-def test_which_early_stopping_counts_can_be_chosen(source: str, hooks_own: int, trainers_own: int, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("source", "hooks_own", "trainers_own", "epochs"),
+    [("both", 1, 3, 2), ("both", 3, 1, 2), ("hook", 3, 1, 4), ("legacy", 1, 3, 4)],
+)
+def test_which_early_stopping_counts_can_be_chosen(
+    source: str, hooks_own: int, trainers_own: int, epochs: int
+) -> None:
     hooks = HooksConfig(enable_early_stopping_hook=True, early_stopping_config={"patience": hooks_own})
     validation = ValidationConfig(early_stopping_source=source)
     trainer = make(silent(early_stopping_patience=trainers_own, hooks=hooks, validation=validation))
@@ -1218,14 +1358,23 @@ def test_which_early_stopping_counts_can_be_chosen(source: str, hooks_own: int, 
 
 
 def test_loggers_are_those_of_the_configuration(tmp_path: Path) -> None:
-    logging_config = LoggingConfig(logger_type="composite", composite_loggers=["csv", "tensorboard"], tensorboard_dir="tb",
-                                   log_scalars_every_n_steps=1)  # fmt: skip
+    logging_config = LoggingConfig(
+        logger_type="composite",
+        composite_loggers=["csv", "tensorboard"],
+        tensorboard_dir="tb",
+        log_scalars_every_n_steps=1,
+    )
     trainer = make(silent(logging=logging_config))
-    assert [type(each).__name__ for each in loggers_of(logging_config, "experiment")] == ["CSV", "TensorBoard"]
+    assert [type(each).__name__ for each in loggers_of(logging_config, "experiment")] == [
+        "CSV",
+        "TensorBoard",
+    ]
     assert trainer.options.log_every_n_steps == 1
     model = Coder()
     trainer = GenericTrainer(
-        silent(logging=LoggingConfig(log_scalars_every_n_steps=1)), model, torch.optim.SGD(model.parameters(), lr=0.1)
+        silent(logging=LoggingConfig(log_scalars_every_n_steps=1)),
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
     )
     trainer.set_training_step(training_step)
     trainer.fit([batches(3)])
@@ -1235,14 +1384,19 @@ def test_loggers_are_those_of_the_configuration(tmp_path: Path) -> None:
 def test_a_line_with_the_loss_comes_every_so_many_steps(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "hookline"):
         make(silent(log_loss_every_n_steps=2)).fit([batches(5)], max_epochs=1)
-    assert [record.message.split(":")[0] for record in caplog.records if "loss" in record.message] == ["step 2", "step 4"]
+    assert [record.message.split(":")[0] for record in caplog.records if "loss" in record.message] == [
+        "step 2",
+        "step 4",
+    ]
 
 
 def test_keys_that_ask_for_more_to_be_seen_add_hooks() -> None:
     more = silent(profile_training=True, logging=LoggingConfig(log_gradients=True, log_system_metrics=True))
     assert {"profiler", "gradient_monitor_hook", "device_stats"} <= set(make(more).hooks.list_hooks())
     more.hooks = HooksConfig(enable_gradient_monitor=True, gradient_monitor_config={"log_frequency": 7})
-    assert [each.log_frequency for each in make(more).hook_manager.hooks if isinstance(each, GradientMonitorHook)] == [7]
+    assert [
+        each.log_frequency for each in make(more).hook_manager.hooks if isinstance(each, GradientMonitorHook)
+    ] == [7]
     by_time = silent(checkpoint=CheckpointConfig(save_every_n_epochs=None, save_every_n_minutes=0.5))
     assert "every 30.000000 seconds" in str(make(by_time).explain())
 
@@ -1256,7 +1410,9 @@ def test_a_dry_run_does_one_batch_of_everything() -> None:
 def test_schedulers_advance_once_an_epoch() -> None:
     model = Coder()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    trainer = GenericTrainer(silent(), model, [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)], logger=False)
+    trainer = GenericTrainer(
+        silent(), model, [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)], logger=False
+    )
     trainer.set_training_step(training_step)
     trainer.fit([batches(3)], max_epochs=3)
     assert optimizer.param_groups[0]["lr"] == 0.125
@@ -1266,7 +1422,10 @@ def test_every_key_of_the_configuration_is_read_or_refused_with_what_to_do_inste
     folder = Path(inspect.getfile(TrainerHooks)).parent
     source = "".join((folder / f"{name}.py").read_text() for name in ("translating", "trainer", "loaders"))
     whole = GenericTrainerConfig()
-    tables = [whole, *(getattr(whole, each.name) for each in fields(whole) if is_dataclass(getattr(whole, each.name)))]
+    tables = [
+        whole,
+        *(getattr(whole, each.name) for each in fields(whole) if is_dataclass(getattr(whole, each.name))),
+    ]
     for table in [each for each in tables if not isinstance(each, HooksConfig)]:
         for each in fields(table):
             if "instead" in each.metadata:
@@ -1291,7 +1450,9 @@ class Draws(TrainerHooks):
     def on_epoch_start(self, trainer: Any, epoch: int) -> None:
         self.epochs.append("")
 
-    def on_train_batch_end(self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: Any
+    ) -> None:
         assert trainer.multi_loader_manager.names[loader_idx] == loader_name
         self.epochs[-1] += loader_name[0]
 
@@ -1302,17 +1463,26 @@ class Draws(TrainerHooks):
         ({}, "webwww"),
         ({"sampling_strategy": SamplingStrategy.SEQUENTIAL}, "wwwweb"),
         ({"sampling_strategy": SamplingStrategy.ALTERNATING, "alternating_pattern": [0, 0, 1, 2]}, "wwebww"),
-        ({"sampling_strategy": SamplingStrategy.WEIGHTED, "dataloader_weights": [2, 1, 1], "steps_per_epoch": 4,
-          "epoch_length_policy": EpochLengthPolicy.FIXED_NUM_STEPS}, "wewb"),
+        (
+            {
+                "sampling_strategy": SamplingStrategy.WEIGHTED,
+                "dataloader_weights": [2, 1, 1],
+                "steps_per_epoch": 4,
+                "epoch_length_policy": EpochLengthPolicy.FIXED_NUM_STEPS,
+            },
+            "wewb",
+        ),
         ({"epoch_length_policy": EpochLengthPolicy.MIN_OF_LENGTHS}, "w"),
         ({"epoch_length_policy": EpochLengthPolicy.MAX_OF_LENGTHS, "burst_size": 2}, "wwee"),
         ({"cycle_short_loaders": True}, "webweb"),
         ({"sampling_strategy": "sequential", "cycle_short_loaders": False}, "wwwweb"),
     ],
-)  # fmt: skip
+)
 def test_several_loaders_are_drawn_from_as_configured(settings: dict[str, Any], drawn: str) -> None:
     draws = Draws()
-    config = silent(train_loader_config=MultiDataLoaderConfig(dataloader_names=["web", "extra", "books"], **settings))
+    config = silent(
+        train_loader_config=MultiDataLoaderConfig(dataloader_names=["web", "extra", "books"], **settings)
+    )
     make(config, draws).fit([batches(4), batches(1), batches(1)], max_epochs=1)
     assert draws.epochs == [drawn]
 
@@ -1324,7 +1494,9 @@ def test_a_fixed_number_of_steps_is_drawn_from_endless_loaders() -> None:
 
     draws = Draws()
     config = silent()
-    config.train_loader_config = MultiDataLoaderConfig(epoch_length_policy=EpochLengthPolicy.FIXED_NUM_STEPS, steps_per_epoch=5)
+    config.train_loader_config = MultiDataLoaderConfig(
+        epoch_length_policy=EpochLengthPolicy.FIXED_NUM_STEPS, steps_per_epoch=5
+    )
     make(config, draws).fit({"web": Endless(), "extra": Endless()}, max_epochs=2)
     assert draws.epochs == ["wewew", "wewew"] or draws.epochs == ["wewew", "ewewe"]
 
@@ -1333,7 +1505,10 @@ def test_weights_of_losses_change_the_training_and_each_loader_trains_its_own_op
     def trained(**settings: Any) -> Coder:
         torch.manual_seed(1)
         model = Coder()
-        parts = [torch.optim.SGD(model.encoder.parameters(), lr=0.1), torch.optim.SGD(model.decoder.parameters(), lr=0.1)]
+        parts = [
+            torch.optim.SGD(model.encoder.parameters(), lr=0.1),
+            torch.optim.SGD(model.decoder.parameters(), lr=0.1),
+        ]
         performance = PerformanceConfig(clip_grad_norm=None, gradient_accumulation_steps=2)
         trainer = GenericTrainer(silent(performance=performance, **settings), model, parts, logger=False)
         trainer.set_training_step(training_step)
@@ -1343,7 +1518,11 @@ def test_weights_of_losses_change_the_training_and_each_loader_trains_its_own_op
     plain, weighted = trained(), trained(loss_weights_per_loader=[1.0, 1000.0])
     assert not torch.equal(plain.encoder.weight, weighted.encoder.weight)
     torch.manual_seed(1)
-    untrained, first, both = Coder(), trained(per_loader_optimizer_id=[0, 0]), trained(per_loader_optimizer_id=[0, 1])
+    untrained, first, both = (
+        Coder(),
+        trained(per_loader_optimizer_id=[0, 0]),
+        trained(per_loader_optimizer_id=[0, 1]),
+    )
     assert torch.equal(first.decoder.weight, untrained.decoder.weight) and not torch.equal(
         first.encoder.weight, untrained.encoder.weight
     )
@@ -1368,10 +1547,15 @@ def test_a_hook_changes_weights_strategy_and_loaders_from_the_next_epoch_on() ->
 
     draws = Draws()
     weighted = MultiDataLoaderConfig(
-        SamplingStrategy.WEIGHTED, [3, 1], dataloader_names=["easy", "medium"],
-        epoch_length_policy=EpochLengthPolicy.FIXED_NUM_STEPS, steps_per_epoch=8,
-    )  # fmt: skip
-    make(silent(train_loader_config=weighted), Curriculum(), draws).fit([batches(2), batches(2)], max_epochs=4)
+        SamplingStrategy.WEIGHTED,
+        [3, 1],
+        dataloader_names=["easy", "medium"],
+        epoch_length_policy=EpochLengthPolicy.FIXED_NUM_STEPS,
+        steps_per_epoch=8,
+    )
+    make(silent(train_loader_config=weighted), Curriculum(), draws).fit(
+        [batches(2), batches(2)], max_epochs=4
+    )
     assert [dict(sorted(Counter(epoch).items())) for epoch in draws.epochs[:3]] == [
         {"e": 6, "m": 2},
         {"e": 2, "m": 6},
@@ -1386,27 +1570,56 @@ def test_a_hook_changes_weights_strategy_and_loaders_from_the_next_epoch_on() ->
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: GenericTrainer({}, Coder(), []), "takes a GenericTrainerConfig or a HooksConfig first, not dict"),
+        (
+            lambda: GenericTrainer({}, Coder(), []),
+            "takes a GenericTrainerConfig or a HooksConfig first, not dict",
+        ),
         (lambda: GenericTrainer(silent(), Net(), []), "trained by hookline.Trainer"),
         (lambda: GenericTrainer(silent(), Coder(), ["adam"]), "str is no torch.optim.Optimizer"),
         (lambda: GenericTrainerConfig(experiment="mine"), "Did you mean 'experiment_name'"),
         (lambda: HooksConfig(enable_loging_hook=True), "Did you mean 'enable_logging_hook'"),
         (lambda: make(fabric=object()), "Leave it out and pass strategy="),
-        (lambda: make().set_training_step(lambda batch: None), r"called with \(trainer, batch, batch_idx, dataloader_idx, dataloader_name\)"),
+        (
+            lambda: make().set_training_step(lambda batch: None),
+            r"called with \(trainer, batch, batch_idx, dataloader_idx, dataloader_name\)",
+        ),
         (lambda: make().set_validation_step("step"), "takes a function"),
         (lambda: make().fit([]), "train_loaders is an empty list"),
         (lambda: make().fit([batches()], max_epochs=0), "max_epochs=0 must be a whole number from 1"),
-        (lambda: make().hook_manager.register_hook("mypackage.Hook"), r"HooksConfig\(hook_classes=\['mypackage.Hook'\]\)"),
+        (
+            lambda: make().hook_manager.register_hook("mypackage.Hook"),
+            r"HooksConfig\(hook_classes=\['mypackage.Hook'\]\)",
+        ),
         (lambda: make().hook_manager.register_hook(object()), "has no event method"),
         (lambda: make(silent(preemption=PreemptionConfig(signal=9))), "allowed: SIGUSR1, SIGTERM"),
-        (lambda: make(silent(logging=LoggingConfig(logger_type="wanbd")), logger=True), "Did you mean 'wandb'"),
+        (
+            lambda: make(silent(logging=LoggingConfig(logger_type="wanbd")), logger=True),
+            "Did you mean 'wandb'",
+        ),
         (lambda: make(silent(logging=LoggingConfig(logger_type="composite"))), "needs composite_loggers"),
-        (lambda: make(silent(logging=LoggingConfig(composite_loggers=["csv"]))), "needs logger_type='composite'"),
-        (lambda: make(silent(logging=LoggingConfig(console_log_level="LOUD"), hooks=HooksConfig(enable_logging_hook=True))), "log_level='LOUD'"),
-        (lambda: make(silent(validation=ValidationConfig(every_n_steps=3))), "EVERY_N_STEPS needs every_n_steps"),
-        (lambda: make(silent(validation=ValidationConfig(early_stopping_source="hooks"))), "Did you mean 'hook'"),
+        (
+            lambda: make(silent(logging=LoggingConfig(composite_loggers=["csv"]))),
+            "needs logger_type='composite'",
+        ),
+        (
+            lambda: make(
+                silent(
+                    logging=LoggingConfig(console_log_level="LOUD"),
+                    hooks=HooksConfig(enable_logging_hook=True),
+                )
+            ),
+            "log_level='LOUD'",
+        ),
+        (
+            lambda: make(silent(validation=ValidationConfig(every_n_steps=3))),
+            "EVERY_N_STEPS needs every_n_steps",
+        ),
+        (
+            lambda: make(silent(validation=ValidationConfig(early_stopping_source="hooks"))),
+            "Did you mean 'hook'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_use_is_refused_before_anything_runs(wrong: Any, message: str) -> None:
     with pytest.raises(HooklineError, match=message):
         wrong()
@@ -1420,7 +1633,10 @@ def test_wrong_use_is_refused_before_anything_runs(wrong: Any, message: str) -> 
         ({"dataloader_weights": [1.0]}, "has 1 entries for 2 loaders"),
         ({"sampling_strategy": "wieghted"}, "Did you mean 'weighted'"),
         ({"sampling_strategy": SamplingStrategy.WEIGHTED}, "needs weights"),
-        ({"sampling_strategy": SamplingStrategy.ALTERNATING, "alternating_pattern": [0, 2]}, "numbered from 0 to 1"),
+        (
+            {"sampling_strategy": SamplingStrategy.ALTERNATING, "alternating_pattern": [0, 2]},
+            "numbered from 0 to 1",
+        ),
         ({"epoch_length_policy": EpochLengthPolicy.FIXED_NUM_STEPS}, "FIXED_NUM_STEPS needs steps_per_epoch"),
     ],
 )

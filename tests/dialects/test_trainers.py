@@ -123,9 +123,11 @@ def parts(n: int = 4) -> dict[str, Any]:
     """What the document's blocks take for granted."""
     model = nn.Linear(4, 2)
     return {
-        "model": model, "dataloader": batches(n), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "model": model,
+        "dataloader": batches(n),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "device": torch.device("cpu"),
-    }  # fmt: skip
+    }
 
 
 def simple(n: int = 4, **options: Any) -> BaseTrainer:
@@ -159,7 +161,9 @@ class Heard(TrainingHook):
 # ---- the blocks --------------------------------------------------------------------------------------------------
 
 
-def test_the_quick_start_trains_prints_logs_and_saves_without_being_told_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_quick_start_trains_prints_logs_and_saves_without_being_told_where(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     names = parts(100)
     before = names["model"].weight.detach().clone()
     run_block(QUICK_START, names)
@@ -175,10 +179,16 @@ def test_the_quick_start_trains_prints_logs_and_saves_without_being_told_where(c
 
 def test_the_architecture_is_there_by_its_names() -> None:
     hook, manager, base, concrete = (line for line in ARCHITECTURE.splitlines() if "↓" not in line)
-    names = [line.partition(" (")[0] for line in (hook, manager, base)] + concrete.partition(" (")[0].split(" / ")
+    names = [line.partition(" (")[0] for line in (hook, manager, base)] + concrete.partition(" (")[0].split(
+        " / "
+    )
     assert set(names) <= set(hookline.dialects.trainers.__all__)
     trainer = simple()
-    assert isinstance(trainer, SimpleTrainer) and isinstance(trainer, BaseTrainer) and isinstance(trainer.hooks, HookManager)
+    assert (
+        isinstance(trainer, SimpleTrainer)
+        and isinstance(trainer, BaseTrainer)
+        and isinstance(trainer.hooks, HookManager)
+    )
 
 
 def test_the_lifecycle_is_what_train_does_and_what_a_loop_of_ones_own_can_do_with_a_manager() -> None:
@@ -186,16 +196,34 @@ def test_the_lifecycle_is_what_train_does_and_what_a_loop_of_ones_own_can_do_wit
     trainer.add_hook(hook)
     by_hand.add_hook(own := Heard())
     names = {"trainer": trainer, "hooks": by_hand, "state": {}, "epoch": 1, "batch": "the batch", "loss": 0.5}
-    run_block("\n".join(line.strip() for line in LIFECYCLE.splitlines()), names)  # its indentation shows what is inside what
-    assert own.heard == [("train begin",), ("epoch begin", 1), ("batch end", "the batch", 0.5), ("epoch end", 1), ("train end",)]
+    run_block(
+        "\n".join(line.strip() for line in LIFECYCLE.splitlines()), names
+    )  # its indentation shows what is inside what
+    assert own.heard == [
+        ("train begin",),
+        ("epoch begin", 1),
+        ("batch end", "the batch", 0.5),
+        ("epoch end", 1),
+        ("train end",),
+    ]
     ends = ["batch end", "batch end"]
-    assert [each[0] for each in hook.heard] == ["train begin", *["epoch begin", *ends, "epoch end"] * 2, "train end"]
+    assert [each[0] for each in hook.heard] == [
+        "train begin",
+        *["epoch begin", *ends, "epoch end"] * 2,
+        "train end",
+    ]
     assert [each[1] for each in hook.heard if each[0].startswith("epoch")] == [1, 1, 2, 2]
-    assert all(batch is given for (_, batch, _), given in zip(
-        [each for each in hook.heard if each[0] == "batch end"], trainer.dataloader * 2, strict=True))  # fmt: skip
+    assert all(
+        batch is given
+        for (_, batch, _), given in zip(
+            [each for each in hook.heard if each[0] == "batch end"], trainer.dataloader * 2, strict=True
+        )
+    )
 
 
-def test_the_custom_hook_has_its_name_and_averages_losses_that_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_custom_hook_has_its_name_and_averages_losses_that_are_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     trainer = simple(101)
     names = run_block(CUSTOM_HOOK, {"trainer": trainer})
     assert trainer.hooks.list_hooks() == ["my_custom_hook"]
@@ -203,7 +231,10 @@ def test_the_custom_hook_has_its_name_and_averages_losses_that_are_numbers(capsy
     losses = trainer.hooks.get_hook("my_custom_hook").losses
     assert isinstance(trainer.hooks.get_hook("my_custom_hook"), names["CustomHook"])
     assert len(losses) == 101 and all(type(loss) is float for loss in losses)
-    assert capsys.readouterr().out.splitlines() == [f"Average loss: {losses[0]:.4f}", f"Average loss: {sum(losses) / 101:.4f}"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"Average loss: {losses[0]:.4f}",
+        f"Average loss: {sum(losses) / 101:.4f}",
+    ]
 
 
 def test_hooks_are_managed_by_name_as_the_document_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +261,11 @@ def test_the_state_has_the_documents_keys_with_true_values_in_the_middle_of_an_e
     (state,) = moments
     assert list(state)[:9] == list(documented)
     assert [type(state[key]) for key in documented] == [type(value) for value in documented.values()]
-    assert (state["model"], state["optimizer"], state["device"]) == (names["model"], names["optimizer"], names["device"])
+    assert (state["model"], state["optimizer"], state["device"]) == (
+        names["model"],
+        names["optimizer"],
+        names["device"],
+    )
     assert state["latest_loss"] == losses[12]
     assert state["avg_loss"] == pytest.approx(sum(losses[10:13]) / 3)  # of this epoch so far
     assert (state["model_params"], state["status"]) == (10, "training")
@@ -245,8 +280,14 @@ def test_the_nine_keys_are_true_before_during_and_after_training_evaluation_and_
     seen: list[tuple[Any, ...]] = []
 
     def look(state: Any) -> None:
-        assert (state["model"], state["optimizer"], state["device"]) == (names["model"], names["optimizer"], names["device"])
-        seen.append((state["current_epoch"], state["current_batch_idx"], state["model_params"], state["status"]))
+        assert (state["model"], state["optimizer"], state["device"]) == (
+            names["model"],
+            names["optimizer"],
+            names["device"],
+        )
+        seen.append(
+            (state["current_epoch"], state["current_batch_idx"], state["model_params"], state["status"])
+        )
 
     class Everywhere(TrainingHook):
         def on_train_begin(self, state: Any) -> None:
@@ -272,7 +313,13 @@ def test_the_nine_keys_are_true_before_during_and_after_training_evaluation_and_
     trainer.train()
     look(trainer.state)
     epochs = [(epoch, batch, 10, "training") for epoch in (1, 2) for batch in (0, 0, 1)]
-    assert seen == [(1, 0, 10, "created"), (1, 0, 10, "training"), *epochs, (2, 1, 10, "completed"), (2, 1, 10, "completed")]
+    assert seen == [
+        (1, 0, 10, "created"),
+        (1, 0, 10, "training"),
+        *epochs,
+        (2, 1, 10, "completed"),
+        (2, 1, 10, "completed"),
+    ]
     losses = trainer.state["latest_loss"], trainer.state["avg_loss"]
     trainer.evaluate()
     look(trainer.state)
@@ -302,7 +349,9 @@ def test_the_state_stays_live_takes_keys_of_ones_own_and_knows_the_other_facts()
             with pytest.raises(KeyError, match="no 'avg_los'. Did you mean 'avg_loss'"):
                 state["avg_los"]
             del state["note"]
-            assert len(state) == len(list(state)) == len(state.copy()) and "'status': 'completed'" in repr(state)
+            assert len(state) == len(list(state)) == len(state.copy()) and "'status': 'completed'" in repr(
+                state
+            )
 
     trainer = simple()
     trainer.add_hook(Notes())
@@ -317,7 +366,10 @@ def test_train_returns_the_losses_of_the_epochs_and_what_was_done() -> None:
     result = simple(3, num_epochs=2).train()
     assert sorted(result) == ["epoch_losses", "final_loss", "total_batches", "total_samples", "training_time"]
     assert (result["total_batches"], result["total_samples"]) == (6, 18)
-    assert len(result["epoch_losses"]) == 2 and result["final_loss"] == result["epoch_losses"][-1] < result["epoch_losses"][0]
+    assert (
+        len(result["epoch_losses"]) == 2
+        and result["final_loss"] == result["epoch_losses"][-1] < result["epoch_losses"][0]
+    )
 
 
 def test_evaluate_measures_on_any_loader_tells_the_hooks_and_leaves_the_model_as_it_was() -> None:
@@ -387,7 +439,11 @@ class ReturnsLoss(nn.Module):
 
 IDS = torch.tensor([[1, 2, 3], [0, 1, 2]])
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
-    "a dictionary of arguments": (ReturnsLoss, {"x": torch.ones(3, 4), "labels": torch.tensor([0, 1, 1])}, None),
+    "a dictionary of arguments": (
+        ReturnsLoss,
+        {"x": torch.ones(3, 4), "labels": torch.tensor([0, 1, 1])},
+        None,
+    ),
     "classes": (lambda: nn.Linear(4, 2), (torch.ones(3, 4), torch.tensor([0, 1, 1])), None),
     "tokens": (lambda: nn.Embedding(5, 5), (IDS, IDS), None),
     "numbers": (lambda: nn.Linear(4, 2), (torch.ones(3, 4), torch.ones(3, 2)), None),
@@ -406,8 +462,12 @@ def test_plain_models_train_whether_they_return_a_loss_or_not(kind: str) -> None
 
 def test_a_model_without_a_loss_and_targets_that_do_not_fit_is_an_error_that_says_what_to_do() -> None:
     model = nn.Linear(4, 2)
-    trainer = get_trainer("simple", model, [torch.ones(3, 4)], torch.optim.SGD(model.parameters(), lr=0.1), "cpu")
-    with pytest.raises(OptionError, match=r"returns a tensor of shape \(3, 2\) and no loss; with NoneType .* pass loss="):
+    trainer = get_trainer(
+        "simple", model, [torch.ones(3, 4)], torch.optim.SGD(model.parameters(), lr=0.1), "cpu"
+    )
+    with pytest.raises(
+        OptionError, match=r"returns a tensor of shape \(3, 2\) and no loss; with NoneType .* pass loss="
+    ):
         trainer.train()
 
 
@@ -429,7 +489,9 @@ def test_hooks_of_all_kinds_are_in_one_run_side_by_side() -> None:
         def on_train_epoch_end(self, epoch: int) -> None:
             heard.append(f"native {epoch}")
 
-    trainer = hookline.Trainer(hooks=[Here("here"), Forge(), Native()], max_epochs=1, logger=False, enable_progress_bar=False)
+    trainer = hookline.Trainer(
+        hooks=[Here("here"), Forge(), Native()], max_epochs=1, logger=False, enable_progress_bar=False
+    )
     trainer.fit(Net(), batches(1))
     mine = simple(1, hooks=[Here("here"), Forge(), Native()])
     mine.train()
@@ -463,7 +525,9 @@ def test_every_way_to_write_parameters_gets_the_right_things() -> None:
         def on_train_begin(self, state: Any, /, *, module: Any, sanity_checking: bool, mine: int = 7) -> None:
             got["begin"] = (state["status"], type(module).__name__, sanity_checking, mine)
 
-        def on_epoch_begin(self, epoch: int, current_epoch: int, state: Any, mine: int = 7, step: int = 8) -> None:
+        def on_epoch_begin(
+            self, epoch: int, current_epoch: int, state: Any, mine: int = 7, step: int = 8
+        ) -> None:
             got["epoch begin"] = (epoch, current_epoch, state["current_epoch"], mine)
 
         def on_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -479,9 +543,12 @@ def test_every_way_to_write_parameters_gets_the_right_things() -> None:
     trainer.add_hook(Many("many"))
     trainer.train()
     assert got == {
-        "begin": ("training", "Linear", False, 7), "epoch begin": (1, 1, 1, 7), "batch end": (1, float, 1), "epoch end": (),
+        "begin": ("training", "Linear", False, 7),
+        "epoch begin": (1, 1, 1, 7),
+        "batch end": (1, float, 1),
+        "epoch end": (),
         "end": ("completed", "completed"),
-    }  # fmt: skip
+    }
 
 
 def test_methods_are_called_directly_as_they_are_written() -> None:
@@ -503,7 +570,12 @@ def test_a_hook_takes_the_place_of_one_with_its_name_unless_it_is_wrong() -> Non
         trainer.add_hook(Wrong("same"))
     assert trainer.hooks.get_hook("same") is first
     trainer.add_hook(second := Heard("same"))
-    assert list(trainer.hooks) == [second] and len(trainer.hooks) == 1 and second in trainer.hooks and first not in trainer.hooks
+    assert (
+        list(trainer.hooks) == [second]
+        and len(trainer.hooks) == 1
+        and second in trainer.hooks
+        and first not in trainer.hooks
+    )
     trainer.train()
     assert first.heard == [] and len(second.heard) == 5
 
@@ -531,18 +603,26 @@ def test_a_manager_made_by_hand_skips_disabled_hooks_and_refuses_hooks_it_cannot
     manager.on_evaluate_end({})
     assert hook.heard == [("train end",)]
     manager.add_hook(ConsoleLogHook())
-    with pytest.raises(HookError, match=r"'console_log' is no TrainingHook of this dialect, so a loop of your own cannot call"):
+    with pytest.raises(
+        HookError,
+        match=r"'console_log' is no TrainingHook of this dialect, so a loop of your own cannot call",
+    ):
         manager.on_train_begin({})
     manager.remove_hook("console_log")
     manager.on_train_begin({})
 
 
-@pytest.mark.parametrize(("made", "name", "setting", "value"), [
-    (ConsoleLogHook, "console_log", "log_every_n_batches", 10),
-    (JSONLogHook, "json_log", "log_every_n_batches", 100),
-    (CheckpointHook, "checkpoint", "every_n_epochs", 1),
-])  # fmt: skip
-def test_built_in_hooks_have_their_documented_names_and_defaults(made: Any, name: str, setting: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("made", "name", "setting", "value"),
+    [
+        (ConsoleLogHook, "console_log", "log_every_n_batches", 10),
+        (JSONLogHook, "json_log", "log_every_n_batches", 100),
+        (CheckpointHook, "checkpoint", "every_n_epochs", 1),
+    ],
+)
+def test_built_in_hooks_have_their_documented_names_and_defaults(
+    made: Any, name: str, setting: str, value: int
+) -> None:
     trainer = simple()
     trainer.add_hook(made())
     assert trainer.hooks.list_hooks() == [name]
@@ -555,7 +635,10 @@ def test_everything_is_written_below_the_output_directory() -> None:
     trainer.add_checkpointing(save_every_n_epochs=2)
     trainer.train()
     assert [each.name for each in Path().iterdir()] == ["out"]
-    assert sorted(each.name for each in Path("out/checkpoints").iterdir()) == ["epoch=1-step=4", "epoch=3-step=8"]
+    assert sorted(each.name for each in Path("out/checkpoints").iterdir()) == [
+        "epoch=1-step=4",
+        "epoch=3-step=8",
+    ]
 
 
 def test_a_second_trainer_in_the_same_directory_trains_a_model_of_its_own() -> None:
@@ -586,15 +669,23 @@ def test_a_trainer_of_ones_own_is_made_by_its_name() -> None:
     trainer = get_trainer("backwards", **parts(3))
     trainer.add_hook(hook := Heard())
     trainer.train()
-    assert [each[:2] for each in hook.heard] == [("train begin",), *[("batch end", n) for n in (2, 1, 0)], ("train end",)]
-    with pytest.raises(OptionError, match=r"no trainer called 'backward'. Did you mean 'backwards'\? There are: "):
+    assert [each[:2] for each in hook.heard] == [
+        ("train begin",),
+        *[("batch end", n) for n in (2, 1, 0)],
+        ("train end",),
+    ]
+    with pytest.raises(
+        OptionError, match=r"no trainer called 'backward'. Did you mean 'backwards'\? There are: "
+    ):
         get_trainer("backward", **parts())
 
 
 def test_wrong_names_options_and_models_are_errors_with_the_nearest_right_one() -> None:
     with pytest.raises(OptionError, match=r"no trainer called 'simpel'. Did you mean 'simple'"):
         get_trainer("simpel", **parts())
-    with pytest.raises(OptionError, match=r"SimpleTrainer has no option 'num_epoch'. Did you mean 'num_epochs'"):
+    with pytest.raises(
+        OptionError, match=r"SimpleTrainer has no option 'num_epoch'. Did you mean 'num_epochs'"
+    ):
         get_trainer("simple", **parts(), num_epoch=3)
     with pytest.raises(OptionError, match="'simple' is Hookline's own"):
         register_trainer("simple", SimpleTrainer)
@@ -650,7 +741,9 @@ def test_an_adapted_hook_costs_two_small_calls_over_a_native_one_and_a_silent_on
 
     def cost(*hooks: Any) -> float:
         def train(data: Any) -> object:
-            trainer = hookline.Trainer(hooks=hooks, max_epochs=1, logger=False, enable_progress_bar=False, checkpoint=False)
+            trainer = hookline.Trainer(
+                hooks=hooks, max_epochs=1, logger=False, enable_progress_bar=False, checkpoint=False
+            )
             return trainer.fit(Net(), data)
 
         return per_step(train)
@@ -666,6 +759,12 @@ def test_what_a_hook_of_this_kind_hears_is_recorded_under_hooklines_events_and_i
     with Recorder(trainer.trainer) as recorder:
         trainer.train()
     heard = [call.event for call in recorder.calls if call.name == "mine"]
-    assert heard == ["on_train_start", "on_train_epoch_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end"]
+    assert heard == [
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_end",
+        "on_train_epoch_end",
+        "on_train_end",
+    ]
     shown = str(trainer.trainer.explain())
     assert "test_trainers.py" in shown

@@ -33,7 +33,9 @@ def main() -> None:
     """Make everything in a temporary directory, compare, and move it into place."""
     place = HERE / ("v" + ".".join(hookline.__version__.split(".")[:2]))
     if place.exists():
-        raise SystemExit(f"{place} exists: golden files are made once. A version that writes another format needs a new number.")
+        raise SystemExit(
+            f"{place} exists: golden files are made once. A version that writes another format needs a new number."
+        )
     home = Path.cwd()
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "made"
@@ -77,7 +79,10 @@ def two_ranks(made: Path) -> None:
     for name in TWO_RANKS:
         (made / name).mkdir()
         shutil.copytree(beside / name / "run", made / name / "run")
-        expect(made / name, {at: [found[f"{name} {at}"][rank] for rank in range(2)] for at in ("restored", "final")})
+        expect(
+            made / name,
+            {at: [found[f"{name} {at}"][rank] for rank in range(2)] for at in ("restored", "final")},
+        )
 
 
 def log(folder: Path) -> dict[str, Any]:
@@ -89,8 +94,13 @@ def log(folder: Path) -> dict[str, Any]:
     trace = Path("run/trace.json")
     trace.write_text(trace.read_text().replace(f"{HERE.parents[1]}{os.sep}", ""))
     seen = [each for each in record.seen if each[0] != "validated"]
-    return {"records": plain(list(read_log("run"))), "all records": plain(list(read_log("run", superseded=True))),
-            "record": json.loads(Path("run/run.json").read_text()), "final": facts(trainer), "seen": seen}  # fmt: skip
+    return {
+        "records": plain(list(read_log("run"))),
+        "all records": plain(list(read_log("run", superseded=True))),
+        "record": json.loads(Path("run/run.json").read_text()),
+        "final": facts(trainer),
+        "seen": seen,
+    }
 
 
 def configured(folder: Path, scratch: Path) -> dict[str, Any]:

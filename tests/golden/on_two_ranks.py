@@ -14,7 +14,10 @@ def make() -> None:
     """Cut every training, and train it once more without a cut; leaves the cut runs below the current directory."""
     for name, train in TWO_RANKS.items():
         train(f"{name}/run", cut=True)
-        report(f"{name} restored", lambda name=name, train=train: train(f"{name}-resumed", resume=checkpoint(Path(name)))[2])
+        report(
+            f"{name} restored",
+            lambda name=name, train=train: train(f"{name}-resumed", resume=checkpoint(Path(name)))[2],
+        )
         report(f"{name} final", lambda name=name, train=train: facts(train(f"{name}-whole")[0]))
 
 
@@ -22,7 +25,9 @@ def main() -> None:
     """Resume every golden checkpoint of two ranks."""
     for version in versions():
         for name in (each for each in TWO_RANKS if (GOLDEN / version / each).is_dir()):
-            trainer, _, loaded = TWO_RANKS[name](f"{version}-{name}", resume=checkpoint(GOLDEN / version / name))
+            trainer, _, loaded = TWO_RANKS[name](
+                f"{version}-{name}", resume=checkpoint(GOLDEN / version / name)
+            )
             report(f"{version} {name} restored", lambda loaded=loaded: loaded)
             report(f"{version} {name} final", lambda trainer=trainer: facts(trainer))
 

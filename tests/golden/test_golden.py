@@ -38,9 +38,15 @@ from hookline.loggers import read_log
 from hookline.replay import replay
 from hookline.report import write_report
 
-CASES = [(version, name) for version in versions() for name in ONE_PROCESS if (GOLDEN / version / name).is_dir()]
-RANKS = [(version, name) for version in versions() for name in TWO_RANKS if (GOLDEN / version / name).is_dir()]
-CHECKPOINTS = sorted(str(each.parent.relative_to(GOLDEN)) for each in GOLDEN.glob("v*/*/run/checkpoints/*/manifest.json"))
+CASES = [
+    (version, name) for version in versions() for name in ONE_PROCESS if (GOLDEN / version / name).is_dir()
+]
+RANKS = [
+    (version, name) for version in versions() for name in TWO_RANKS if (GOLDEN / version / name).is_dir()
+]
+CHECKPOINTS = sorted(
+    str(each.parent.relative_to(GOLDEN)) for each in GOLDEN.glob("v*/*/run/checkpoints/*/manifest.json")
+)
 
 
 def expected(version: str, name: str) -> Any:
@@ -69,14 +75,18 @@ def test_a_golden_checkpoint_is_whole(path: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("version", "name"), CASES)
-def test_a_golden_run_is_resumed_with_its_whole_state_and_ends_as_if_never_interrupted(version: str, name: str) -> None:
+def test_a_golden_run_is_resumed_with_its_whole_state_and_ends_as_if_never_interrupted(
+    version: str, name: str
+) -> None:
     trainer, record, loaded = ONE_PROCESS[name]("run", resume=checkpoint(copied(version, name).parent))
     wanted = expected(version, name)
     assert not differences(wanted["restored"], loaded)
     final = wanted["final"]
     if name == "adam":  # its steps are not exact; which samples came when is
         seen, wanted_seen = plain(record.seen), final["hooks"]["record"]["seen"]
-        assert [each[:4] for each in seen if each[0] != "validated"] == [each[:4] for each in wanted_seen if each[0] != "validated"]
+        assert [each[:4] for each in seen if each[0] != "validated"] == [
+            each[:4] for each in wanted_seen if each[0] != "validated"
+        ]
         final = {key: final[key] for key in ("counters", "random")}
     assert not differences(final, facts(trainer))
     assert trainer.status == "completed"
@@ -84,9 +94,13 @@ def test_a_golden_run_is_resumed_with_its_whole_state_and_ends_as_if_never_inter
 
 @pytest.mark.parametrize("name", ["one-device", "averaged"])
 @pytest.mark.parametrize("version", versions())
-def test_a_golden_run_is_resumed_from_its_best_checkpoint_which_was_saved_right_after_a_validation(version: str, name: str) -> None:
+def test_a_golden_run_is_resumed_from_its_best_checkpoint_which_was_saved_right_after_a_validation(
+    version: str, name: str
+) -> None:
     (best,) = (copied(version, name) / "checkpoints").glob("epoch=*")
-    trainer = ONE_PROCESS[name]("run", resume="best" if name == "one-device" else best)[0]  # the other run was stopped: it is over
+    trainer = ONE_PROCESS[name]("run", resume="best" if name == "one-device" else best)[
+        0
+    ]  # the other run was stopped: it is over
     assert not differences(expected(version, name)["final"], facts(trainer))
 
 
@@ -100,13 +114,21 @@ def test_a_golden_loop_by_hand_goes_on_to_the_same_end(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", versions())
-def test_auto_finds_the_newest_golden_checkpoint_and_the_logs_continue_without_a_trace_of_the_failure(version: str) -> None:
+def test_auto_finds_the_newest_golden_checkpoint_and_the_logs_continue_without_a_trace_of_the_failure(
+    version: str,
+) -> None:
     copied(version, "one-device")
     resumed = one_device("run", resume="auto")[0]
     assert not differences(expected(version, "one-device")["final"], facts(resumed))
     one_device("whole")
-    of_run, of_whole = ([(each["step"], each["over"], plain(each["metrics"])) for each in read_log(run) if each["type"] == "metrics"]
-                        for run in ("run", "whole"))  # fmt: skip
+    of_run, of_whole = (
+        [
+            (each["step"], each["over"], plain(each["metrics"]))
+            for each in read_log(run)
+            if each["type"] == "metrics"
+        ]
+        for run in ("run", "whole")
+    )
     assert of_run == of_whole
     assert any(each.get("superseded") is True for each in read_log("run", superseded=True))
     assert Path("run/metrics.csv").read_text() == Path("whole/metrics.csv").read_text()
@@ -121,7 +143,10 @@ def test_golden_weights_are_read_without_a_trainer(version: str, tmp_path: Path)
         assert load_weights(net, path).complete
         assert plain(dict(net.state_dict())) == wanted
     made = Net.load_from_checkpoint(checkpoint(GOLDEN / version / "one-device"))
-    assert made.width == 3 and plain(dict(made.state_dict())) == expected(version, "one-device")["restored"]["weights"]
+    assert (
+        made.width == 3
+        and plain(dict(made.state_dict())) == expected(version, "one-device")["restored"]["weights"]
+    )
     export_weights(checkpoint(GOLDEN / version / "one-device"), tmp_path / "weights.safetensors")
     load_weights(net := Net(), tmp_path / "weights.safetensors")
     assert plain(dict(net.state_dict())) == expected(version, "one-device")["restored"]["weights"]
@@ -131,9 +156,13 @@ def test_golden_weights_are_read_without_a_trainer(version: str, tmp_path: Path)
 def test_the_best_golden_checkpoint_has_the_score_of_its_averaged_weights(version: str) -> None:
     (best,) = (GOLDEN / version / "averaged" / "run" / "checkpoints").glob("epoch=*")
     net = Net()
-    net.load_state_dict({**net.state_dict(), **read(best)["hooks"]["weight_averaging"]["averages"]}, strict=False)
+    net.load_state_dict(
+        {**net.state_dict(), **read(best)["hooks"]["weight_averaging"]["averages"]}, strict=False
+    )
     net.again = net.layer
-    measured = Trainer(logger=False, enable_progress_bar=False, device="cpu").validate(net, loader(8, 100, False))
+    measured = Trainer(logger=False, enable_progress_bar=False, device="cpu").validate(
+        net, loader(8, 100, False)
+    )
     assert float(measured["val/loss"]) == read_manifest(best)["monitor"]["score"]
 
 
@@ -147,7 +176,9 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any
 
 
 @pytest.mark.parametrize(("version", "name"), RANKS)
-def test_two_ranks_resume_a_golden_checkpoint_of_two_ranks_exactly(version: str, name: str, on_two_ranks: Any) -> None:
+def test_two_ranks_resume_a_golden_checkpoint_of_two_ranks_exactly(
+    version: str, name: str, on_two_ranks: Any
+) -> None:
     wanted = expected(version, name)
     for at in ("restored", "final"):
         for rank in range(2):
@@ -158,7 +189,9 @@ def test_two_ranks_resume_a_golden_checkpoint_of_two_ranks_exactly(version: str,
 def test_one_process_resumes_a_golden_checkpoint_of_two_ranks(version: str, name: str) -> None:
     path, wanted = checkpoint(GOLDEN / version / name), expected(version, name)["restored"]
     averages = WeightAveraging(decay=0.5)
-    _, record, loaded = fit("run", [averages], path, accumulate_grad_batches=4, train=loader(48), max_epochs=1)
+    _, record, loaded = fit(
+        "run", [averages], path, accumulate_grad_batches=4, train=loader(48), max_epochs=1
+    )
     for part in ("weights", "optimizers", "schedulers"):
         assert not differences(wanted[0][part], loaded[part])
     assert not differences(wanted[0]["hooks"]["weight_averaging"], loaded["hooks"]["weight_averaging"])
@@ -175,9 +208,22 @@ def test_a_golden_log_is_read_with_what_a_resume_has_superseded_left_out(version
     assert plain(list(read_log(run))) == wanted["records"]
     everything = list(read_log(run, superseded=True))
     assert plain(everything) == wanted["all records"]
-    assert {each["type"] for each in everything} >= {"hyperparams", "metrics", "text", "histogram", "skip", "failure", "resume",
-                                                     "control", "cost", "end"}  # fmt: skip
-    assert len([each for each in everything if each.get("superseded") is True and each["type"] == "metrics"]) == 2
+    assert {each["type"] for each in everything} >= {
+        "hyperparams",
+        "metrics",
+        "text",
+        "histogram",
+        "skip",
+        "failure",
+        "resume",
+        "control",
+        "cost",
+        "end",
+    }
+    assert (
+        len([each for each in everything if each.get("superseded") is True and each["type"] == "metrics"])
+        == 2
+    )
 
 
 @pytest.mark.parametrize("version", versions())
@@ -210,7 +256,9 @@ def test_a_golden_trace_is_explained_and_replayed(version: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("version", versions())
-def test_a_golden_run_that_was_completed_is_not_trained_again_and_gives_its_last_weights(version: str) -> None:
+def test_a_golden_run_that_was_completed_is_not_trained_again_and_gives_its_last_weights(
+    version: str,
+) -> None:
     copied(version, "log")
     trainer, record, _ = logged("run", resume="auto")
     wanted = expected(version, "log")
@@ -220,7 +268,7 @@ def test_a_golden_run_that_was_completed_is_not_trained_again_and_gives_its_last
     left = json.loads(Path("run/run.json").read_text())
     assert {name: left[name] for name in ("id", "status", "step", "epochs")} == {
         name: wanted["record"][name] for name in ("id", "status", "step", "epochs")
-    }  # fmt: skip
+    }
 
 
 # ---- configurations -----------------------------------------------------------------------------------------------------------------
@@ -228,7 +276,9 @@ def test_a_golden_run_that_was_completed_is_not_trained_again_and_gives_its_last
 
 @pytest.mark.parametrize("kind", ["toml", "yaml"])
 @pytest.mark.parametrize("version", versions())
-def test_a_golden_configuration_means_what_it_meant(version: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_golden_configuration_means_what_it_meant(
+    version: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(GOLDEN / version / "config", "config")
     monkeypatch.chdir("config")
     monkeypatch.setattr(sys, "path", list(sys.path))  # a configuration's folder is put in front of it

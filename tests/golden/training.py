@@ -63,7 +63,9 @@ class Net(Module):
 
     def training_step(self, batch: Any) -> Any:
         _, inputs, targets = batch
-        self.noise = (int(random.random() < 0.5) + 2 * int(np.random.randint(2)) + 4 * int(torch.randint(2, ()))) / 8
+        self.noise = (
+            int(random.random() < 0.5) + 2 * int(np.random.randint(2)) + 4 * int(torch.randint(2, ()))
+        ) / 8
         with torch.no_grad():
             self.drift.mul_(0.5).add_(inputs.sum(0) / 4)
         loss = (self(inputs) - targets + self.noise).abs().sum() / 16
@@ -80,7 +82,10 @@ class Net(Module):
 
 class TwoOptimizers(Net):
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.layer.parameters(), lr=0.25, momentum=0.5), torch.optim.SGD([self.gain], lr=0.5)]
+        return [
+            torch.optim.SGD(self.layer.parameters(), lr=0.25, momentum=0.5),
+            torch.optim.SGD([self.gain], lr=0.5),
+        ]
 
 
 class AdamNet(Net):
@@ -99,7 +104,9 @@ class Record(Hook):
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def on_train_batch_end(self, batch: Any, loss: float, step: int, dataloader_name: str, module: Any) -> None:
+    def on_train_batch_end(
+        self, batch: Any, loss: float, step: int, dataloader_name: str, module: Any
+    ) -> None:
         self.seen.append([step, dataloader_name, batch[0].tolist(), module.noise, float(loss).hex()])
 
     def on_validation_end(self, metrics: Any) -> None:
@@ -162,21 +169,42 @@ Made = tuple[Trainer, Record, Any]
 """The trainer, its record, and the facts right after a checkpoint was loaded."""
 
 
-def loader(length: int = 24, first: int = 0, shuffle: bool = True, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
+def loader(
+    length: int = 24, first: int = 0, shuffle: bool = True, dtype: torch.dtype = torch.float64
+) -> DataLoader[Any]:
     return DataLoader(Samples(length, first, dtype), 4, shuffle=shuffle)
 
 
 def fit(
-    run_dir: str, hooks: Any = (), resume: Any = None, make: Callable[[], Net] = Net, train: Any = None, mixture: Any = None,
-    dtype: torch.dtype = torch.float64, **options: Any,
-) -> Made:  # fmt: skip
+    run_dir: str,
+    hooks: Any = (),
+    resume: Any = None,
+    make: Callable[[], Net] = Net,
+    train: Any = None,
+    mixture: Any = None,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> Made:
     """Train for three epochs of six batches."""
     record, loaded = Record(), Loaded()
-    usual: dict[str, Any] = {"max_epochs": 3, "seed": 3, "device": "cpu", "logger": False, "enable_progress_bar": False,
-                             "num_sanity_val_steps": 0, "log_every_n_steps": 1}  # fmt: skip
+    usual: dict[str, Any] = {
+        "max_epochs": 3,
+        "seed": 3,
+        "device": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    }
     trainer = Trainer(run_dir=run_dir, hooks=[record, *hooks, loaded], **(usual | options))
     module = make()
-    trainer.fit(module, loader(dtype=dtype) if train is None else train, loader(8, 100, False, dtype), mixture=mixture, resume=resume)
+    trainer.fit(
+        module,
+        loader(dtype=dtype) if train is None else train,
+        loader(8, 100, False, dtype),
+        mixture=mixture,
+        resume=resume,
+    )
     return trainer, record, loaded.found
 
 
@@ -185,7 +213,12 @@ def fit(
 
 def one_device(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
     """In the middle of the second epoch, of a run that failed a batch later, with loggers and monitors."""
-    monitors = [ModelCheckpoint(monitor="val/loss", save_top_k=1), EarlyStopping("val/loss", patience=9), HParams(), LRMonitor()]
+    monitors = [
+        ModelCheckpoint(monitor="val/loss", save_top_k=1),
+        EarlyStopping("val/loss", patience=9),
+        HParams(),
+        LRMonitor(),
+    ]
     hooks = [*monitors, EveryThird(), *([Cut(8, fail=9)] if cut else [])]
     return fit(run_dir, hooks, resume, logger=[JSONLines(), CSV()])
 
@@ -197,9 +230,24 @@ def window(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
 
 def mixture(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
     """Two loaders, two optimizers of which one loader trains only one, in a window, while a change of the weights waits."""
-    mixed = Mixture("weighted", {"web": 3, "code": 1}, epoch_length=8, window=4, loss_weights={"code": 0.5}, optimizers={"code": 1})
+    mixed = Mixture(
+        "weighted",
+        {"web": 3, "code": 1},
+        epoch_length=8,
+        window=4,
+        loss_weights={"code": 0.5},
+        optimizers={"code": 1},
+    )
     train = {"web": loader(), "code": loader(8, 50)}
-    return fit(run_dir, [Reweigh(), *([Cut(11)] if cut else [])], resume, TwoOptimizers, train, mixed, accumulate_grad_batches=2)
+    return fit(
+        run_dir,
+        [Reweigh(), *([Cut(11)] if cut else [])],
+        resume,
+        TwoOptimizers,
+        train,
+        mixed,
+        accumulate_grad_batches=2,
+    )
 
 
 class Reweigh(Hook):
@@ -255,7 +303,12 @@ def by_hand(run_dir: str, resume: Any = None, cut: bool = False) -> Any:
 
 def logged(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
     """A run with a log of every kind of record and a trace; it fails, is resumed from an earlier batch, and completes."""
-    hooks = [Eventful(), LRMonitor(), ModelCheckpoint(save_top_k=0, save_last=True), *([Cut(8, fail=11)] if cut else [])]
+    hooks = [
+        Eventful(),
+        LRMonitor(),
+        ModelCheckpoint(save_top_k=0, save_last=True),
+        *([Cut(8, fail=11)] if cut else []),
+    ]
     return fit(run_dir, hooks, resume, logger=True, trace=True, max_epochs=2)
 
 
@@ -265,19 +318,29 @@ class Eventful(Hook):
     def on_before_optimizer_step(self, batches_seen: int) -> Any:
         return SKIP_STEP if batches_seen == 4 else None
 
-    def on_train_batch_end(self, trainer: Any, logger: Any, step: int, batches_seen: int, resumed: bool) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, logger: Any, step: int, batches_seen: int, resumed: bool
+    ) -> None:
         trainer.log("odd", math.nan if step == 2 else step / 4)
         if batches_seen == 3:
             logger.add_text("sample", "once upon a time", step)
             logger.add_histogram("numbers", torch.arange(8.0), step)
         if batches_seen == 10 and resumed:
-            threading.Thread(target=ask, args=(trainer.run_dir, "disable"), kwargs={"hook": "lr_monitor"}, daemon=True).start()
-            time.sleep(1)  # until the question is there; it is answered at the next boundary, when this batch is over
+            threading.Thread(
+                target=ask, args=(trainer.run_dir, "disable"), kwargs={"hook": "lr_monitor"}, daemon=True
+            ).start()
+            time.sleep(
+                1
+            )  # until the question is there; it is answered at the next boundary, when this batch is over
 
 
 ONE_PROCESS: dict[str, Callable[..., Made]] = {
-    "one-device": one_device, "window": window, "mixture": mixture, "averaged": averaged, "adam": adam,
-}  # fmt: skip
+    "one-device": one_device,
+    "window": window,
+    "mixture": mixture,
+    "averaged": averaged,
+    "adam": adam,
+}
 TWO_RANKS: dict[str, Callable[..., Made]] = {"ddp": ddp, "fsdp": fsdp}
 
 
@@ -290,14 +353,32 @@ def facts(trainer: Any) -> dict[str, Any]:
     optimizers = [each.state_dict() for each in s.optimizers]
     named: dict[str, Any] = {
         "weights": dict(s.module.state_dict()),
-        "gradients": {name: each.grad for name, each in s.module.named_parameters() if each.grad is not None and s.stage == "fit"},
-        "optimizers": [{"state": each["state"], "lr": [group["lr"] for group in each["param_groups"]]} for each in optimizers],
+        "gradients": {
+            name: each.grad
+            for name, each in s.module.named_parameters()
+            if each.grad is not None and s.stage == "fit"
+        },
+        "optimizers": [
+            {"state": each["state"], "lr": [group["lr"] for group in each["param_groups"]]}
+            for each in optimizers
+        ],
         "schedulers": [{"last_epoch": each.last_epoch, "lr": each.get_last_lr()} for each in s.schedulers],
-        "counters": {name: getattr(s, name) for name in ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen")},
-        "hooks": {each.name: each.hook.state_dict() for each in s.hooks.entries() if hasattr(each.hook, "state_dict")},
+        "counters": {
+            name: getattr(s, name)
+            for name in ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen")
+        },
+        "hooks": {
+            each.name: each.hook.state_dict()
+            for each in s.hooks.entries()
+            if hasattr(each.hook, "state_dict")
+        },
         "metrics": dict(s.metrics.items()),
-        "random": [_sum(random.getstate()), _sum(np.random.get_state()), _sum(torch.get_rng_state().tolist())],
-    }  # fmt: skip
+        "random": [
+            _sum(random.getstate()),
+            _sum(np.random.get_state()),
+            _sum(torch.get_rng_state().tolist()),
+        ],
+    }
     if isinstance(trainer, Trainer):
         named["precision"] = trainer.strategy.precision.state_dict()
     return {name: plain(value) for name, value in named.items()}
@@ -312,7 +393,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         spread: Any = value
         whole = spread.full_tensor() if hasattr(value, "full_tensor") else value
-        return {"dtype": str(whole.dtype), "shape": list(whole.shape), "values": plain(whole.detach().flatten().tolist())}
+        return {
+            "dtype": str(whole.dtype),
+            "shape": list(whole.shape),
+            "values": plain(whole.detach().flatten().tolist()),
+        }
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -326,10 +411,23 @@ def differences(expected: Any, found: Any, where: str = "") -> list[str]:
     """What is not as expected. A later version may keep more than an earlier one: further keys are no difference."""
     if isinstance(expected, dict) and isinstance(found, dict):
         missing = [f"{where}.{key} is missing" for key in expected if key not in found]
-        return missing + [text for key in expected if key in found for text in differences(expected[key], found[key], f"{where}.{key}")]
+        return missing + [
+            text
+            for key in expected
+            if key in found
+            for text in differences(expected[key], found[key], f"{where}.{key}")
+        ]
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        return [text for index, each in enumerate(expected) for text in differences(each, found[index], f"{where}[{index}]")]
-    return [] if expected == found and type(expected) is type(found) else [f"{where}: expected {expected!r}, found {found!r}"]
+        return [
+            text
+            for index, each in enumerate(expected)
+            for text in differences(each, found[index], f"{where}[{index}]")
+        ]
+    return (
+        []
+        if expected == found and type(expected) is type(found)
+        else [f"{where}: expected {expected!r}, found {found!r}"]
+    )
 
 
 # ---- configurations -----------------------------------------------------------------------------------------------------------------
@@ -343,17 +441,40 @@ def resolved(file: Any) -> dict[str, Any]:
     given = [each for each in trainer.hooks.entries() if each.name in load_config(file).values["hooks"]]
     named = {
         "values": load_config(file).values,
-        "options": {name: getattr(trainer.options, name) for name in load_config(file).values["trainer"] if name != "device"},
-        "hooks": {each.name: {"class": type(each.hook).__name__, "enabled": each.enabled, **_settings(each.hook)} for each in given},
+        "options": {
+            name: getattr(trainer.options, name)
+            for name in load_config(file).values["trainer"]
+            if name != "device"
+        },
+        "hooks": {
+            each.name: {"class": type(each.hook).__name__, "enabled": each.enabled, **_settings(each.hook)}
+            for each in given
+        },
         "mixture": parts.fit_arguments["mixture"].to_dict(),
-        "module": {"width": parts.module.width, "scale": parts.module.scale, "batches": parts.datamodule.batches},
-        "config": trainer.config, "counters": [trainer.global_step, trainer.state.batches_seen, trainer.status],
-        "weights": dict(parts.module.state_dict()), "optimizer": trainer.optimizers[0].state_dict()["state"],
+        "module": {
+            "width": parts.module.width,
+            "scale": parts.module.scale,
+            "batches": parts.datamodule.batches,
+        },
+        "config": trainer.config,
+        "counters": [trainer.global_step, trainer.state.batches_seen, trainer.status],
+        "weights": dict(parts.module.state_dict()),
+        "optimizer": trainer.optimizers[0].state_dict()["state"],
         "metrics": dict(trainer.metrics.items()),
-    }  # fmt: skip
+    }
     return {name: plain(value) for name, value in named.items()}
 
 
 def _settings(hook: Any) -> dict[str, Any]:
-    names = ("monitor", "patience", "digits", "words", "factor", "on_error", "order", "save_last", "save_top_k")
+    names = (
+        "monitor",
+        "patience",
+        "digits",
+        "words",
+        "factor",
+        "on_error",
+        "order",
+        "save_last",
+        "save_top_k",
+    )
     return {name: getattr(hook, name) for name in names if hasattr(hook, name)}

@@ -56,7 +56,9 @@ def test_statistics_of_the_modules_that_match_are_logged() -> None:
     names = [name for name in trainer.metrics if name.startswith("activations/")]
     assert len(names) == 8 and all(".mlp/" in name for name in names)
     assert trainer.metrics["activations/blocks.0.mlp/mean"] == pytest.approx(float(first.mean()))
-    assert trainer.metrics["activations/blocks.0.mlp/std"] == pytest.approx(float(first.std(correction=0)), rel=1e-4)
+    assert trainer.metrics["activations/blocks.0.mlp/std"] == pytest.approx(
+        float(first.std(correction=0)), rel=1e-4
+    )
     assert trainer.metrics["activations/blocks.0.mlp/absmax"] == pytest.approx(float(first.abs().max()))
 
 
@@ -66,7 +68,9 @@ def test_the_share_of_dead_units() -> None:
     quiet(hooks=[monitor]).fit(net, data)
     with torch.no_grad():
         gated = net.blocks[1].gate(net.blocks[1].mlp(net.blocks[0](data[0][0])))
-    assert monitor.latest == {"activations/blocks.1.gate/zeros": pytest.approx(float((gated == 0).float().mean()))}
+    assert monitor.latest == {
+        "activations/blocks.1.gate/zeros": pytest.approx(float((gated == 0).float().mean()))
+    }
 
 
 def test_modules_carry_hooks_only_in_the_steps_that_are_looked_at() -> None:
@@ -133,23 +137,31 @@ def test_outputs_of_several_tensors_get_numbers_or_keys() -> None:
     with ActivationMonitor("lstm").watch(outer) as seen:
         net(torch.ones(2, 5, 4))
     assert {name: tuple(each.shape) for name, each in seen.items()} == {
-        "lstm.0": (2, 5, 3), "lstm.1.0": (1, 2, 3), "lstm.1.1": (1, 2, 3),
-    }  # fmt: skip
+        "lstm.0": (2, 5, 3),
+        "lstm.1.0": (1, 2, 3),
+        "lstm.1.1": (1, 2, 3),
+    }
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it after a graph break
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.compile looks at it after a graph break
 def test_it_works_in_a_compiled_model() -> None:
     net, data = Deep(), batches(3)
     monitor = ActivationMonitor("*.mlp", every=2)
     quiet(hooks=[monitor], compile={"backend": "eager"}).fit(net, data)
     with torch.no_grad():
-        assert monitor.latest["activations/blocks.0.mlp/mean"] == pytest.approx(float(net.blocks[0].mlp(data[1][0]).mean()))
+        assert monitor.latest["activations/blocks.0.mlp/mean"] == pytest.approx(
+            float(net.blocks[0].mlp(data[1][0]).mean())
+        )
     assert hooks_on(net) == 0
 
 
 def test_a_graph_that_must_stay_whole_is_refused_with_the_reason() -> None:
     with pytest.raises(HookError, match="fullgraph=True"):
-        quiet(hooks=[ActivationMonitor()], compile={"backend": "eager", "fullgraph": True}).fit(Deep(), batches(1))
+        quiet(hooks=[ActivationMonitor()], compile={"backend": "eager", "fullgraph": True}).fit(
+            Deep(), batches(1)
+        )
 
 
 def test_a_pattern_that_matches_no_module_is_refused_before_the_first_step() -> None:

@@ -31,7 +31,9 @@ def test_the_start_and_end_of_run_and_epochs_are_told(capsys: pytest.CaptureFixt
     assert re.fullmatch(r"training completed: 2 epochs, 6 steps, [\d.]+ s", lines[-1])
 
 
-def test_every_nth_batch_has_its_loss_the_running_average_and_the_perplexity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_nth_batch_has_its_loss_the_running_average_and_the_perplexity(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     quiet(hooks=[ConsoleLog(log_every_n_batches=2)]).fit(Fixed(), batches(5))
     lines = [line for line in capsys.readouterr().out.splitlines() if "batch" in line]
     assert lines == [
@@ -40,7 +42,9 @@ def test_every_nth_batch_has_its_loss_the_running_average_and_the_perplexity(cap
     ]
 
 
-def test_a_loss_too_large_for_a_perplexity_is_no_error(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_too_large_for_a_perplexity_is_no_error(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     class Huge(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return 0.0 * super().training_step(batch, batch_idx) + 1e6
@@ -105,9 +109,13 @@ def test_an_interval_that_is_none_is_refused(wrong: Any) -> None:
         ConsoleLog(log_every_n_batches=wrong)
 
 
-def test_the_loss_is_read_only_when_a_line_is_due(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_loss_is_read_only_when_a_line_is_due(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     read: list[int] = []
     plain = State.loss.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(State, "loss", property(lambda state: (read.append(state.batch_idx), plain(state))[1]))
+    monkeypatch.setattr(
+        State, "loss", property(lambda state: (read.append(state.batch_idx), plain(state))[1])
+    )
     quiet(hooks=[ConsoleLog(log_every_n_batches=10)]).fit(Net(), batches(25))
     assert read == [9, 19]

@@ -65,7 +65,12 @@ def test_an_improvement_must_be_greater_than_min_delta() -> None:
 
 def test_patience_counts_validations_also_without_epochs() -> None:
     """One endless epoch, measured in steps, validated every 2 batches."""
-    trainer, hook = stop(1.0, 2.0, 2.0, trainer={"max_epochs": None, "max_steps": 40, "val_check_interval": 2, "limit_train_batches": 2})
+    trainer, hook = stop(
+        1.0,
+        2.0,
+        2.0,
+        trainer={"max_epochs": None, "max_steps": 40, "val_check_interval": 2, "limit_train_batches": 2},
+    )
     assert trainer.global_step == 6
     hook = EarlyStopping("val/score", patience=2)
     runner = quiet(max_epochs=None, max_steps=40, val_check_interval=2, hooks=[hook])
@@ -76,7 +81,18 @@ def test_patience_counts_validations_also_without_epochs() -> None:
 
 
 def test_at_epoch_ends_it_counts_epochs_whatever_is_validated() -> None:
-    trainer, hook = stop(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, trainer={"val_check_interval": 1}, check_on_train_epoch_end=True)
+    trainer, hook = stop(
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+        6.0,
+        7.0,
+        8.0,
+        trainer={"val_check_interval": 1},
+        check_on_train_epoch_end=True,
+    )
     assert hook.checks == trainer.state.epochs_seen == 3
 
 
@@ -126,8 +142,12 @@ class Worsens(Net):
         self.log(self.also, -float(self.trainer.current_epoch))
 
 
-@pytest.mark.parametrize(("monitor", "checks"), [("train/loss", 4), ("error", 3)])  # the loss falls, the error does not
-def test_a_metric_of_training_is_checked_when_its_epoch_is_over_however_often_there_is_a_validation(monitor: str, checks: int) -> None:
+@pytest.mark.parametrize(
+    ("monitor", "checks"), [("train/loss", 4), ("error", 3)]
+)  # the loss falls, the error does not
+def test_a_metric_of_training_is_checked_when_its_epoch_is_over_however_often_there_is_a_validation(
+    monitor: str, checks: int
+) -> None:
     hook = EarlyStopping(monitor, patience=2)
     trainer = quiet(max_epochs=4, val_check_interval=1, hooks=[hook])
     trainer.fit(Worsens(), batches(2), batches(1))
@@ -153,10 +173,13 @@ def test_epochs_without_a_due_validation_are_no_checks() -> None:
     assert trainer.state.epochs_seen == 6
 
 
-@pytest.mark.parametrize(("options", "why"), [
-    ({"stopping_threshold": 2.5}, "has reached the threshold 2.5"),
-    ({"divergence_threshold": 5.0}, "is worse than the limit 5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"stopping_threshold": 2.5}, "has reached the threshold 2.5"),
+        ({"divergence_threshold": 5.0}, "is worse than the limit 5"),
+    ],
+)
 def test_thresholds_stop_at_once(options: dict[str, float], why: str) -> None:
     scores = (4.0, 2.0, 1.0) if "stopping_threshold" in options else (4.0, 6.0, 1.0)
     trainer, _ = stop(*scores, **options)
@@ -196,7 +219,9 @@ class SaveAt(Hook):
 
 def test_a_resumed_run_goes_on_counting() -> None:
     saver = SaveAt(2)
-    quiet(max_epochs=3, hooks=[EarlyStopping("val/score", patience=2), saver]).fit(Scripted(1.0, 2.0, 0.5, 3.0), batches(2), batches(1))
+    quiet(max_epochs=3, hooks=[EarlyStopping("val/score", patience=2), saver]).fit(
+        Scripted(1.0, 2.0, 0.5, 3.0), batches(2), batches(1)
+    )
     hook = EarlyStopping("val/score", patience=2)
     trainer = quiet(max_epochs=12, hooks=[hook])
     trainer.fit(Scripted(0.7), batches(2), batches(1), resume=saver.path)
@@ -222,13 +247,22 @@ def test_an_evaluation_of_its_own_is_no_check() -> None:
     assert hook.checks == 4
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"patience": -1}, "patience=-1 must be a whole number from 0"), ({"patience": 1.5}, "patience=1.5"),
-    ({"patience": True}, "patience=True"), ({"mode": "auto"}, "mode='auto'"), ({"min_delta": "a"}, "min_delta='a'"),
-    ({"monitor": None}, "monitor=None"), ({"stopping_threshold": "low"}, "stopping_threshold='low'"),
-    ({"divergence_threshold": math.nan}, "divergence_threshold=nan"), ({"verbose": 1}, "verbose=1"),
-    ({"check_on_train_epoch_end": "no"}, "check_on_train_epoch_end='no'"), ({"check_finite": 0}, "check_finite=0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patience": -1}, "patience=-1 must be a whole number from 0"),
+        ({"patience": 1.5}, "patience=1.5"),
+        ({"patience": True}, "patience=True"),
+        ({"mode": "auto"}, "mode='auto'"),
+        ({"min_delta": "a"}, "min_delta='a'"),
+        ({"monitor": None}, "monitor=None"),
+        ({"stopping_threshold": "low"}, "stopping_threshold='low'"),
+        ({"divergence_threshold": math.nan}, "divergence_threshold=nan"),
+        ({"verbose": 1}, "verbose=1"),
+        ({"check_on_train_epoch_end": "no"}, "check_on_train_epoch_end='no'"),
+        ({"check_finite": 0}, "check_finite=0"),
+    ],
+)
 def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         EarlyStopping(**options)

@@ -17,7 +17,10 @@ from hookline.hooks import ActivationMonitor, EarlyStopping, LossSchedule, LRFin
 @pytest.mark.parametrize("check", [None, False])
 def test_a_validation_before_the_resume_is_not_checked_again(check: bool | None) -> None:
     def hooks() -> list[Any]:
-        return [EarlyStopping(patience=1, check_on_train_epoch_end=check), ModelCheckpoint(monitor="val/loss", save_last=True)]
+        return [
+            EarlyStopping(patience=1, check_on_train_epoch_end=check),
+            ModelCheckpoint(monitor="val/loss", save_last=True),
+        ]
 
     torch.manual_seed(0)
     first = quiet(max_epochs=2, hooks=hooks(), run_dir="first")
@@ -64,7 +67,12 @@ def test_no_hook_stays_on_the_modules_when_a_step_returns_no_loss(hook: Any) -> 
 
 
 def test_a_table_typed_on_the_command_line_does_not_show_its_secrets() -> None:
-    error = ConfigError("no", key="hooks.w", value=Override('{"clas_path": "webhook", "url": "http://x/SECRET"}'), has_value=True)
+    error = ConfigError(
+        "no",
+        key="hooks.w",
+        value=Override('{"clas_path": "webhook", "url": "http://x/SECRET"}'),
+        has_value=True,
+    )
     assert "SECRET" not in str(error)
     assert "SECRET" not in str(error.data())
 
@@ -83,7 +91,10 @@ def test_a_moment_that_is_none_is_refused_even_at_zero() -> None:
 
 
 def test_a_range_test_on_mere_noise_suggests_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    data = [(inputs, targets * (1 + 3 * (index % 3))) for index, (inputs, targets) in enumerate(batches(60, size=2))]
+    data = [
+        (inputs, targets * (1 + 3 * (index % 3)))
+        for index, (inputs, targets) in enumerate(batches(60, size=2))
+    ]
     finder = LRFinder(min_lr=1e-9, max_lr=1e-6, steps=60, plot=False)
     assert finder.find(quiet(), Net(), data) is None
     assert "no suggestion" in caplog.text

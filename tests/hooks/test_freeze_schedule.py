@@ -46,14 +46,18 @@ class Watch(Hook):
     def on_step_end(self, module: Any) -> None:
         before = self.before
         self._look(module)
-        self.changed.append({name.split(".")[0] for name in before if not torch.equal(before[name], self.before[name])})
+        self.changed.append(
+            {name.split(".")[0] for name in before if not torch.equal(before[name], self.before[name])}
+        )
         self.means.append(float(module.backbone[1].running_mean.sum()))
 
     def _look(self, module: Any) -> None:
         self.before = {name: each.detach().clone() for name, each in module.named_parameters()}
 
 
-def freeze(schedule: dict[str, str], net: Parts | None = None, *, epochs: int = 3, **options: Any) -> tuple[FreezeSchedule, Watch, Parts]:
+def freeze(
+    schedule: dict[str, str], net: Parts | None = None, *, epochs: int = 3, **options: Any
+) -> tuple[FreezeSchedule, Watch, Parts]:
     net, hook, watch = net or Parts(), FreezeSchedule(schedule, **options), Watch()
     quiet(max_epochs=epochs, hooks=[hook, watch]).fit(net, batches(2), batches(1))
     return hook, watch, net
@@ -81,8 +85,12 @@ def test_the_first_update_of_a_thawed_parameter_is_its_gradient_alone() -> None:
     """Nothing was collected for it while it was frozen, although the optimizer has momentum."""
     net, seen = Parts(decay=0.0, momentum=0.9), []
     trainer = quiet(hooks=[FreezeSchedule({"backbone.*": "1 step"})])
-    trainer.on("before_optimizer_step", after="1 step")(lambda: seen.append(net.backbone[0].weight.detach().clone()))
-    trainer.on("after_optimizer_step", after="2 steps")(lambda: seen.append(net.backbone[0].weight + 0.1 * net.backbone[0].weight.grad))
+    trainer.on("before_optimizer_step", after="1 step")(
+        lambda: seen.append(net.backbone[0].weight.detach().clone())
+    )
+    trainer.on("after_optimizer_step", after="2 steps")(
+        lambda: seen.append(net.backbone[0].weight + 0.1 * net.backbone[0].weight.grad)
+    )
     trainer.fit(net, batches(2))
     torch.testing.assert_close(seen[0], seen[1])
 
@@ -91,8 +99,14 @@ def test_a_frozen_parameter_has_no_gradient_and_is_in_its_group() -> None:
     seen: list[Any] = []
     net, hook = Parts(), FreezeSchedule({"backbone.*": "9 epochs"})
     trainer = quiet(hooks=[hook])
-    trainer.on("before_optimizer_step")(lambda module, optimizer: seen.append((
-        [each.grad is None for each in module.backbone.parameters()], len(optimizer.param_groups[0]["params"]))))  # fmt: skip
+    trainer.on("before_optimizer_step")(
+        lambda module, optimizer: seen.append(
+            (
+                [each.grad is None for each in module.backbone.parameters()],
+                len(optimizer.param_groups[0]["params"]),
+            )
+        )
+    )
     trainer.fit(net, batches(1))
     assert seen == [([True] * 4, 6)]
 
@@ -134,7 +148,9 @@ def test_a_resumed_run_knows_who_is_frozen(moment: str, changed: list[set[str]])
     saver = SavesFirstEpoch()
     quiet(hooks=[FreezeSchedule({"backbone.*": moment}), saver]).fit(Parts(), batches(2))
     watch = Watch()
-    quiet(max_epochs=2, hooks=[FreezeSchedule({"backbone.*": moment}), watch]).fit(Parts(), batches(2), resume=saver.path)
+    quiet(max_epochs=2, hooks=[FreezeSchedule({"backbone.*": moment}), watch]).fit(
+        Parts(), batches(2), resume=saver.path
+    )
     assert watch.changed == changed
 
 
@@ -154,20 +170,33 @@ def test_a_parameter_without_an_optimizer_is_refused() -> None:
         quiet(hooks=[FreezeSchedule({"backbone.*": "1 epoch"})]).fit(Forgets(), batches(1))
 
 
-@pytest.mark.parametrize(("schedule", "message"), [
-    ({}, "must be a mapping"), ("backbone.*", "must be a mapping"), ({"a": 3}, "must say steps or epochs"),
-    ({"a": "3"}, "must say steps or epochs"), ({"a": "3 minutes"}, "is no moment.*units: steps, epochs"), ({"a": "3 epoks"}, "unknown unit 'epoks'"), ({"a": "-1 steps"}, "is not a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({}, "must be a mapping"),
+        ("backbone.*", "must be a mapping"),
+        ({"a": 3}, "must say steps or epochs"),
+        ({"a": "3"}, "must say steps or epochs"),
+        ({"a": "3 minutes"}, "is no moment.*units: steps, epochs"),
+        ({"a": "3 epoks"}, "unknown unit 'epoks'"),
+        ({"a": "-1 steps"}, "is not a number"),
+    ],
+)
 def test_wrong_schedules_are_refused(schedule: Any, message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):
         FreezeSchedule(schedule)
 
 
 @pytest.mark.parametrize("schedule", [{"*": "2 epochs"}, {"backbone.*": "1 epoch", "head.*": "5 steps"}])
-def test_a_schedule_that_leaves_nothing_to_train_is_refused_before_the_first_step(schedule: dict[str, str]) -> None:
+def test_a_schedule_that_leaves_nothing_to_train_is_refused_before_the_first_step(
+    schedule: dict[str, str],
+) -> None:
     net, watch = Parts(), Watch()
     trainer = quiet(hooks=[FreezeSchedule(schedule), watch])
-    with pytest.raises(HookError, match="has frozen backbone.0.weight, .* and 1 more. That is everything that Parts could train") as caught:
+    with pytest.raises(
+        HookError,
+        match="has frozen backbone.0.weight, .* and 1 more. That is everything that Parts could train",
+    ) as caught:
         trainer.fit(net, batches(2))
     assert all(pattern in str(caught.value) for pattern in schedule)
     assert trainer.state.batches_seen == 0

@@ -43,12 +43,18 @@ class Truth(Hook):
         self.norms: list[dict[str, float]] = []
 
     def on_before_optimizer_step(self, module: nn.Module) -> None:
-        self.norms.append({name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None})
+        self.norms.append(
+            {name: float(p.grad.norm()) for name, p in module.named_parameters() if p.grad is not None}
+        )
 
 
 def rows_of(trainer: Trainer, key: str) -> dict[int, dict[str, float]]:
     lines = [json.loads(line) for line in (trainer.run_dir / "log.jsonl").read_text().splitlines()]
-    return {line["step"]: line["metrics"] for line in lines if line["type"] == "metrics" and key in line["metrics"]}
+    return {
+        line["step"]: line["metrics"]
+        for line in lines
+        if line["type"] == "metrics" and key in line["metrics"]
+    }
 
 
 def test_norms_are_those_of_the_gradients_and_go_out_under_their_own_step() -> None:
@@ -61,7 +67,9 @@ def test_norms_are_those_of_the_gradients_and_go_out_under_their_own_step() -> N
         by_hand = truth.norms[step - 1]
         assert row["grad_norm"] == pytest.approx(math.hypot(*by_hand.values()))
         for layer in ("encoder", "blocks.0", "blocks.2", "decoder"):
-            assert row[f"grad_norm/{layer}"] == pytest.approx(math.hypot(by_hand[f"{layer}.weight"], by_hand[f"{layer}.bias"]))
+            assert row[f"grad_norm/{layer}"] == pytest.approx(
+                math.hypot(by_hand[f"{layer}.weight"], by_hand[f"{layer}.bias"])
+            )
 
 
 def test_by_parameter_and_filtered_by_text_or_pattern() -> None:
@@ -71,9 +79,14 @@ def test_by_parameter_and_filtered_by_text_or_pattern() -> None:
     trainer.fit(Deep(2), batches(1))
     assert monitor.latest is not None
     assert monitor.latest.norms == pytest.approx(
-        {name: truth.norms[0][name] for name in ("encoder.weight", "encoder.bias", "blocks.0.bias", "blocks.1.bias")}
+        {
+            name: truth.norms[0][name]
+            for name in ("encoder.weight", "encoder.bias", "blocks.0.bias", "blocks.1.bias")
+        }
     )
-    assert monitor.latest.total == pytest.approx(math.hypot(*truth.norms[0].values()))  # the total is of everything
+    assert monitor.latest.total == pytest.approx(
+        math.hypot(*truth.norms[0].values())
+    )  # the total is of everything
 
 
 def test_a_filter_that_matches_nothing_is_refused_before_the_first_step() -> None:
@@ -96,10 +109,16 @@ def test_it_counts_updates_not_batches_and_sees_the_whole_window(accumulate: int
 
 def test_gradients_are_unscaled_and_not_yet_clipped() -> None:
     found = {}
-    for name, options in {"plain": {}, "mixed": {"precision": "16-mixed"}, "clipped": {"gradient_clip_val": 1e-3}}.items():
+    for name, options in {
+        "plain": {},
+        "mixed": {"precision": "16-mixed"},
+        "clipped": {"gradient_clip_val": 1e-3},
+    }.items():
         torch.manual_seed(0)
         monitor = GradientMonitor(log_frequency=1)
-        quiet(hooks=[monitor], max_steps=1, **options).fit(Net(), batches(1) * 30)  # the scaler skips a few first
+        quiet(hooks=[monitor], max_steps=1, **options).fit(
+            Net(), batches(1) * 30
+        )  # the scaler skips a few first
         assert monitor.latest is not None
         found[name] = monitor.latest.total
     assert found["mixed"] == pytest.approx(found["plain"], rel=0.02)
@@ -123,7 +142,10 @@ def test_a_skipped_update_is_not_reported_and_the_step_is_caught_up_with() -> No
 def test_several_optimizers_are_one_report() -> None:
     class Two(Deep):
         def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(self.encoder.parameters(), lr=0.1), torch.optim.SGD(self.decoder.parameters(), lr=0.1)]
+            return [
+                torch.optim.SGD(self.encoder.parameters(), lr=0.1),
+                torch.optim.SGD(self.decoder.parameters(), lr=0.1),
+            ]
 
     monitor = GradientMonitor(log_frequency=2)
     quiet(hooks=[monitor]).fit(Two(), batches(4))
@@ -134,7 +156,10 @@ def test_several_optimizers_are_one_report() -> None:
 def test_an_optimizer_whose_update_was_skipped_is_left_out_of_the_report() -> None:
     class Two(Deep):
         def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(self.encoder.parameters(), lr=0.1), torch.optim.SGD(self.decoder.parameters(), lr=0.1)]
+            return [
+                torch.optim.SGD(self.encoder.parameters(), lr=0.1),
+                torch.optim.SGD(self.decoder.parameters(), lr=0.1),
+            ]
 
         def on_before_optimizer_step(self, optimizer_idx: int) -> Any:
             return SKIP_STEP if optimizer_idx == 1 else None
@@ -150,13 +175,20 @@ def test_the_ratio_of_update_to_weight() -> None:
             self.before = [p.detach().clone() for p in module.parameters()]
 
         def on_after_optimizer_step(self, module: Net) -> None:
-            change = math.hypot(*(float((p - b).detach().norm()) for p, b in zip(module.parameters(), self.before, strict=True)))
+            change = math.hypot(
+                *(
+                    float((p - b).detach().norm())
+                    for p, b in zip(module.parameters(), self.before, strict=True)
+                )
+            )
             self.ratio = change / math.hypot(*(float(b.norm()) for b in self.before))
 
     weights, monitor = Weights(), GradientMonitor(log_frequency=1, update_ratio=True)
     trainer = quiet(logger=True, hooks=[weights, monitor])
     trainer.fit(Net(), batches(2))
-    assert rows_of(trainer, "update_ratio/layer")[2]["update_ratio/layer"] == pytest.approx(weights.ratio, rel=1e-5)
+    assert rows_of(trainer, "update_ratio/layer")[2]["update_ratio/layer"] == pytest.approx(
+        weights.ratio, rel=1e-5
+    )
 
 
 def test_percentiles_and_histograms_are_of_the_gradients() -> None:
@@ -169,7 +201,9 @@ def test_percentiles_and_histograms_are_of_the_gradients() -> None:
     trainer.fit(Net(), batches(1))
     row = rows_of(trainer, "gradients/p50/layer")[1]
     for percentile in (10, 50, 90):
-        assert row[f"gradients/p{percentile}/layer"] == pytest.approx(float(keeps.grads.abs().quantile(percentile / 100)), rel=1e-4)
+        assert row[f"gradients/p{percentile}/layer"] == pytest.approx(
+            float(keeps.grads.abs().quantile(percentile / 100)), rel=1e-4
+        )
     lines = [json.loads(line) for line in (trainer.run_dir / "log.jsonl").read_text().splitlines()]
     (histogram,) = [line for line in lines if line["type"] == "histogram"]
     assert histogram["tag"] == "gradients/layer" and histogram["step"] == 1
@@ -184,7 +218,9 @@ def test_without_norms_only_what_is_asked_for_is_logged() -> None:
     assert "grad_norm" not in trainer.metrics
 
 
-def test_vanishing_and_exploding_layers_are_named_once_until_they_recover(caplog: pytest.LogCaptureFixture) -> None:
+def test_vanishing_and_exploding_layers_are_named_once_until_they_recover(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Sick(Deep):
         def on_after_backward(self, step: int) -> None:
             factor = {2: 1.0}.get(step, 0.0)
@@ -302,7 +338,12 @@ def test_the_picture_shows_every_layer_over_the_steps() -> None:
         monitor.figure()
     quiet(hooks=[monitor]).fit(Deep(2), batches(6))
     axes = monitor.figure().axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["encoder", "blocks.0", "blocks.1", "decoder"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "encoder",
+        "blocks.0",
+        "blocks.1",
+        "decoder",
+    ]
     (mesh,) = axes.collections
     assert mesh.get_array().shape == (4, 3)
     assert mesh.get_array()[0].tolist() == pytest.approx(monitor.history.norms["encoder"])
@@ -383,7 +424,9 @@ def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
     context = torch.multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         results = manager.dict()
-        workers = [context.Process(target=_shard, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)]
+        workers = [
+            context.Process(target=_shard, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -393,7 +436,9 @@ def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
         assert dict(results) == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
 
 
-def test_frozen_parameters_only_make_a_warning_in_words_instead_of_a_picture(caplog: pytest.LogCaptureFixture) -> None:
+def test_frozen_parameters_only_make_a_warning_in_words_instead_of_a_picture(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Half(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -403,7 +448,10 @@ def test_frozen_parameters_only_make_a_warning_in_words_instead_of_a_picture(cap
     trainer = quiet(hooks=[hook])
     trainer.fit(Half(), batches(2))
     (record,) = caplog.records
-    assert "no parameter that fits param_filter=['frozen.*'] had a gradient. Are they frozen" in record.getMessage()
+    assert (
+        "no parameter that fits param_filter=['frozen.*'] had a gradient. Are they frozen"
+        in record.getMessage()
+    )
     assert record.exc_info is None
     with pytest.raises(HookError, match="Are they frozen"):
         hook.figure()

@@ -72,13 +72,21 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_a_slow_rank_is_named_on_rank_zero_and_known_to_all(outcome: Outcome) -> None:
     assert [json.loads(each) for each in outcome.lines("RESULT")][:2] == [["even", [], 2]] * 2
     assert outcome.lines("RESULT").count('["slow", [1], 2]') == 2, outcome.output
-    named = re.findall(r"^\[rank (\d)\] HealthCheck: slow at step (\d): rank 1 \(.+?\): ([\d.]+) ms", outcome.output, re.MULTILINE)
+    named = re.findall(
+        r"^\[rank (\d)\] HealthCheck: slow at step (\d): rank 1 \(.+?\): ([\d.]+) ms",
+        outcome.output,
+        re.MULTILINE,
+    )
     assert [(rank, step) for rank, step, _ in named] == [("0", "4"), ("0", "8")]
     assert all(float(own) >= 30 for _, _, own in named)
 
 
 def test_a_silent_rank_is_named_and_waited_for(outcome: Outcome) -> None:
-    assert re.search(r"^\[rank 0\] HealthCheck: no answer at step 4 for [\d.]+ s from rank 1 \(", outcome.output, re.MULTILINE)
+    assert re.search(
+        r"^\[rank 0\] HealthCheck: no answer at step 4 for [\d.]+ s from rank 1 \(",
+        outcome.output,
+        re.MULTILINE,
+    )
     assert outcome.lines("RESULT").count('["silent", [], 2]') == 2
 
 

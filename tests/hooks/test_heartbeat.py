@@ -41,7 +41,13 @@ def test_the_file_says_how_far_the_run_is(tmp_path: Path) -> None:
     trainer.fit(Net(), batches(3))
     assert seen == [("training", 0), ("training", 1), ("training", 2)]
     last = beat(tmp_path / "heartbeat.json")
-    assert (last["status"], last["step"], last["batches_seen"], last["samples_seen"], last["pid"]) == ("completed", 3, 3, 9, os.getpid())
+    assert (last["status"], last["step"], last["batches_seen"], last["samples_seen"], last["pid"]) == (
+        "completed",
+        3,
+        3,
+        9,
+        os.getpid(),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["heartbeat.json"]  # nothing is left beside it
 
 
@@ -93,7 +99,9 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert all(json.loads(text)["stage"] == "fit" for text in read)
 
 
-def test_a_file_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_written_is_reported_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "taken").write_text("a file where a folder is needed")
     trainer = quiet(run_dir=tmp_path, hooks=[Heartbeat("taken/heartbeat.json", every=0)])
     trainer.fit(Net(), batches(4))
@@ -129,7 +137,9 @@ def test_a_failed_run_does_not_call_to_say_that_it_is_well() -> None:
 
 
 @pytest.mark.parametrize("down", [True, False], ids=["down", "hangs"])
-def test_an_address_that_does_not_answer_does_not_matter(down: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_that_does_not_answer_does_not_matter(
+    down: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     with serving(hangs=True) as server:
         url = nobody_at("/s3cr3t") if down else server.url("/s3cr3t")
         hook = Heartbeat(url=url, every=0, timeout=0.3)
@@ -140,15 +150,19 @@ def test_an_address_that_does_not_answer_does_not_matter(down: bool, caplog: pyt
     assert 1 <= len(caplog.records) <= 3  # not once per beat
 
 
-@pytest.mark.parametrize(("wrong", "says"), [
-    ({"every": "5 steps"}, "every='5 steps' must be a time"),
-    ({"every": "often"}, "every='often'"),
-    ({"every": -1}, "every=-1 must be a time"),
-    ({"every": True}, "every=True must be a time"),
-    ({"path": "../beat.json"}, "path='../beat.json' must be the path of a file"),
-    ({"url": "ftp://x/s3cr3t"}, "url .not shown"),
-    ({"url": "https://x/", "timeout": -1}, "timeout=-1"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"every": "5 steps"}, "every='5 steps' must be a time"),
+        ({"every": "often"}, "every='often'"),
+        ({"every": -1}, "every=-1 must be a time"),
+        ({"every": True}, "every=True must be a time"),
+        ({"path": "../beat.json"}, "path='../beat.json' must be the path of a file"),
+        ({"url": "ftp://x/s3cr3t"}, "url .not shown"),
+        ({"url": "https://x/", "timeout": -1}, "timeout=-1"),
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=f"Heartbeat: {says}") as caught:
         Heartbeat(**wrong)

@@ -19,7 +19,9 @@ from hookline.hooks.hparams import HParams
 
 
 class Wide(Net):
-    def __init__(self, width: int, sizes: tuple[int, ...] = (1, 2), lr: float = 0.1, extra: Any = None) -> None:
+    def __init__(
+        self, width: int, sizes: tuple[int, ...] = (1, 2), lr: float = 0.1, extra: Any = None
+    ) -> None:
         super().__init__(lr)
         self.width, self.sizes = width, sizes
         self.body = nn.Linear(4, width)
@@ -51,8 +53,11 @@ class Keeps(Net):
             self.tail = nn.Linear(2, more["tail"])
 
 
-@pytest.mark.parametrize("made", [lambda: Keeps(32), lambda: Keeps(8, 2, 3), lambda: Keeps(width=5, tail=3)],
-                         ids=["by position", "several", "any keyword"])  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Keeps(32), lambda: Keeps(8, 2, 3), lambda: Keeps(width=5, tail=3)],
+    ids=["by position", "several", "any keyword"],
+)
 def test_arguments_that_are_not_kept_as_attributes_are_recorded(made: Any) -> None:
     net = made()
     path = saved(net, HParams())
@@ -71,9 +76,15 @@ def test_an_argument_that_must_be_given_and_cannot_be_kept_is_named(caplog: pyte
             self.body = backbone
 
     path = saved(Backbone(nn.Linear(4, 4)), HParams())
-    assert "cannot hold backbone (a torch.nn.modules.linear.Linear), which Backbone was made with: pass it" in caplog.text
-    with pytest.raises(OptionError, match=r"backbone \(a torch.nn.modules.linear.Linear, which a checkpoint cannot hold\). "
-                       r"Pass it \(load_from_checkpoint\(path, backbone=...\)\)\.$"):  # fmt: skip
+    assert (
+        "cannot hold backbone (a torch.nn.modules.linear.Linear), which Backbone was made with: pass it"
+        in caplog.text
+    )
+    with pytest.raises(
+        OptionError,
+        match=r"backbone \(a torch.nn.modules.linear.Linear, which a checkpoint cannot hold\). "
+        r"Pass it \(load_from_checkpoint\(path, backbone=...\)\)\.$",
+    ):
         Backbone.load_from_checkpoint(path)
     assert isinstance(Backbone.load_from_checkpoint(path, backbone=nn.Linear(4, 4)).body, nn.Linear)
 
@@ -106,16 +117,23 @@ def fit_plain(net: nn.Module, *hooks: Any) -> None:
     quiet(hooks=hooks).fit(net, batches(1), loss=nn.functional.mse_loss, optimizer=optimizer)
 
 
-def test_of_a_plain_module_it_is_said_before_the_first_step_that_it_remembers_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_plain_module_it_is_said_before_the_first_step_that_it_remembers_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hook, said = HParams(), []
     fit_plain(Plain(3), hook, on("train_batch_start", once=True)(lambda: said.append(caplog.text)))
-    assert "HParams: Plain does not remember what it was made with, as only a hookline.Module does. Kept are the values that it has " \
-           "under the names of its arguments: width. Not known: depth. Derive it from hookline.Module, or give them: " \
-           "HParams({...})." in said[0]  # fmt: skip
+    assert (
+        "HParams: Plain does not remember what it was made with, as only a hookline.Module does. Kept are the values that it has "
+        "under the names of its arguments: width. Not known: depth. Derive it from hookline.Module, or give them: "
+        "HParams({...})." in said[0]
+    )
     assert hook.params == {"width": 3}
     caplog.clear()
     fit_plain(nn.Sequential(nn.Linear(4, 2)), HParams())
-    assert "Kept are the values that it has under the names of its arguments: none. Not known: args." in caplog.text
+    assert (
+        "Kept are the values that it has under the names of its arguments: none. Not known: args."
+        in caplog.text
+    )
 
 
 def test_nothing_is_said_if_they_are_given_or_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +147,9 @@ def test_nothing_is_said_if_they_are_given_or_there_are_none(caplog: pytest.LogC
     assert "HParams" not in caplog.text
 
 
-def test_a_checkpoint_of_an_earlier_version_that_knows_less_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_of_an_earlier_version_that_knows_less_is_no_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     path = saved(Keeps(4), HParams({"activation": None}))  # it had kept attributes only
     quiet(max_epochs=2, hooks=[HParams()]).fit(Keeps(4), batches(1), resume=path)
     assert "other hyper-parameters" not in caplog.text
@@ -143,7 +163,9 @@ def test_arguments_can_be_overridden_while_loading() -> None:
 def test_they_are_logged() -> None:
     saved(Wide(7), HParams(), logger=JSONLines())
     rows = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert {"width": 7, "sizes": [1, 2], "lr": 0.1, "extra": None} in [row["params"] for row in rows if row["type"] == "hyperparams"]
+    assert {"width": 7, "sizes": [1, 2], "lr": 0.1, "extra": None} in [
+        row["params"] for row in rows if row["type"] == "hyperparams"
+    ]
 
 
 @dataclasses.dataclass
@@ -152,7 +174,9 @@ class Config:
     note: str = "x"
 
 
-@pytest.mark.parametrize("params", [{"width": 3, "note": "x"}, Config(), argparse.Namespace(width=3, note="x")])
+@pytest.mark.parametrize(
+    "params", [{"width": 3, "note": "x"}, Config(), argparse.Namespace(width=3, note="x")]
+)
 def test_they_can_be_given(params: Any) -> None:
     hook = HParams(params)
     again = Wide.load_from_checkpoint(saved(Wide(3), hook))
@@ -165,11 +189,16 @@ def test_arguments_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hookline"):
         path = saved(Wide(3, extra=nn.ReLU()), hook)
     assert hook.params == {"width": 3, "sizes": (1, 2)}
-    assert "a checkpoint cannot hold extra (a torch.nn.modules.activation.ReLU), which Wide was made with" in caplog.text
+    assert (
+        "a checkpoint cannot hold extra (a torch.nn.modules.activation.ReLU), which Wide was made with"
+        in caplog.text
+    )
     caplog.clear()
     assert Wide.load_from_checkpoint(path).width == 3
-    assert "Wide was made with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: now it has its default. " \
-           "To make it as it was: load_from_checkpoint(path, extra=...)" in caplog.text  # fmt: skip
+    assert (
+        "Wide was made with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: now it has its default. "
+        "To make it as it was: load_from_checkpoint(path, extra=...)" in caplog.text
+    )
     caplog.clear()
     Wide.load_from_checkpoint(path, extra=nn.ReLU())
     assert "extra" not in caplog.text
@@ -194,9 +223,10 @@ def test_values_that_a_checkpoint_cannot_hold_are_refused_by_name() -> None:
         HParams({"net": {"a": [nn.Linear(1, 1)]}})
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"params": 3}, "params=3"), ({"params": {1: 2}}, "names as keys"), ({"ignore": "lr"}, "ignore='lr'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"params": 3}, "params=3"), ({"params": {1: 2}}, "names as keys"), ({"ignore": "lr"}, "ignore='lr'")],
+)
 def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         HParams(**arguments)

@@ -20,7 +20,10 @@ from hookline.strategies.single import SingleDevice
 
 def strict(text: str) -> list[dict[str, Any]]:
     """Every line by itself, as JSON that any reader takes: no NaN, no Infinity."""
-    return [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in text.splitlines()]
+    return [
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        for line in text.splitlines()
+    ]
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
@@ -30,13 +33,25 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path: Path) -> None:
-    quiet(run_dir=tmp_path, max_epochs=2, num_sanity_val_steps=1, hooks=[JSONLog(log_every_n_batches=2)]).fit(Net(), batches(5), batches(1))
+    quiet(run_dir=tmp_path, max_epochs=2, num_sanity_val_steps=1, hooks=[JSONLog(log_every_n_batches=2)]).fit(
+        Net(), batches(5), batches(1)
+    )
     rows = records(tmp_path)
     epoch = ["batch", "batch", "validation_end", "epoch_end"]
     assert [row["type"] for row in rows] == ["train_begin", *epoch, *epoch, "train_end"]
     begin, end = rows[0], rows[-1]
-    assert (begin["model"], begin["model_params"], begin["device"], begin["batches_per_epoch"]) == ("Net", 10, "cpu", 5)
-    assert [(row["epoch"], row["batch"], row["step"]) for row in rows if row["type"] == "batch"] == [(0, 1, 2), (0, 3, 4), (1, 1, 7), (1, 3, 9)]
+    assert (begin["model"], begin["model_params"], begin["device"], begin["batches_per_epoch"]) == (
+        "Net",
+        10,
+        "cpu",
+        5,
+    )
+    assert [(row["epoch"], row["batch"], row["step"]) for row in rows if row["type"] == "batch"] == [
+        (0, 1, 2),
+        (0, 3, 4),
+        (1, 1, 7),
+        (1, 3, 9),
+    ]
     assert (end["status"], end["step"], end["epochs"]) == ("completed", 10, 2)
     assert {"train/loss", "val/loss"} <= set(end["metrics"])
     assert all(isinstance(row["time"], float) for row in rows)
@@ -56,16 +71,24 @@ def test_a_batch_has_its_loss_and_the_running_average(tmp_path: Path) -> None:
     assert rows[2]["metrics"] == {"loss": 2, "accuracy": 0.5}
 
 
-def test_values_that_json_cannot_hold_are_written_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_json_cannot_hold_are_written_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Odd(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
             self.log("odd/nan", math.nan, on_epoch=True)
-            self.log("odd/\n\u2028\ud800 \"quoted\"", math.inf, on_epoch=True)
+            self.log('odd/\n\u2028\ud800 "quoted"', math.inf, on_epoch=True)
             return loss * 0.0 + 1e30
 
     quiet(run_dir=tmp_path, hooks=[JSONLog(1)]).fit(Odd(), batches(2))
-    assert [row["type"] for row in records(tmp_path)] == ["train_begin", "batch", "batch", "epoch_end", "train_end"]
+    assert [row["type"] for row in records(tmp_path)] == [
+        "train_begin",
+        "batch",
+        "batch",
+        "epoch_end",
+        "train_end",
+    ]
     assert records(tmp_path)[1]["metrics"]["odd/nan"] == "nan"
     assert records(tmp_path)[1]["perplexity"] == "inf"
     assert not caplog.records
@@ -78,7 +101,9 @@ def test_an_epoch_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         nonlocal now
         now += 3 - epoch
 
-    monkeypatch.setattr("hookline.hooks.json_log.time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now}))
+    monkeypatch.setattr(
+        "hookline.hooks.json_log.time", SimpleNamespace(**{**vars(time), "monotonic": lambda: now})
+    )
     trainer = quiet(run_dir=tmp_path, max_epochs=2, hooks=[JSONLog()])
     trainer.on("train_batch_end")(passes)
     trainer.fit(Net(), batches(1))
@@ -98,7 +123,9 @@ def test_a_failed_run_ends_with_what_failed(tmp_path: Path) -> None:
     assert last["message"] == 'broken "here"\nand there'
 
 
-def test_a_run_that_fails_before_training_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_fails_before_training_leaves_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class NoOptimizer(Net):
         def configure_optimizers(self) -> Any:
             raise RuntimeError("none")
@@ -114,7 +141,12 @@ def test_a_line_that_a_killed_run_left_half_does_not_spoil_the_next(tmp_path: Pa
     quiet(run_dir=tmp_path, hooks=[JSONLog(1, path="mine.jsonl")]).fit(Net(), batches(1))
     half, *whole = (tmp_path / "mine.jsonl").read_text().splitlines()
     assert half.endswith("cut")
-    assert [row["type"] for row in strict("\n".join(whole))] == ["train_begin", "batch", "epoch_end", "train_end"]
+    assert [row["type"] for row in strict("\n".join(whole))] == [
+        "train_begin",
+        "batch",
+        "epoch_end",
+        "train_end",
+    ]
 
 
 def test_a_given_path_is_below_the_run_directory_unless_it_is_absolute(tmp_path: Path) -> None:
@@ -143,7 +175,17 @@ def test_the_trainer_adds_it_by_name(tmp_path: Path) -> None:
     assert records(tmp_path)[-1]["type"] == "train_end"
 
 
-@pytest.mark.parametrize("wrong", [{"log_every_n_batches": 0}, {"log_every_n_batches": "5"}, {"path": "../up.jsonl"}, {"path": 3}, {"path": ""}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"log_every_n_batches": 0},
+        {"log_every_n_batches": "5"},
+        {"path": "../up.jsonl"},
+        {"path": 3},
+        {"path": ""},
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"JSONLog: {next(iter(wrong))}="):
         JSONLog(**wrong)

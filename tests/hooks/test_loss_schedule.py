@@ -37,7 +37,9 @@ class Gradients(Hook):
         self.gradients.append(module.layer.weight.grad.clone())
 
 
-def change(net: Net | None = None, *, trainer: dict[str, Any] | None = None, **options: Any) -> tuple[Gradients, Any]:
+def change(
+    net: Net | None = None, *, trainer: dict[str, Any] | None = None, **options: Any
+) -> tuple[Gradients, Any]:
     """Two epochs of three equal batches without any learning, so that the loss itself is always the same."""
     seen = Gradients()
     runner = quiet(**{"max_epochs": 2, "hooks": [LossSchedule(**options), seen], **(trainer or {})})
@@ -61,7 +63,9 @@ def test_the_weight_of_the_loss_by_a_function() -> None:
 
 
 def test_a_term_is_added_and_trained_on() -> None:
-    seen, _ = change(terms={"sum": lambda module: module.layer.weight.sum()}, weights={"sum": {0: 0.0, 3: 2.0}})
+    seen, _ = change(
+        terms={"sum": lambda module: module.layer.weight.sum()}, weights={"sum": {0: 0.0, 3: 2.0}}
+    )
     assert seen.losses[:3] == seen.own[:3]
     assert seen.losses[3] != seen.own[3]
     torch.testing.assert_close(seen.gradients[3] - seen.gradients[0], torch.full((2, 4), 2.0))
@@ -101,12 +105,20 @@ def test_a_function_may_use_the_loss_itself() -> None:
 
 def test_terms_and_weights_are_logged_for_each_update() -> None:
     rows: list[dict[str, float]] = []
-    seen = quiet(max_epochs=1, log_every_n_steps=1, hooks=[LossSchedule({"one": lambda loss: loss * 0 + 1.0}, {"one": 0.5})])
+    seen = quiet(
+        max_epochs=1,
+        log_every_n_steps=1,
+        hooks=[LossSchedule({"one": lambda loss: loss * 0 + 1.0}, {"one": 0.5})],
+    )
     seen.on("train_metrics")(lambda metrics: rows.append(dict(metrics)))
     seen.fit(Dict(), batches(2))
     assert [(row["loss/one"], row["loss/one_weight"]) for row in rows[:2]] == [(1.0, 0.5)] * 2
     rows.clear()
-    quietly = quiet(max_epochs=1, log_every_n_steps=1, hooks=[LossSchedule({"one": lambda loss: loss * 0 + 1.0}, log=False)])
+    quietly = quiet(
+        max_epochs=1,
+        log_every_n_steps=1,
+        hooks=[LossSchedule({"one": lambda loss: loss * 0 + 1.0}, log=False)],
+    )
     quietly.on("train_metrics")(lambda metrics: rows.append(dict(metrics)))
     quietly.fit(Dict(), batches(2))
     assert not any("loss/one" in row for row in rows)
@@ -126,7 +138,9 @@ def test_a_resumed_run_is_at_its_place_in_the_schedule() -> None:
     options: dict[str, Any] = {"weight": {0: 1.0, 4: 5.0}}
     quiet(hooks=[LossSchedule(**options), saver]).fit(Dict(lr=0.0), batches(1) * 3)
     seen = Gradients()
-    quiet(max_epochs=2, hooks=[LossSchedule(**options), seen]).fit(Dict(lr=0.0), batches(1) * 3, resume=saver.path)
+    quiet(max_epochs=2, hooks=[LossSchedule(**options), seen]).fit(
+        Dict(lr=0.0), batches(1) * 3, resume=saver.path
+    )
     assert ratio(seen) == [1.0, 5.0, 5.0]
 
 
@@ -158,14 +172,27 @@ def test_outputs_are_not_there_in_manual_optimization() -> None:
     assert seen.gradients
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({}, "nothing to do"), ({"terms": {"a": 3}}, "the term 'a' must be a function"), ({"weight": "x"}, "weight='x'"),
-    ({"terms": {"a": lambda bacth: 0}}, "asks for 'bacth'.*Did you mean 'batch'"), ({"weight": {"soon": 1.0}}, "soon"),
-    ({"terms": {"aux": lambda loss: loss}, "weights": {"aus": 1.0}}, "Did you mean 'aux'"), ({"weight": {-1: 1.0}}, "is no moment"),
-    ({"weight": {0: "x"}}, "weight='x'"), ({"weight": {"3 minutes": 1.0}}, "is no moment"), ({"replace": 3}, "must be a function"),
-    ({"weight": 2.0, "log": 1}, "log=1"), ({"terms": "x"}, "terms='x' must be a mapping from names to functions"),
-    ({"terms": {"a": lambda loss: loss}, "weights": [1.0]}, "weights=.* must be a mapping from names to their weights"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "nothing to do"),
+        ({"terms": {"a": 3}}, "the term 'a' must be a function"),
+        ({"weight": "x"}, "weight='x'"),
+        ({"terms": {"a": lambda bacth: 0}}, "asks for 'bacth'.*Did you mean 'batch'"),
+        ({"weight": {"soon": 1.0}}, "soon"),
+        ({"terms": {"aux": lambda loss: loss}, "weights": {"aus": 1.0}}, "Did you mean 'aux'"),
+        ({"weight": {-1: 1.0}}, "is no moment"),
+        ({"weight": {0: "x"}}, "weight='x'"),
+        ({"weight": {"3 minutes": 1.0}}, "is no moment"),
+        ({"replace": 3}, "must be a function"),
+        ({"weight": 2.0, "log": 1}, "log=1"),
+        ({"terms": "x"}, "terms='x' must be a mapping from names to functions"),
+        (
+            {"terms": {"a": lambda loss: loss}, "weights": [1.0]},
+            "weights=.* must be a mapping from names to their weights",
+        ),
+    ],
+)
 def test_wrong_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):
         LossSchedule(**options)

@@ -56,7 +56,9 @@ def test_the_rates_are_those_the_optimizer_used_whatever_a_scheduler_says() -> N
 
     class Scheduled(Valley):
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD([{"params": [self.place]}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.2}], lr=0.1)
+            optimizer = torch.optim.SGD(
+                [{"params": [self.place]}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.2}], lr=0.1
+            )
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -90,7 +92,9 @@ def test_training_afterwards_is_the_same_as_without_the_test() -> None:
         net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 2))
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         if find:
-            LRFinder(steps=15, plot=False).find(quiet(), net, batches(5), loss=F.mse_loss, optimizer=optimizer)
+            LRFinder(steps=15, plot=False).find(
+                quiet(), net, batches(5), loss=F.mse_loss, optimizer=optimizer
+            )
             assert not optimizer.state and optimizer.param_groups[0]["lr"] == 0.01
         quiet().fit(net, batches(5), loss=F.mse_loss, optimizer=optimizer)
         return torch.cat([each.detach().flatten() for each in (*net.parameters(), *net.buffers())])

@@ -38,7 +38,10 @@ def names(module: Net, **options: Any) -> set[str]:
 
 def halved(net: Net, **schedule: Any) -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.8)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), **schedule}}
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), **schedule},
+    }
 
 
 def test_every_epoch_has_the_rate_it_was_trained_with(tmp_path: Path) -> None:
@@ -55,9 +58,22 @@ def test_every_logged_step_has_the_rate_that_its_update_used(tmp_path: Path) -> 
 def test_a_rate_kept_as_a_tensor_is_taken_before_the_scheduler_changes_it(tmp_path: Path) -> None:
     def make(net: Net) -> Any:
         optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.5), foreach=False)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+                "interval": "step",
+            },
+        }
 
-    found = logged(with_optimizers(make), tmp_path, LRMonitor(frequency="step"), "lr-SGD", max_epochs=1, log_every_n_steps=1)
+    found = logged(
+        with_optimizers(make),
+        tmp_path,
+        LRMonitor(frequency="step"),
+        "lr-SGD",
+        max_epochs=1,
+        log_every_n_steps=1,
+    )
     assert found == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
@@ -67,17 +83,26 @@ def test_steps_whose_metrics_are_not_logged_cost_no_row(tmp_path: Path) -> None:
 
 
 def two_groups(net: Net, **first: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": [net.layer.weight], **first}, {"params": [net.layer.bias], "lr": 0.01}], lr=0.1)
+    return torch.optim.SGD(
+        [{"params": [net.layer.weight], **first}, {"params": [net.layer.bias], "lr": 0.01}], lr=0.1
+    )
 
 
 def test_groups_and_optimizers_have_the_names_people_know() -> None:
     assert names(Net()) == {"lr-SGD"}
     assert names(with_optimizers(two_groups)) == {"lr-SGD/pg1", "lr-SGD/pg2"}
-    assert names(with_optimizers(lambda net: two_groups(net, name="weights"))) == {"lr-SGD/weights", "lr-SGD/pg2"}
+    assert names(with_optimizers(lambda net: two_groups(net, name="weights"))) == {
+        "lr-SGD/weights",
+        "lr-SGD/pg2",
+    }
     assert names(with_optimizers(lambda net: two_groups(net, name="pg2"))) == {"lr-SGD/pg1", "lr-SGD/pg2"}
-    two = with_optimizers(lambda net: [torch.optim.Adam([net.layer.weight]), torch.optim.Adam([net.layer.bias])])
+    two = with_optimizers(
+        lambda net: [torch.optim.Adam([net.layer.weight]), torch.optim.Adam([net.layer.bias])]
+    )
     assert names(two) == {"lr-Adam", "lr-Adam-1"}
-    mixed = with_optimizers(lambda net: [torch.optim.Adam([net.layer.weight]), torch.optim.SGD([net.layer.bias], lr=0.1)])
+    mixed = with_optimizers(
+        lambda net: [torch.optim.Adam([net.layer.weight]), torch.optim.SGD([net.layer.bias], lr=0.1)]
+    )
     assert names(mixed) == {"lr-Adam", "lr-SGD"}
 
 
@@ -99,19 +124,32 @@ def test_momentum_betas_and_weight_decay_if_asked_for() -> None:
 
     sgd = values(lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01))
     assert sgd == {"lr-SGD": 0.1, "lr-SGD-momentum": 0.9, "lr-SGD-weight_decay": 0.01}
-    adam = values(lambda net: torch.optim.AdamW(net.parameters(), lr=0.1, betas=(0.8, 0.95), weight_decay=0.3))
-    assert adam == {"lr-AdamW": 0.1, "lr-AdamW-momentum": 0.8, "lr-AdamW-beta2": 0.95, "lr-AdamW-weight_decay": 0.3}
+    adam = values(
+        lambda net: torch.optim.AdamW(net.parameters(), lr=0.1, betas=(0.8, 0.95), weight_decay=0.3)
+    )
+    assert adam == {
+        "lr-AdamW": 0.1,
+        "lr-AdamW-momentum": 0.8,
+        "lr-AdamW-beta2": 0.95,
+        "lr-AdamW-weight_decay": 0.3,
+    }
 
 
 def test_a_group_added_in_the_middle_is_there_from_the_next_epoch_on(tmp_path: Path) -> None:
     extra = torch.nn.Parameter(torch.zeros(1))
     trainer = quiet(max_epochs=2, hooks=[LRMonitor()])
-    trainer.on("train_epoch_end", once=True)(lambda optimizers: optimizers[0].add_param_group({"params": [extra], "lr": 0.7}))
+    trainer.on("train_epoch_end", once=True)(
+        lambda optimizers: optimizers[0].add_param_group({"params": [extra], "lr": 0.7})
+    )
     trainer.fit(Net(), batches(2))
     assert trainer.metrics["lr-SGD/pg2"] == 0.7
 
 
-@pytest.mark.parametrize("wrong", [{"frequency": "steps"}, {"frequency": None}, {"log_momentum": "no"}, {"log_weight_decay": 1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"frequency": "steps"}, {"frequency": None}, {"log_momentum": "no"}, {"log_weight_decay": 1}],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     hint = r".*Did you mean 'step'\?" if wrong.get("frequency") == "steps" else ""
     with pytest.raises(OptionError, match=f"LRMonitor: {next(iter(wrong))}=.*{hint}"):

@@ -24,21 +24,32 @@ class Rates(Hook):
         self.used.append(round(lr, 6))
 
 
-def rates(schedule: Any = "cosine", *hooks: Any, net: Any = None, trainer: dict[str, Any] | None = None, **options: Any) -> list[float]:
+def rates(
+    schedule: Any = "cosine",
+    *hooks: Any,
+    net: Any = None,
+    trainer: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[float]:
     """A run of 2 epochs of 4 batches that begins with a learning rate of 1."""
     seen = Rates()
-    runner = quiet(**{"max_epochs": 2, "hooks": [LRSchedule(schedule, **options), *hooks, seen], **(trainer or {})})
+    runner = quiet(
+        **{"max_epochs": 2, "hooks": [LRSchedule(schedule, **options), *hooks, seen], **(trainer or {})}
+    )
     runner.fit(net or Net(lr=1.0), batches(4), batches(1))
     return seen.used
 
 
-@pytest.mark.parametrize(("name", "course"), [
-    ("constant", [1.0] * 8),
-    ("linear", [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]),
-    ("cosine", [round(0.5 * (1 + math.cos(math.pi * n / 8)), 6) for n in range(8)]),
-    ("polynomial", [round((1 - n / 8) ** 2, 6) for n in range(8)]),
-    ("rex", [round((1 - n / 8) / (1 - n / 16), 6) for n in range(8)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "course"),
+    [
+        ("constant", [1.0] * 8),
+        ("linear", [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]),
+        ("cosine", [round(0.5 * (1 + math.cos(math.pi * n / 8)), 6) for n in range(8)]),
+        ("polynomial", [round((1 - n / 8) ** 2, 6) for n in range(8)]),
+        ("rex", [round((1 - n / 8) / (1 - n / 16), 6) for n in range(8)]),
+    ],
+)
 def test_the_course_over_the_whole_run(name: str, course: list[float]) -> None:
     assert rates(name) == course
 
@@ -98,11 +109,15 @@ def test_steps_are_updates_not_batches() -> None:
 def test_each_group_keeps_its_own_proportion() -> None:
     class Groups(Net):
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([{"params": [self.layer.weight], "lr": 1.0}, {"params": [self.layer.bias], "lr": 0.1}])
+            return torch.optim.SGD(
+                [{"params": [self.layer.weight], "lr": 1.0}, {"params": [self.layer.bias], "lr": 0.1}]
+            )
 
     seen: list[list[float]] = []
     trainer = quiet(hooks=[LRSchedule("linear")])
-    trainer.on("after_optimizer_step")(lambda optimizer: seen.append([round(each["lr"], 6) for each in optimizer.param_groups]))
+    trainer.on("after_optimizer_step")(
+        lambda optimizer: seen.append([round(each["lr"], 6) for each in optimizer.param_groups])
+    )
     trainer.fit(Groups(), batches(4))
     assert seen == [[1.0, 0.1], [0.75, 0.075], [0.5, 0.05], [0.25, 0.025]]
 
@@ -113,14 +128,20 @@ def test_a_hook_that_changes_the_rate_scales_the_schedule() -> None:
             if step == 2:
                 optimizers[0].param_groups[0]["lr"] *= 0.5
 
-    assert rates("linear", Halve()) == [1.0, 0.875, *[each / 2 for each in (0.75, 0.625, 0.5, 0.375, 0.25, 0.125)]]
+    assert rates("linear", Halve()) == [
+        1.0,
+        0.875,
+        *[each / 2 for each in (0.75, 0.625, 0.5, 0.375, 0.25, 0.125)],
+    ]
 
 
 def test_reduce_on_plateau_scales_it_too() -> None:
     class Plateau(Net):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=1e9)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.1, patience=0, threshold=1e9
+            )
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "train/loss"}}
 
     used = rates("constant", net=Plateau(lr=1.0), trainer={"max_epochs": 3})
@@ -174,13 +195,22 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
         rates("cosine", warmup=8)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"schedule": "cosin"}, "Did you mean 'cosine'"), ({"schedule": 3}, "schedule=3"), ({"warmup": -1}, "warmup=-1"),
-    ({"schedule": lambda stp: 1.0}, "asks for 'stp'.*Did you mean 'step'"), ({"total": 0}, "total=0"),
-    ({"schedule": lambda step: 1.0, "warmup": 3}, "not with a function"), ({"min_lr_ratio": 2}, "min_lr_ratio=2"),
-    ({"interval": "epochs"}, "interval='epochs'.*Did you mean 'epoch'"), ({"total": 5, "warmup": 5}, "leaves nothing"),
-    ({"schedule": "wsd", "decay_fractoin": 0.1}, "Did you mean 'decay_fraction'"), ({"schedule": "linear", "power": 2}, "has no option"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"schedule": 3}, "schedule=3"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"schedule": lambda stp: 1.0}, "asks for 'stp'.*Did you mean 'step'"),
+        ({"total": 0}, "total=0"),
+        ({"schedule": lambda step: 1.0, "warmup": 3}, "not with a function"),
+        ({"min_lr_ratio": 2}, "min_lr_ratio=2"),
+        ({"interval": "epochs"}, "interval='epochs'.*Did you mean 'epoch'"),
+        ({"total": 5, "warmup": 5}, "leaves nothing"),
+        ({"schedule": "wsd", "decay_fractoin": 0.1}, "Did you mean 'decay_fraction'"),
+        ({"schedule": "linear", "power": 2}, "has no option"),
+    ],
+)
 def test_wrong_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         LRSchedule(**options)

@@ -32,17 +32,26 @@ class Names(Hook):
 
 def fit(phases: Any, resume: Any = None, folder: Path | None = None, **options: Any) -> str:
     names = Names(folder)
-    quiet(hooks=[names, MixtureSchedule(phases)], **options).fit(Net(), DATA, mixture=mixture(), resume=resume)
+    quiet(hooks=[names, MixtureSchedule(phases)], **options).fit(
+        Net(), DATA, mixture=mixture(), resume=resume
+    )
     return names.seen
 
 
 ONLY_WEB, ONLY_CODE = {"web": 1, "code": 0}, {"web": 0, "code": 1}
 
 
-@pytest.mark.parametrize("phases", [
-    {0: ONLY_WEB, 4: ONLY_CODE}, {"0 steps": ONLY_WEB, "4 steps": ONLY_CODE}, {0: ONLY_WEB, "48 tokens": ONLY_CODE},
-    {0: ONLY_WEB, "4": ONLY_CODE}, {0: ONLY_WEB, 3: ONLY_CODE},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "phases",
+    [
+        {0: ONLY_WEB, 4: ONLY_CODE},
+        {"0 steps": ONLY_WEB, "4 steps": ONLY_CODE},
+        {0: ONLY_WEB, "48 tokens": ONLY_CODE},
+        {0: ONLY_WEB, "4": ONLY_CODE},
+        {0: ONLY_WEB, 3: ONLY_CODE},
+    ],
+    ids=str,
+)
 def test_a_phase_begins_at_its_step_or_tokens_and_holds_from_the_next_window(phases: Any) -> None:
     assert fit(phases) == "wwww" + "c" * 8  # a batch has 12 tokens, a window 2 batches
 
@@ -78,25 +87,48 @@ def test_a_trainer_can_be_used_again() -> None:
     assert names.seen == ("wwww" + "c" * 8) * 2
 
 
-@pytest.mark.parametrize(("phases", "text"), [
-    ({}, "must map times to weights"), ([1], "must map times to weights"),
-    ({"1 hour": ONLY_WEB}, "a phase: '1 hour' is no moment"), ({-1: ONLY_WEB}, "-1 is no"), ({True: ONLY_WEB}, "True is no moment"),
-    ({1.5: ONLY_WEB}, "1.5 is no moment"), ({"soon": ONLY_WEB}, "soon"), ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
-    ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),
-    ({9: ONLY_WEB, 5: ONLY_CODE}, "in the order of their times"), ({5: ONLY_WEB, "5 steps": ONLY_CODE}, "each later"),
-    ({5: "web"}, "web"), ({5: {}}, "names no loader"), ({5: {"web": -1}}, "-1"), ({5: {"web": "much"}}, "much"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("phases", "text"),
+    [
+        ({}, "must map times to weights"),
+        ([1], "must map times to weights"),
+        ({"1 hour": ONLY_WEB}, "a phase: '1 hour' is no moment"),
+        ({-1: ONLY_WEB}, "-1 is no"),
+        ({True: ONLY_WEB}, "True is no moment"),
+        ({1.5: ONLY_WEB}, "1.5 is no moment"),
+        ({"soon": ONLY_WEB}, "soon"),
+        ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
+        ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),
+        ({9: ONLY_WEB, 5: ONLY_CODE}, "in the order of their times"),
+        ({5: ONLY_WEB, "5 steps": ONLY_CODE}, "each later"),
+        ({5: "web"}, "web"),
+        ({5: {}}, "names no loader"),
+        ({5: {"web": -1}}, "-1"),
+        ({5: {"web": "much"}}, "much"),
+    ],
+    ids=str,
+)
 def test_phases_that_make_no_sense_are_refused_when_they_are_written(phases: Any, text: str) -> None:
     with pytest.raises(HooklineError, match=text):
         MixtureSchedule(phases)
 
 
-@pytest.mark.parametrize(("phases", "settings", "text"), [
-    ({0: {"wbe": 1}}, mixture(), "the phase at 0 steps cannot be.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code"),
-    ({3: {"web": 0, "code": 0}}, mixture(), "all weights are 0"),
-    ({3: {"web": 1}}, Mixture(), "order='round_robin' goes by no weights"),
-], ids=str)  # fmt: skip
-def test_phases_that_do_not_fit_the_run_are_refused_before_the_first_batch(phases: Any, settings: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("phases", "settings", "text"),
+    [
+        (
+            {0: {"wbe": 1}},
+            mixture(),
+            "the phase at 0 steps cannot be.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code",
+        ),
+        ({3: {"web": 0, "code": 0}}, mixture(), "all weights are 0"),
+        ({3: {"web": 1}}, Mixture(), "order='round_robin' goes by no weights"),
+    ],
+    ids=str,
+)
+def test_phases_that_do_not_fit_the_run_are_refused_before_the_first_batch(
+    phases: Any, settings: Any, text: str
+) -> None:
     names = Names()
     with pytest.raises(OptionError, match=text):
         quiet(hooks=[names, MixtureSchedule(phases)]).fit(Net(), DATA, mixture=settings)

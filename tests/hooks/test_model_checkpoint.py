@@ -43,11 +43,19 @@ class Reasons(Hook):
 
 def keep(*scores: float, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
     """Two batches an epoch, an epoch per score; returns the hook, the names on disk and what was saved."""
-    hook = ModelCheckpoint(**{"monitor": "val/score", "filename": "s{step}", "auto_insert_metric_name": False, **options})
+    hook = ModelCheckpoint(
+        **{"monitor": "val/score", "filename": "s{step}", "auto_insert_metric_name": False, **options}
+    )
     record = Reasons()
-    runner = quiet(**{"max_epochs": len(scores), "run_dir": "run", "hooks": [hook, record], **(trainer or {})})
+    runner = quiet(
+        **{"max_epochs": len(scores), "run_dir": "run", "hooks": [hook, record], **(trainer or {})}
+    )
     runner.fit(Scripted(*scores), batches(2), batches(1))
-    return hook, names(last=hook.save_last), [each for each in record.saved if each[1] != "last" or hook.save_last]
+    return (
+        hook,
+        names(last=hook.save_last),
+        [each for each in record.saved if each[1] != "last" or hook.save_last],
+    )
 
 
 def names(folder: str = "run/checkpoints", last: bool = False) -> list[str]:
@@ -77,7 +85,11 @@ def test_the_best_k_are_kept() -> None:
     hook, there, saved = keep(5.0, 3.0, 4.0, 6.0, 2.0, save_top_k=3)
     assert there == ["s10", "s4", "s6"]
     assert [name for name, _, _ in saved] == ["s2", "s4", "s6", "s10"]
-    assert hook.best_k_models == {"run/checkpoints/s4": 3.0, "run/checkpoints/s6": 4.0, "run/checkpoints/s10": 2.0}
+    assert hook.best_k_models == {
+        "run/checkpoints/s4": 3.0,
+        "run/checkpoints/s6": 4.0,
+        "run/checkpoints/s10": 2.0,
+    }
     assert hook.best_model_path.endswith("s10")
 
 
@@ -169,26 +181,44 @@ def test_a_fixed_name_is_written_over_or_numbered() -> None:
 
 
 def test_a_misspelt_metric_in_a_name_is_refused_with_the_right_one() -> None:
-    with pytest.raises(OptionError, match="names 'val_score', which was not logged. Did you mean 'val/score'"):
+    with pytest.raises(
+        OptionError, match="names 'val_score', which was not logged. Did you mean 'val/score'"
+    ):
         keep(1.0, filename="x_{val_score:.2f}")
 
 
-@pytest.mark.parametrize("filename", ["../up", "a/b", "/abs", "..", ".hidden", "", "x\\y", "{epoch", "{}", "{epoch:.2q}", "{val/loss:d}"])
+@pytest.mark.parametrize(
+    "filename",
+    ["../up", "a/b", "/abs", "..", ".hidden", "", "x\\y", "{epoch", "{}", "{epoch:.2q}", "{val/loss:d}"],
+)
 def test_names_that_lead_elsewhere_or_are_no_templates_are_refused(filename: str) -> None:
     with pytest.raises(OptionError, match="filename="):
         ModelCheckpoint(filename=filename)
 
 
-@pytest.mark.parametrize(("field", "meant"), [
-    ("val/lss", "val/loss"), ("val/los", "val/loss"), ("vall/loss", "val/loss"), ("train/losss", "train/loss"), ("tarin/loss", "train/loss"),
-    ("Val/Loss", "val/loss"), ("epcoh", "epoch"), ("Epoch", "epoch"), ("stpe", "step"), ("sttep", "step"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("val/lss", "val/loss"),
+        ("val/los", "val/loss"),
+        ("vall/loss", "val/loss"),
+        ("train/losss", "train/loss"),
+        ("tarin/loss", "train/loss"),
+        ("Val/Loss", "val/loss"),
+        ("epcoh", "epoch"),
+        ("Epoch", "epoch"),
+        ("stpe", "step"),
+        ("sttep", "step"),
+    ],
+)
 def test_a_misspelt_name_that_every_run_has_is_refused_when_it_is_written(field: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"has the field '{field}'. Did you mean '{meant}'?"):
         ModelCheckpoint(filename=f"x-{{{field}}}")
 
 
-@pytest.mark.parametrize("field", ["val/mloss", "val/loss_a", "val_loss", "loss", "epochs", "lr", "val/acc", "train/acc"])
+@pytest.mark.parametrize(
+    "field", ["val/mloss", "val/loss_a", "val_loss", "loss", "epochs", "lr", "val/acc", "train/acc"]
+)
 def test_names_that_a_metric_may_have_are_not(field: str) -> None:
     ModelCheckpoint(filename=f"x-{{{field}}}")
 
@@ -203,7 +233,9 @@ def test_a_field_that_is_nearly_a_metric_is_refused_in_the_sanity_check(options:
 
 
 @pytest.mark.parametrize("val", [None, 1])
-def test_an_unknown_metric_in_a_name_by_steps_is_an_error_the_first_time_it_should_be_known(val: int | None) -> None:
+def test_an_unknown_metric_in_a_name_by_steps_is_an_error_the_first_time_it_should_be_known(
+    val: int | None,
+) -> None:
     hook = ModelCheckpoint(every_n_train_steps=1, filename="{step}-{accuracy}", save_top_k=-1)
     trainer = quiet(max_epochs=3, run_dir="run", hooks=[hook], val_check_interval=2)
     with pytest.raises(OptionError, match="names 'accuracy', which was not logged. There are: "):
@@ -212,13 +244,26 @@ def test_an_unknown_metric_in_a_name_by_steps_is_an_error_the_first_time_it_shou
 
 
 def test_a_metric_that_comes_with_the_epochs_end_is_not_a_number_before_it() -> None:
-    hook = ModelCheckpoint(every_n_train_steps=1, filename="{step}-{train/loss:.0f}-{val/loss:.0f}", save_top_k=-1)
+    hook = ModelCheckpoint(
+        every_n_train_steps=1, filename="{step}-{train/loss:.0f}-{val/loss:.0f}", save_top_k=-1
+    )
     quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2), batches(1))
     kept = names()
     assert kept[0].endswith("train_loss=nan-val_loss=nan") and "nan" not in kept[2] and len(kept) == 4
 
 
-@pytest.mark.parametrize("filename", ["x" * 300, "ä" * 150, "x" * 230, "{epoch}" * 20, "{val/loss}" * 8, "{%s}" % ("m" * 260), "{epoch:0300d}"])
+@pytest.mark.parametrize(
+    "filename",
+    [
+        "x" * 300,
+        "ä" * 150,
+        "x" * 230,
+        "{epoch}" * 20,
+        "{val/loss}" * 8,
+        "{%s}" % ("m" * 260),
+        "{epoch:0300d}",
+    ],
+)
 def test_names_that_no_file_system_holds_are_refused_when_they_are_written(filename: str) -> None:
     with pytest.raises(OptionError, match="filename=") as caught:
         ModelCheckpoint(filename=filename)
@@ -231,7 +276,9 @@ def test_the_longest_name_that_is_taken_can_be_written() -> None:
     assert names() == ["x" * 229, "x" * 229 + "-v1"]
 
 
-@pytest.mark.parametrize(("dirpath", "said"), [("", "is empty"), ("a\0b", "NUL"), ("x" * 300, "300 bytes"), (3, "must be a path")])
+@pytest.mark.parametrize(
+    ("dirpath", "said"), [("", "is empty"), ("a\0b", "NUL"), ("x" * 300, "300 bytes"), (3, "must be a path")]
+)
 def test_folders_that_cannot_be_are_refused_when_they_are_written(dirpath: Any, said: str) -> None:
     with pytest.raises(OptionError, match=f"(?s)ModelCheckpoint: dirpath=.*{said}"):
         ModelCheckpoint(dirpath=dirpath)
@@ -261,7 +308,9 @@ def test_every_n_epochs() -> None:
 
 
 def test_every_n_steps_without_a_metric() -> None:
-    hook = ModelCheckpoint(every_n_train_steps=3, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
+    hook = ModelCheckpoint(
+        every_n_train_steps=3, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False
+    )
     quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(5), batches(1))
     assert names() == ["s3", "s6", "s9"]
 
@@ -281,7 +330,9 @@ def test_a_metric_that_was_not_measured_again_saves_nothing() -> None:
 
 
 def test_every_so_often_by_the_clock() -> None:
-    hook = ModelCheckpoint(train_time_interval=1e-6, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
+    hook = ModelCheckpoint(
+        train_time_interval=1e-6, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False
+    )
     quiet(run_dir="run", hooks=[hook]).fit(Net(), batches(3))
     assert names() == ["s1", "s2", "s3"]
     hook = ModelCheckpoint(train_time_interval="10 hours", save_top_k=-1)
@@ -297,7 +348,9 @@ def test_without_validation_it_looks_at_epoch_ends() -> None:
 
 def test_only_after_validations_if_told_so() -> None:
     hook = ModelCheckpoint(save_on_train_epoch_end=False, save_top_k=-1)
-    quiet(max_epochs=4, run_dir="run", check_val_every_n_epoch=2, hooks=[hook]).fit(Net(), batches(2), batches(1))
+    quiet(max_epochs=4, run_dir="run", check_val_every_n_epoch=2, hooks=[hook]).fit(
+        Net(), batches(2), batches(1)
+    )
     assert names() == ["epoch=1-step=4", "epoch=3-step=8"]
 
 
@@ -316,9 +369,13 @@ def test_the_sanity_check_saves_nothing_and_finds_a_misspelt_metric() -> None:
 
 
 @pytest.mark.parametrize("when", [{}, {"every_n_train_steps": 1}, {"every_n_epochs": 1}])
-def test_a_metric_of_training_is_judged_when_its_epoch_is_over_however_often_there_is_a_validation(when: dict[str, int]) -> None:
+def test_a_metric_of_training_is_judged_when_its_epoch_is_over_however_often_there_is_a_validation(
+    when: dict[str, int],
+) -> None:
     record = Reasons()
-    hook = ModelCheckpoint("train/loss", filename="s{step}", auto_insert_metric_name=False, save_top_k=-1, **when)
+    hook = ModelCheckpoint(
+        "train/loss", filename="s{step}", auto_insert_metric_name=False, save_top_k=-1, **when
+    )
     trainer = quiet(max_epochs=2, run_dir="run", val_check_interval=1, hooks=[hook, record])
     trainer.fit(Net(), batches(2), batches(1))
     assert record.saved == [("s2", "best", 2), ("s4", "best", 4)]
@@ -333,7 +390,9 @@ def test_a_missing_metric_is_an_error() -> None:
 def test_a_metric_that_has_no_number_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     _, there, _ = keep(math.nan, math.nan)
     assert there == []
-    assert [each.getMessage() for each in caplog.records] == ["ModelCheckpoint monitors 'val/score', which is nan: nothing is the best by it."]
+    assert [each.getMessage() for each in caplog.records] == [
+        "ModelCheckpoint monitors 'val/score', which is nan: nothing is the best by it."
+    ]
 
 
 class Failing(Net):
@@ -347,7 +406,9 @@ class Failing(Net):
 def test_a_failing_run_is_saved_if_wanted(wanted: bool, there: list[str]) -> None:
     record = Reasons()
     with pytest.raises(ValueError, match="boom"):
-        quiet(run_dir="run", hooks=[ModelCheckpoint(save_on_exception=wanted), record]).fit(Failing(), batches(5))
+        quiet(run_dir="run", hooks=[ModelCheckpoint(save_on_exception=wanted), record]).fit(
+            Failing(), batches(5)
+        )
     assert names() == there
     assert [reason for _, reason, _ in record.saved] == ["exception"] * len(there)
 
@@ -359,7 +420,9 @@ def test_a_resumed_run_knows_the_best_so_far() -> None:
     first, _, _ = keep(3.0, 1.0, 2.0, save_top_k=2, save_last=True)
     hook = ModelCheckpoint("val/score", save_top_k=2, filename="s{step}", auto_insert_metric_name=False)
     net = Scripted(2.5, 1.5)
-    quiet(max_epochs=5, run_dir="run", hooks=[hook]).fit(net, batches(2), batches(1), resume=first.last_model_path)
+    quiet(max_epochs=5, run_dir="run", hooks=[hook]).fit(
+        net, batches(2), batches(1), resume=first.last_model_path
+    )
     assert names(last=True) == ["last", "s10", "s4"]
     assert hook.best_model_score == 1.0
     assert hook.best_model_path == "run/checkpoints/s4"
@@ -378,7 +441,9 @@ def test_a_checkpoint_knows_of_itself() -> None:
 def test_a_run_resumed_elsewhere_leaves_the_old_folder_alone() -> None:
     first, _, _ = keep(3.0, 2.0)
     hook = ModelCheckpoint("val/score")
-    quiet(max_epochs=3, run_dir="second", hooks=[hook]).fit(Scripted(1.0), batches(2), batches(1), resume=first.best_model_path)
+    quiet(max_epochs=3, run_dir="second", hooks=[hook]).fit(
+        Scripted(1.0), batches(2), batches(1), resume=first.best_model_path
+    )
     assert names() == ["s4"]
     assert names("second/checkpoints") == ["epoch=2-step=6"]
 
@@ -397,7 +462,9 @@ def test_two_that_would_write_under_the_same_names_are_refused() -> None:
     trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(), ModelCheckpoint(every_n_train_steps=1)])
     with pytest.raises(HookError, match="give one another dirpath"):
         trainer.fit(Net(), batches(2))
-    quiet(run_dir="run", hooks=[ModelCheckpoint(), ModelCheckpoint(every_n_train_steps=1, dirpath="steps")]).fit(Net(), batches(2))
+    quiet(
+        run_dir="run", hooks=[ModelCheckpoint(), ModelCheckpoint(every_n_train_steps=1, dirpath="steps")]
+    ).fit(Net(), batches(2))
     assert names("run/steps") == ["epoch=0-step=2"]
 
 
@@ -407,36 +474,61 @@ def test_nothing_but_checkpoints_is_left_behind() -> None:
 
 
 def test_it_costs_a_step_nothing_unless_it_goes_by_steps() -> None:
-    assert "on_step_end" not in [each.event.name for each in quiet(hooks=[ModelCheckpoint()]).hooks.entries()[0].listeners]
+    assert "on_step_end" not in [
+        each.event.name for each in quiet(hooks=[ModelCheckpoint()]).hooks.entries()[0].listeners
+    ]
     trainer = quiet(hooks=[ModelCheckpoint(every_n_train_steps=100)])
     assert "on_step_end" in [each.event.name for each in trainer.hooks.entries()[0].listeners]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"save_top_k": -2}, "save_top_k=-2"), ({"save_top_k": True}, "save_top_k=True"), ({"mode": "best"}, "mode='best'"),
-    ({"monitor": ""}, "monitor=''"), ({"save_last": "yes"}, "save_last='yes'"), ({"every_n_epochs": -1}, "every_n_epochs=-1"),
-    ({"every_n_train_steps": 1.5}, "every_n_train_steps=1.5"), ({"train_time_interval": "soon"}, "train_time_interval='soon'"),
-    ({"every_n_train_steps": 5, "every_n_epochs": 1}, "cannot be combined"), ({"save_on_exception": 1}, "save_on_exception=1"),
-    ({"save_on_train_epoch_end": "x"}, "save_on_train_epoch_end='x'"), ({"auto_insert_metric_name": None}, "auto_insert"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"save_top_k": -2}, "save_top_k=-2"),
+        ({"save_top_k": True}, "save_top_k=True"),
+        ({"mode": "best"}, "mode='best'"),
+        ({"monitor": ""}, "monitor=''"),
+        ({"save_last": "yes"}, "save_last='yes'"),
+        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
+        ({"every_n_train_steps": 1.5}, "every_n_train_steps=1.5"),
+        ({"train_time_interval": "soon"}, "train_time_interval='soon'"),
+        ({"every_n_train_steps": 5, "every_n_epochs": 1}, "cannot be combined"),
+        ({"save_on_exception": 1}, "save_on_exception=1"),
+        ({"save_on_train_epoch_end": "x"}, "save_on_train_epoch_end='x'"),
+        ({"auto_insert_metric_name": None}, "auto_insert"),
+    ],
+)
 def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         ModelCheckpoint(**options)
 
 
 def test_a_resumed_run_does_not_take_the_old_score_for_a_new_one() -> None:
-    options: dict[str, Any] = {"monitor": "val/score", "save_top_k": -1, "save_on_train_epoch_end": True, "strict": False}
+    options: dict[str, Any] = {
+        "monitor": "val/score",
+        "save_top_k": -1,
+        "save_on_train_epoch_end": True,
+        "strict": False,
+    }
     first, record = ModelCheckpoint(**options), Reasons()
-    quiet(max_epochs=2, check_val_every_n_epoch=2, run_dir="run", hooks=[first]).fit(Scripted(2.0), batches(2), batches(1))
-    trainer = quiet(max_epochs=4, check_val_every_n_epoch=2, run_dir="run", hooks=[ModelCheckpoint(**options), record])
+    quiet(max_epochs=2, check_val_every_n_epoch=2, run_dir="run", hooks=[first]).fit(
+        Scripted(2.0), batches(2), batches(1)
+    )
+    trainer = quiet(
+        max_epochs=4, check_val_every_n_epoch=2, run_dir="run", hooks=[ModelCheckpoint(**options), record]
+    )
     trainer.fit(Scripted(1.0), batches(2), batches(1), resume=first.best_model_path)
     assert [step for _, _, step in record.saved] == [8]
 
 
-@pytest.mark.parametrize(("event", "arguments"), [
-    ("on_step_end", {"every_n_train_steps": 2}), ("on_step_end", {"train_time_interval": 60}),
-    ("on_exception", {"save_on_exception": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("event", "arguments"),
+    [
+        ("on_step_end", {"every_n_train_steps": 2}),
+        ("on_step_end", {"train_time_interval": 60}),
+        ("on_exception", {"save_on_exception": True}),
+    ],
+)
 def test_a_subclass_whose_method_would_be_replaced_is_refused(event, arguments):
     mine = type("Mine", (ModelCheckpoint,), {event: lambda self: None})
     mine()

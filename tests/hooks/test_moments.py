@@ -19,15 +19,41 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize(("given", "moment"), [
-    (0, (0, "step")), (500, (500, "step")), ("500", (500, "step")), ("500 steps", (500, "step")), (" 1 epoch ", (1, "epoch")),
-    ("0 epochs", (0, "epoch")), ("0 steps", (0, "step")), ("2K steps", (2000, "step")), ("1_000 steps", (1000, "step")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "moment"),
+    [
+        (0, (0, "step")),
+        (500, (500, "step")),
+        ("500", (500, "step")),
+        ("500 steps", (500, "step")),
+        (" 1 epoch ", (1, "epoch")),
+        ("0 epochs", (0, "epoch")),
+        ("0 steps", (0, "step")),
+        ("2K steps", (2000, "step")),
+        ("1_000 steps", (1000, "step")),
+    ],
+)
 def test_a_moment_is_a_count_from_zero_and_its_unit(given: Any, moment: tuple[int, str]) -> None:
     assert parse_moment(given, "Who: when") == moment
 
 
-@pytest.mark.parametrize("given", [-1, True, 1.5, None, "", "soon", "-1 steps", "0.5 epochs", "0 bananas", "3 minutes", "0 hours", "1 token"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        -1,
+        True,
+        1.5,
+        None,
+        "",
+        "soon",
+        "-1 steps",
+        "0.5 epochs",
+        "0 bananas",
+        "3 minutes",
+        "0 hours",
+        "1 token",
+    ],
+)
 def test_what_is_no_moment_is_refused_with_what_was_written(given: Any) -> None:
     with pytest.raises((OptionError, HookError), match="Who: when") as caught:
         parse_moment(given, "Who: when")

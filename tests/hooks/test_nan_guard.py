@@ -48,7 +48,9 @@ def hooks_on(module: nn.Module) -> int:
 
 def test_a_loss_that_is_not_finite_stops_before_it_gets_into_the_weights() -> None:
     net = Deep()
-    with pytest.raises(NonFiniteLoss, match=r"The loss is (nan|inf).*epoch 0, batch 2, step 2; batch: float32\[3, 4\]") as caught:
+    with pytest.raises(
+        NonFiniteLoss, match=r"The loss is (nan|inf).*epoch 0, batch 2, step 2; batch: float32\[3, 4\]"
+    ) as caught:
         quiet(hooks=[NaNGuard()]).fit(net, batches(4))
     assert "check='activations'" in str(caught.value)
     assert not not_finite(list(net.named_parameters()))
@@ -57,7 +59,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_gets_into_the_weights() -> No
 def test_the_first_module_is_named_and_nothing_stays_on_the_modules() -> None:
     net = Deep()
     guard = NaNGuard(check="activations")
-    with pytest.raises(NonFiniteLoss, match="output of module 'trap' is the first that is not finite; 2 in all"):
+    with pytest.raises(
+        NonFiniteLoss, match="output of module 'trap' is the first that is not finite; 2 in all"
+    ):
         quiet(hooks=[guard]).fit(net, batches(4))
     assert hooks_on(net) == 0
 
@@ -104,19 +108,26 @@ def test_when_only_a_gradient_is_bad_the_parameter_nearest_to_the_loss_is_named(
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     net = Root()
-    with pytest.raises(NonFiniteLoss, match=r"gradient of parameter 'first.weight' is not finite.*1 of 2 are"):
+    with pytest.raises(
+        NonFiniteLoss, match=r"gradient of parameter 'first.weight' is not finite.*1 of 2 are"
+    ):
         quiet(hooks=[NaNGuard()]).fit(net, batches(1))
     assert not not_finite(list(net.named_parameters()))
 
 
 def test_the_gradient_nearest_to_the_loss_comes_first_when_several_are_bad() -> None:
-    with pytest.raises(NonFiniteLoss, match=r"parameter 'last.bias' .*4 of 4 are: last.bias, last.weight, first.bias, first.weight"):
+    with pytest.raises(
+        NonFiniteLoss,
+        match=r"parameter 'last.bias' .*4 of 4 are: last.bias, last.weight, first.bias, first.weight",
+    ):
         quiet(hooks=[NaNGuard(check="gradients")]).fit(Deep(0), batches(1))
 
 
 def test_a_bad_batch_is_named_by_its_place() -> None:
     data = [{"x": torch.ones(2, 4), "y": [torch.ones(2), torch.tensor([1.0, math.nan])]}]
-    with pytest.raises(NonFiniteLoss, match=r"batch has values that are not finite: batch\['y'\]\[1\].*x: float32\[2, 4\]"):
+    with pytest.raises(
+        NonFiniteLoss, match=r"batch has values that are not finite: batch\['y'\]\[1\].*x: float32\[2, 4\]"
+    ):
         quiet(hooks=[NaNGuard(check=["batch"])]).fit(Net(), data)
 
 
@@ -177,7 +188,9 @@ def test_one_read_however_many_tensors(count: int) -> None:
 
 def test_with_accumulation_every_update_is_checked() -> None:
     with pytest.raises(NonFiniteLoss, match="'last.bias'"):
-        quiet(hooks=[NaNGuard(check="gradients", every=2)], accumulate_grad_batches=2).fit(Deep(1), batches(4))
+        quiet(hooks=[NaNGuard(check="gradients", every=2)], accumulate_grad_batches=2).fit(
+            Deep(1), batches(4)
+        )
 
 
 def test_a_scaler_that_finds_its_scale_is_no_alarm() -> None:
@@ -187,7 +200,9 @@ def test_a_scaler_that_finds_its_scale_is_no_alarm() -> None:
     assert guard.found == 0 and trainer.global_step == 2
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it after a graph break
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.compile looks at it after a graph break
 def test_the_modules_of_a_compiled_model_are_named_too() -> None:
     net = Deep()
     with pytest.raises(NonFiniteLoss, match="output of module 'trap'"):

@@ -20,7 +20,10 @@ def test_it_writes_a_trace_of_the_steps_asked_for_and_a_table() -> None:
     folder = trainer.run_dir / "profile"
     assert sorted(path.name for path in folder.iterdir()) == ["operators-step-4.txt", "trace-step-4.json"]
     events = json.loads((folder / "trace-step-4.json").read_text())["traceEvents"]
-    assert {event["name"] for event in events if event["name"].startswith("ProfilerStep#")} == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert {event["name"] for event in events if event["name"].startswith("ProfilerStep#")} == {
+        "ProfilerStep#2",
+        "ProfilerStep#3",
+    }
     table = (folder / "operators-step-4.txt").read_text()
     assert "aten::linear" in table and "Self CPU" in table
     lines = [json.loads(line) for line in (trainer.run_dir / "log.jsonl").read_text().splitlines()]

@@ -169,21 +169,33 @@ def test_validation_has_lines_of_its_own_and_the_sanity_check_says_what_it_is(lo
         quiet(num_sanity_val_steps=1, hooks=[ProgressBar(plain_every=0.0)]).fit(Net(), batches(1), batches(2))
     lines = [re.match(r"[a-z ]+\d?[a-z ]* \d+/\d+", line) for line in log.getvalue().splitlines()]
     assert [line[0] for line in lines if line] == [
-        "sanity check 1/1", "epoch 0 batch 1/1", "validation 1/2", "validation 2/2", "epoch 0 batch 1/1",
+        "sanity check 1/1",
+        "epoch 0 batch 1/1",
+        "validation 1/2",
+        "validation 2/2",
+        "epoch 0 batch 1/1",
     ]
 
 
 def test_with_several_loaders_each_is_named(log: io.StringIO) -> None:
     with redirect_stderr(log):
-        quiet(hooks=[ProgressBar(plain_every=0.0)]).validate(Net(), {"clean": batches(2), "noisy": batches(1)})
+        quiet(hooks=[ProgressBar(plain_every=0.0)]).validate(
+            Net(), {"clean": batches(2), "noisy": batches(1)}
+        )
     text = log.getvalue()
-    assert "validation clean 1/2" in text and "validation clean 2/2" in text and "validation noisy 1/1" in text
+    assert (
+        "validation clean 1/2" in text and "validation clean 2/2" in text and "validation noisy 1/1" in text
+    )
     assert "val/loss" in text.splitlines()[-1]
     assert "val/dl_" not in text  # results of single loaders would not fit on a line
 
 
-@pytest.mark.parametrize(("verb", "says"), [("validate", "validation 3/3"), ("test", "test 3/3"), ("predict", "prediction 3/3")])
-def test_the_other_verbs_end_with_one_line_that_has_their_results(log: io.StringIO, verb: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "says"), [("validate", "validation 3/3"), ("test", "test 3/3"), ("predict", "prediction 3/3")]
+)
+def test_the_other_verbs_end_with_one_line_that_has_their_results(
+    log: io.StringIO, verb: str, says: str
+) -> None:
     trainer = quiet(hooks=[ProgressBar(plain_every=3600.0)])
     with redirect_stderr(log):
         getattr(trainer, verb)(Net(), batches(3))
@@ -227,7 +239,9 @@ def test_a_resumed_epoch_goes_on_where_it_was(log: io.StringIO, tmp_path: Path) 
     assert log.getvalue().startswith("epoch 0 batch 3/5 ")
 
 
-def test_a_log_file_stays_free_of_control_codes_even_if_colour_is_forced(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_stays_free_of_control_codes_even_if_colour_is_forced(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with redirect_stderr(log):
         quiet(hooks=[ProgressBar(plain_every=0.0)]).fit(Net(), batches(2), batches(1))
@@ -235,7 +249,9 @@ def test_a_log_file_stays_free_of_control_codes_even_if_colour_is_forced(log: io
     assert "\x1b" not in log.getvalue()
 
 
-def test_a_long_line_stays_one_line_and_odd_names_are_shown_as_they_are(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_stays_one_line_and_odd_names_are_shown_as_they_are(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Odd(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             for index in range(20):
@@ -249,7 +265,11 @@ def test_a_long_line_stays_one_line_and_odd_names_are_shown_as_they_are(log: io.
     assert "[red]a long name 19[/] 1" in line
 
 
-@pytest.mark.parametrize("wrong", [{"refresh": -1}, {"plain_every": "often"}, {"refresh": float("nan")}, {"refresh": True}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"refresh": -1}, {"plain_every": "often"}, {"refresh": float("nan")}, {"refresh": True}],
+    ids=str,
+)
 def test_times_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"ProgressBar: {next(iter(wrong))}=.*number from 0"):
         ProgressBar(**wrong)
@@ -360,31 +380,50 @@ def test_validation_has_a_line_below_the_training_as_long_as_it_lasts(terminal: 
         trainer.fit(Net(), batches(2), {"a": batches(2), "b": batches(1)})
     sanity, during = seen
     assert [line.split(" ")[0] for line in sanity] == ["sanity", "sanity"]
-    assert [re.sub(r" +", " ", line).split(" ")[:2] for line in during] == [["epoch", "0"], ["validation", "a"], ["validation", "b"]]
+    assert [re.sub(r" +", " ", line).split(" ")[:2] for line in during] == [
+        ["epoch", "0"],
+        ["validation", "a"],
+        ["validation", "b"],
+    ]
     assert "2/2" in during[1] and "1/1" in during[2]
     assert len(screen(terminal.text())) == 1
 
 
-def test_a_narrow_terminal_cuts_the_line_instead_of_breaking_it(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_cuts_the_line_instead_of_breaking_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     with redirect_stderr(terminal.file):
         quiet(hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), batches(1))
     assert len(screen(terminal.text())) == 1
 
 
-@pytest.mark.parametrize(("columns", "shown", "gone"), [
-    (20, ["epoch 0", "3/3"], ["loss", "it/s"]), (24, ["epoch 0", "3/3"], ["loss"]), (30, ["epoch 0", "3/3", "it/s"], ["loss"]),
-    (39, ["epoch 0", "3/3", "it/s"], []), (70, ["epoch 0", "━━━━━", "3/3", "it/s", "loss", "acc 0.25"], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "shown", "gone"),
+    [
+        (20, ["epoch 0", "3/3"], ["loss", "it/s"]),
+        (24, ["epoch 0", "3/3"], ["loss"]),
+        (30, ["epoch 0", "3/3", "it/s"], ["loss"]),
+        (39, ["epoch 0", "3/3", "it/s"], []),
+        (70, ["epoch 0", "━━━━━", "3/3", "it/s", "loss", "acc 0.25"], []),
+    ],
+)
 def test_name_and_count_outlive_the_metrics_on_a_narrow_terminal(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str], gone: list[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS")
     fcntl.ioctl(terminal.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size(struct.unpack("HHHH", fcntl.ioctl(
-        terminal.slave, termios.TIOCGWINSZ, bytes(8)))[1::-1]))  # rich asks the process's own terminal, which is not this one
+    monkeypatch.setattr(
+        os,
+        "get_terminal_size",
+        lambda _: os.terminal_size(
+            struct.unpack("HHHH", fcntl.ioctl(terminal.slave, termios.TIOCGWINSZ, bytes(8)))[1::-1]
+        ),
+    )  # rich asks the process's own terminal, which is not this one
     with redirect_stderr(terminal.file):
-        quiet(hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), {"clean": batches(2), "noisy": batches(2)})
+        quiet(hooks=[ProgressBar(refresh=0.0)]).fit(
+            Logs(), batches(3), {"clean": batches(2), "noisy": batches(2)}
+        )
     (line,) = screen(terminal.text())
     assert len(line) <= columns
     assert all(each in line for each in shown) and not any(each in line for each in gone), line
@@ -393,8 +432,16 @@ def test_name_and_count_outlive_the_metrics_on_a_narrow_terminal(
 class Told:
     """Something to say that is as long as a test wants it."""
 
-    def __init__(self, name: str, count: str = "55/100", rate: str = "250.0 it/s", eta: str = "eta 0:00:10") -> None:
-        self.name, self.count, self.rate, self.eta, self.numbers = name, count, rate, eta, ["loss 0.1234", "acc 0.25"]
+    def __init__(
+        self, name: str, count: str = "55/100", rate: str = "250.0 it/s", eta: str = "eta 0:00:10"
+    ) -> None:
+        self.name, self.count, self.rate, self.eta, self.numbers = (
+            name,
+            count,
+            rate,
+            eta,
+            ["loss 0.1234", "acc 0.25"],
+        )
 
 
 @pytest.mark.parametrize("width", range(1, 160))
@@ -403,9 +450,23 @@ def test_a_line_is_never_wider_than_the_terminal_and_says_the_most_important_fir
     found = fit(bars, width)
     count = 6
     clock = 8 if found.clock else 0
-    whole = found.name + 1 + (found.bar + 1 if found.bar else 0) + count + clock + max(1 + len(each) if each else 0 for each in found.ends)
+    whole = (
+        found.name
+        + 1
+        + (found.bar + 1 if found.bar else 0)
+        + count
+        + clock
+        + max(1 + len(each) if each else 0 for each in found.ends)
+    )
     assert whole <= max(width, count + 1)
-    said = [found.name >= 15, found.bar > 0, "it/s" in found.ends[0], "eta" in found.ends[0], "loss" in found.ends[0], "acc" in found.ends[0]]
+    said = [
+        found.name >= 15,
+        found.bar > 0,
+        "it/s" in found.ends[0],
+        "eta" in found.ends[0],
+        "loss" in found.ends[0],
+        "acc" in found.ends[0],
+    ]
     assert said == sorted(said, reverse=True)  # nothing is shown while something more important is not
     assert width < 22 or said[0]
     assert width < 72 or all(said)
@@ -450,7 +511,9 @@ class Cell:
         self.outputs[self.index] = shown
 
 
-def test_a_notebook_has_one_output_that_is_replaced(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_one_output_that_is_replaced(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell = Cell()
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=cell.display))  # type: ignore[arg-type]
@@ -482,7 +545,9 @@ class Own(ProgressBar):
 
 @pytest.mark.parametrize("second", [ProgressBar, Own])
 def test_two_progress_bars_are_refused(second: type[ProgressBar]) -> None:
-    with pytest.raises(OptionError, match="enable_progress_bar=True and the hook '.*' would make two progress bars"):
+    with pytest.raises(
+        OptionError, match="enable_progress_bar=True and the hook '.*' would make two progress bars"
+    ):
         Trainer(hooks=[second()], enable_progress_bar=True, logger=False)
     with pytest.raises(HookError, match="There would be two progress bars: the hook 'progress_bar' is one"):
         Trainer(hooks=[ProgressBar(), second()], logger=False)

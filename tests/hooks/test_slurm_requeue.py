@@ -19,7 +19,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program of that name which notes what it was asked, and what was saved by then."""
     program, notes = tmp_path / "bin" / "scontrol", tmp_path / "notes"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" "$(ls {tmp_path}/run/checkpoints)" >> {notes}\nexit ${{SCONTROL_CODE:-0}}\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" "$(ls {tmp_path}/run/checkpoints)" >> {notes}\nexit ${{SCONTROL_CODE:-0}}\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -50,7 +52,9 @@ def test_after_sigusr1_the_job_is_requeued_when_its_checkpoint_is_there(
     assert "job 77 is back in the queue" in caplog.text
 
 
-def test_a_task_of_an_array_is_requeued_by_itself(tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_an_array_is_requeued_by_itself(
+    tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "70")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     run(tmp_path, signal.SIGUSR1)
@@ -76,7 +80,9 @@ def test_a_refusal_is_reported_and_the_run_ends_as_it_would(
     assert "scontrol refused to requeue job 77 (exit code 1)" in caplog.text
 
 
-def test_outside_slurm_nothing_happens(tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_slurm_nothing_happens(
+    tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
     run(tmp_path, signal.SIGUSR1)
     assert not scontrol.exists()

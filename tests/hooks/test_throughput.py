@@ -51,7 +51,11 @@ class Takes(Net):
 def rates(hook: Throughput, module: Net, *loaders: Any, **options: Any) -> dict[str, float]:
     trainer = quiet(hooks=[hook], **options)
     trainer.fit(module, *loaders)
-    return {name.removeprefix("throughput/"): value for name, value in trainer.metrics.items() if name.startswith("throughput/")}
+    return {
+        name.removeprefix("throughput/"): value
+        for name, value in trainer.metrics.items()
+        if name.startswith("throughput/")
+    }
 
 
 def test_samples_batches_and_steps_per_second(clock: Clock) -> None:
@@ -62,7 +66,13 @@ def test_samples_batches_and_steps_per_second(clock: Clock) -> None:
 def test_rates_are_logged_under_the_step_they_were_measured_at(clock: Clock) -> None:
     seen: list[tuple[int, float]] = []
     trainer = quiet(hooks=[Throughput(every=3)])
-    trainer.on("train_metrics")(lambda step, metrics: seen.append((step, metrics["throughput/samples_per_sec"])) if "throughput/samples_per_sec" in metrics else None)
+    trainer.on("train_metrics")(
+        lambda step, metrics: (
+            seen.append((step, metrics["throughput/samples_per_sec"]))
+            if "throughput/samples_per_sec" in metrics
+            else None
+        )
+    )
     trainer.fit(Takes(clock), batches(8))
     assert seen == [(3, 6.0), (6, 6.0)]
 
@@ -117,7 +127,9 @@ def test_a_second_run_begins_anew(clock: Clock) -> None:
     assert rates(hook, Takes(clock), batches(2))["batches_per_sec"] == 2.0
 
 
-def test_a_hook_that_joins_in_the_middle_measures_from_there(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_joins_in_the_middle_measures_from_there(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = quiet()
     trainer.on("step_end", every="3 steps", once=True)(lambda trainer: trainer.add_hook(Throughput(every=2)))
     trainer.fit(Takes(clock), batches(8))
@@ -135,14 +147,18 @@ def test_nothing_is_read_from_the_device(caplog: pytest.LogCaptureFixture) -> No
     assert "throughput/samples_per_sec" in trainer.metrics
 
 
-@pytest.mark.parametrize(("wrong", "says"), [
-    ({"every": 0}, "every=0 must be a whole number from 1"),
-    ({"window": 1.5}, "window=1.5 must be a whole number"),
-    ({"flops_per_sample": -1}, "flops_per_sample=-1 must be a number"),
-    ({"peak_flops": 1e12}, "peak_flops needs flops_per_sample or flops_per_token"),
-    ({"flops_per_sample": 1e3, "flops_per_token": 1e3}, ".*give one of them"),
-    ({"tokens": "yes"}, "tokens='yes' must be True or False"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"every": 0}, "every=0 must be a whole number from 1"),
+        ({"window": 1.5}, "window=1.5 must be a whole number"),
+        ({"flops_per_sample": -1}, "flops_per_sample=-1 must be a number"),
+        ({"peak_flops": 1e12}, "peak_flops needs flops_per_sample or flops_per_token"),
+        ({"flops_per_sample": 1e3, "flops_per_token": 1e3}, ".*give one of them"),
+        ({"tokens": "yes"}, "tokens='yes' must be True or False"),
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=f"Throughput: {says}"):
         Throughput(**wrong)

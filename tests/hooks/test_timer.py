@@ -56,7 +56,9 @@ class Takes(Net):
         return super().predict_step(batch, batch_idx)
 
 
-def test_the_run_stops_after_the_batch_in_which_its_time_is_over(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_stops_after_the_batch_in_which_its_time_is_over(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = quiet(max_epochs=5, hooks=[Timer(duration=6)])
     trainer.fit(Takes(clock), batches(4))
     assert (trainer.global_step, trainer.status) == (6, "stopped")
@@ -64,7 +66,9 @@ def test_the_run_stops_after_the_batch_in_which_its_time_is_over(clock: Clock, c
     assert "training has taken its 0:00:06 and stops" in caplog.text
 
 
-def test_it_can_wait_for_the_end_of_the_epoch_and_keep_quiet(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_can_wait_for_the_end_of_the_epoch_and_keep_quiet(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = quiet(max_epochs=5, hooks=[Timer(duration="6 seconds", interval="epoch", verbose=False)])
     trainer.fit(Takes(clock), batches(4))
     assert (trainer.global_step, trainer.status) == (8, "stopped")
@@ -87,7 +91,9 @@ def test_every_stage_has_its_time(clock: Clock) -> None:
     trainer.test(module, batches(2))
     trainer.predict(module, batches(3))
     trainer.validate(module, batches(1))
-    assert [timer.time_elapsed(stage) for stage in ("sanity_check", "train", "validate", "test", "predict")] == [10, 46, 50, 200, 3000]
+    assert [
+        timer.time_elapsed(stage) for stage in ("sanity_check", "train", "validate", "test", "predict")
+    ] == [10, 46, 50, 200, 3000]
 
 
 def test_a_hook_can_ask_how_much_is_left(clock: Clock) -> None:
@@ -139,15 +145,26 @@ def test_a_failure_ends_the_measuring(clock: Clock) -> None:
     assert timer.time_elapsed("train") == 2
 
 
-@pytest.mark.parametrize("duration", ["00:00:00:06", datetime.timedelta(seconds=6), {"seconds": 6}, 6.0, "6 s"], ids=str)
+@pytest.mark.parametrize(
+    "duration", ["00:00:00:06", datetime.timedelta(seconds=6), {"seconds": 6}, 6.0, "6 s"], ids=str
+)
 def test_a_duration_is_given_as_people_like(duration: Any) -> None:
     assert Timer(duration).duration == 6
 
 
-@pytest.mark.parametrize("wrong", [
-    {"duration": 0}, {"duration": -3}, {"duration": "soon"}, {"duration": {"fortnights": 1}}, {"duration": "3 steps"},
-    {"interval": "batch"}, {"verbose": "loud"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"duration": 0},
+        {"duration": -3},
+        {"duration": "soon"},
+        {"duration": {"fortnights": 1}},
+        {"duration": "3 steps"},
+        {"interval": "batch"},
+        {"verbose": "loud"},
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"Timer: {next(iter(wrong))}"):
         Timer(**wrong)

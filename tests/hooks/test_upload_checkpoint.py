@@ -37,7 +37,9 @@ class Odd(MemoryFileSystem):
     failures = 0
     order: list[str] = []
 
-    def put_file(self, lpath: str, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:
+    def put_file(
+        self, lpath: str, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any
+    ) -> None:
         assert type(self).gate.wait(120)
         if type(self).failures > 0:
             type(self).failures -= 1
@@ -69,14 +71,21 @@ def test_each_checkpoint_arrives_whole_before_the_run_ends(tmp_path: Path) -> No
     upload(hook)
     assert hook.uploaded == ["s2", "s4"]
     for name in ("s2", "s4"):
-        assert read(tmp_path / "backup" / name)["counters"]["step"] == int(name[1:])  # reading checks every fingerprint
+        assert read(tmp_path / "backup" / name)["counters"]["step"] == int(
+            name[1:]
+        )  # reading checks every fingerprint
     assert not (tmp_path / "run" / ".uploads").exists()
 
 
 def test_it_goes_through_any_file_system() -> None:
     upload(UploadCheckpoint("memory://bucket/run"))
     there = fsspec.filesystem("memory").ls("/bucket/run/s4", detail=False)
-    assert sorted(Path(each).name for each in there) == ["manifest.json", "model.safetensors", "state.json", "state.safetensors"]
+    assert sorted(Path(each).name for each in there) == [
+        "manifest.json",
+        "model.safetensors",
+        "state.json",
+        "state.safetensors",
+    ]
 
 
 def test_the_manifest_comes_last(odd: type[Odd]) -> None:
@@ -116,14 +125,20 @@ def test_one_that_is_pruned_meanwhile_is_still_uploaded(odd: type[Odd], tmp_path
     assert read(copy)["counters"]["step"] == 4
 
 
-def test_a_full_queue_gives_up_the_oldest_and_says_so(odd: type[Odd], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_queue_gives_up_the_oldest_and_says_so(
+    odd: type[Odd], caplog: pytest.LogCaptureFixture
+) -> None:
     odd.gate.clear()
     hook = UploadCheckpoint("odd://bucket", max_waiting=1)
-    saver = ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
+    saver = ModelCheckpoint(
+        every_n_train_steps=1, save_top_k=-1, filename="s{step}", auto_insert_metric_name=False
+    )
     trainer = quiet(max_epochs=1, run_dir="run", hooks=[saver, hook], checkpoint=True)
     started = threading.Event()
     trainer.on("train_end")(lambda: odd.gate.set())
-    trainer.on("checkpoint_save")(lambda step: started.wait(0.2) if step == 1 else None)  # the thread takes the first one up
+    trainer.on("checkpoint_save")(
+        lambda step: started.wait(0.2) if step == 1 else None
+    )  # the thread takes the first one up
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer.fit(Net(), batches(5))
     assert hook.uploaded[-1] == "last"
@@ -141,7 +156,9 @@ def test_a_failure_is_tried_again(odd: type[Odd], caplog: pytest.LogCaptureFixtu
     assert hook.failed == []
 
 
-def test_what_cannot_be_uploaded_is_reported_and_the_run_goes_on(odd: type[Odd], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_uploaded_is_reported_and_the_run_goes_on(
+    odd: type[Odd], caplog: pytest.LogCaptureFixture
+) -> None:
     hook = UploadCheckpoint("odd://user:secret@host/bucket", attempts=1)
     odd.failures = 1
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -153,7 +170,9 @@ def test_what_cannot_be_uploaded_is_reported_and_the_run_goes_on(odd: type[Odd],
     assert [each.rsplit("/", 2)[-2] for each in odd.order if each.endswith("manifest.json")] == ["s4"]
 
 
-def test_an_upload_that_hangs_does_not_hold_the_run_for_ever(odd: type[Odd], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_upload_that_hangs_does_not_hold_the_run_for_ever(
+    odd: type[Odd], caplog: pytest.LogCaptureFixture
+) -> None:
     odd.gate.clear()
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer = upload(hook := UploadCheckpoint("odd://bucket", timeout=0.1))
@@ -168,7 +187,9 @@ def test_only_the_newest_are_kept_there_also_after_a_resume() -> None:
     assert [Path(each).name for each in memory.ls("/bucket", detail=False)] == ["s4"]
     hook = UploadCheckpoint("memory://bucket", keep=2)
     saver = ModelCheckpoint(save_top_k=-1, filename="s{step}", auto_insert_metric_name=False)
-    quiet(max_epochs=4, run_dir="run", hooks=[saver, hook]).fit(Net(), batches(2), resume="run/checkpoints/s4")
+    quiet(max_epochs=4, run_dir="run", hooks=[saver, hook]).fit(
+        Net(), batches(2), resume="run/checkpoints/s4"
+    )
     assert [Path(each).name for each in memory.ls("/bucket", detail=False)] == ["s6", "s8"]
 
 
@@ -201,7 +222,9 @@ def test_a_failing_run_still_uploads_what_it_saved() -> None:
 
 
 def test_an_unknown_protocol_is_refused_before_the_first_step() -> None:
-    with pytest.raises(OptionError, match=r"UploadCheckpoint: url: the protocol of 'nowhere://bucket' is not allowed") as caught:
+    with pytest.raises(
+        OptionError, match=r"UploadCheckpoint: url: the protocol of 'nowhere://bucket' is not allowed"
+    ) as caught:
         UploadCheckpoint("nowhere://user:secret@bucket")
     assert "secret" not in str(caught.value) and "s3" in str(caught.value)
 
@@ -240,18 +263,28 @@ def _refuse(*paths: Any) -> None:
     raise OSError("no links here")
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"url": "bucket/x"}, "must be a URL"), ({"url": None}, "url=None"), ({"url": "file:///x", "keep": 0}, "keep=0"),
-    ({"url": "file:///x", "max_waiting": 0}, "max_waiting=0"), ({"url": "file:///x", "attempts": 0}, "attempts=0"),
-    ({"url": "file:///x", "timeout": -1}, "timeout=-1"), ({"url": "file:///x", "reasons": ("bset",)}, "Did you mean 'best'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "bucket/x"}, "must be a URL"),
+        ({"url": None}, "url=None"),
+        ({"url": "file:///x", "keep": 0}, "keep=0"),
+        ({"url": "file:///x", "max_waiting": 0}, "max_waiting=0"),
+        ({"url": "file:///x", "attempts": 0}, "attempts=0"),
+        ({"url": "file:///x", "timeout": -1}, "timeout=-1"),
+        ({"url": "file:///x", "reasons": ("bset",)}, "Did you mean 'best'"),
+    ],
+)
 def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         UploadCheckpoint(**options)
 
 
 def test_checkpoints_that_are_saved_to_a_url_are_left_there(caplog: pytest.LogCaptureFixture) -> None:
-    saver, hook = ModelCheckpoint(dirpath="memory://there", save_top_k=-1, save_last=True), UploadCheckpoint("memory://backup")
+    saver, hook = (
+        ModelCheckpoint(dirpath="memory://there", save_top_k=-1, save_last=True),
+        UploadCheckpoint("memory://backup"),
+    )
     quiet(max_epochs=2, hooks=[saver, hook]).fit(Net(), batches(2))
     assert (hook.uploaded, hook.failed) == ([], [])
     assert caplog.text.count("saved to a URL") == 1

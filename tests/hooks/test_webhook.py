@@ -42,7 +42,9 @@ def texts(server: Server) -> list[str]:
 def told(*, module: Net | None = None, val: bool = True, **options: Any) -> list[str]:
     """The messages of a run of two epochs."""
     with serving() as server:
-        quiet(max_epochs=2, hooks=[Webhook(server.url(PATH), **options)]).fit(module or Net(), batches(2), batches(1) if val else None)
+        quiet(max_epochs=2, hooks=[Webhook(server.url(PATH), **options)]).fit(
+            module or Net(), batches(2), batches(1) if val else None
+        )
     assert all(method == "POST" and path == PATH for method, path, _ in server.got)
     return texts(server)
 
@@ -74,7 +76,9 @@ def test_the_end_of_training_is_told_with_its_results() -> None:
 def test_a_new_best_is_told_and_a_worse_result_is_not() -> None:
     assert sum("new best" in text for text in told(module=Worsens())) == 1
     assert sum("new best val/loss" in text for text in told(module=Worsens(), mode="max")) == 2
-    assert "new best val/loss 1.0000 in epoch 0, step 2" in told(module=Worsens(), notify_on=["best_model"])[0]
+    assert (
+        "new best val/loss 1.0000 in epoch 0, step 2" in told(module=Worsens(), notify_on=["best_model"])[0]
+    )
 
 
 def test_the_best_survives_a_resume(tmp_path: Path) -> None:
@@ -115,14 +119,29 @@ def test_an_early_stop_is_told_with_its_reason() -> None:
 
 def test_every_event_can_be_asked_for_and_comes_in_order(tmp_path: Path) -> None:
     with serving() as server:
-        trainer = quiet(run_dir=tmp_path, num_sanity_val_steps=1, hooks=[Webhook(server.url(PATH), notify_on=TEMPLATES, template="{event}")])
+        trainer = quiet(
+            run_dir=tmp_path,
+            num_sanity_val_steps=1,
+            hooks=[Webhook(server.url(PATH), notify_on=TEMPLATES, template="{event}")],
+        )
         trainer.on("train_epoch_end")(lambda trainer: trainer.save_checkpoint())
         trainer.fit(Net(), batches(2), batches(1))
-    assert texts(server) == ["training_start", "validation_end", "best_model", "epoch_end", "checkpoint", "training_end"]
+    assert texts(server) == [
+        "training_start",
+        "validation_end",
+        "best_model",
+        "epoch_end",
+        "checkpoint",
+        "training_end",
+    ]
 
 
 def test_templates_name_facts_and_metrics() -> None:
-    found = told(notify_on=["epoch_end", "training_end"], template={"epoch_end": "{epoch}: {val/loss:.1f} {no/metric:.2f} {loss}"}, module=Worsens())
+    found = told(
+        notify_on=["epoch_end", "training_end"],
+        template={"epoch_end": "{epoch}: {val/loss:.1f} {no/metric:.2f} {loss}"},
+        module=Worsens(),
+    )
     assert found[:2] == ["0: 1.0 ? ?", "1: 2.0 ? ?"]
     assert "training completed" in found[2]
 
@@ -149,7 +168,9 @@ def warned(caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-def test_a_service_that_is_down_is_reported_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_down_is_reported_once_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trainer = quiet(max_epochs=3, hooks=[Webhook(nobody_at(PATH), notify_on=["epoch_end"])])
     trainer.fit(Net(), batches(1))
     assert trainer.status == "completed"
@@ -172,7 +193,9 @@ def test_redirects_are_not_followed(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_service_that_hangs_does_not_hold_up_the_training(caplog: pytest.LogCaptureFixture) -> None:
     with serving(hangs=True) as server:
-        trainer = quiet(max_epochs=20, hooks=[Webhook(server.url(PATH), notify_on=["epoch_end"], timeout=3, queue_size=4)])
+        trainer = quiet(
+            max_epochs=20, hooks=[Webhook(server.url(PATH), notify_on=["epoch_end"], timeout=3, queue_size=4)]
+        )
         ended: list[float] = []
         trainer.on("train_end")(lambda: ended.append(time.monotonic()))
         begun = time.monotonic()
@@ -223,10 +246,17 @@ def echo() -> Any:
     return serving(status=302, headers={"Location": f"http://127.0.0.1:9{PATH}"})
 
 
-@pytest.mark.parametrize("where", [serving, lambda: serving(status=404), echo, lambda: serving(hangs=True), None], ids=["ok", "404", "redirect", "hangs", "down"])
+@pytest.mark.parametrize(
+    "where",
+    [serving, lambda: serving(status=404), echo, lambda: serving(hangs=True), None],
+    ids=["ok", "404", "redirect", "hangs", "down"],
+)
 def test_the_address_is_nowhere_to_be_seen(
-    where: Callable[[], Any] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    where: Callable[[], Any] | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Everything that a run writes, shows or keeps is searched, with all loggers at their loudest."""
     caplog.set_level(logging.DEBUG)
     for name in ("httpx", "httpcore", "httpcore.connection", "httpcore.http11", "hookline", "asyncio"):
@@ -239,9 +269,14 @@ def test_the_address_is_nowhere_to_be_seen(
             assert server.got and all(path == PATH for _, path, _ in server.got)
     captured = capfd.readouterr()
     seen += [captured.out, captured.err]
-    seen += [f"{record.getMessage()} {record.args} {record.exc_info} {record.exc_text} {vars(record)}" for record in caplog.records]
+    seen += [
+        f"{record.getMessage()} {record.args} {record.exc_info} {record.exc_text} {vars(record)}"
+        for record in caplog.records
+    ]
     seen += [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) >= 3  # a log and a checkpoint were there to be searched
+    assert (
+        len([path for path in tmp_path.rglob("*") if path.is_file()]) >= 3
+    )  # a log and a checkpoint were there to be searched
     assert not [text for text in seen if SECRET in text]
 
 
@@ -256,11 +291,28 @@ def everything(url: str, run_dir: Path) -> list[str]:
         try:
             trainer.fit(Net(), batches(2), batches(1))
         except ZeroDivisionError as error:
-            inner = error.__traceback__.tb_next if error.__traceback__ else None  # this very function knows the address
-            shown.append("".join(traceback.TracebackException(type(error), error, inner, capture_locals=True).format()))
+            inner = (
+                error.__traceback__.tb_next if error.__traceback__ else None
+            )  # this very function knows the address
+            shown.append(
+                "".join(traceback.TracebackException(type(error), error, inner, capture_locals=True).format())
+            )
     assert len(shown) == 1
-    shown += [repr(hook), str(hook), f"{hook}", repr(vars(hook)), repr(hook._outbox), repr(vars(hook._outbox)), repr(hook.state_dict())]
-    shown += [repr(copy.deepcopy(vars(hook)["templates"])), str(trainer.explain()), repr(trainer.hooks.cost()), repr(recorder.__dict__)]
+    shown += [
+        repr(hook),
+        str(hook),
+        f"{hook}",
+        repr(vars(hook)),
+        repr(hook._outbox),
+        repr(vars(hook._outbox)),
+        repr(hook.state_dict()),
+    ]
+    shown += [
+        repr(copy.deepcopy(vars(hook)["templates"])),
+        str(trainer.explain()),
+        repr(trainer.hooks.cost()),
+        repr(recorder.__dict__),
+    ]
     shown += [json.dumps(vars(hook), default=vars_or_text), repr(trainer.state), repr(dict(trainer.state))]
     try:
         shown.append(repr(pickle.dumps(hook)))
@@ -271,24 +323,51 @@ def everything(url: str, run_dir: Path) -> list[str]:
 
 def vars_or_text(value: Any) -> Any:
     """What a careless dump does with an object."""
-    return vars(value) if hasattr(value, "__dict__") else {name: repr(getattr(value, name)) for name in getattr(value, "__slots__", ())} or str(value)
+    return (
+        vars(value)
+        if hasattr(value, "__dict__")
+        else {name: repr(getattr(value, name)) for name in getattr(value, "__slots__", ())} or str(value)
+    )
 
 
-@pytest.mark.parametrize("wrong", [f"htps://x/{SECRET}", f"/{SECRET}", f"http://[{SECRET}", f"https://x/{SECRET} ", f"http:///{SECRET}", b"https://" + SECRET.encode(), ""], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f"htps://x/{SECRET}",
+        f"/{SECRET}",
+        f"http://[{SECRET}",
+        f"https://x/{SECRET} ",
+        f"http:///{SECRET}",
+        b"https://" + SECRET.encode(),
+        "",
+    ],
+    ids=str,
+)
 def test_a_wrong_address_is_refused_without_being_shown(wrong: Any) -> None:
-    with pytest.raises(OptionError, match="Webhook: url .not shown, it is a secret. must be an address that begins with https://") as caught:
+    with pytest.raises(
+        OptionError,
+        match="Webhook: url .not shown, it is a secret. must be an address that begins with https://",
+    ) as caught:
         Webhook(wrong)
     inner = caught.value.__traceback__.tb_next if caught.value.__traceback__ else None
-    shown = "".join(traceback.TracebackException(OptionError, caught.value, inner, capture_locals=True).format())
+    shown = "".join(
+        traceback.TracebackException(OptionError, caught.value, inner, capture_locals=True).format()
+    )
     assert SECRET not in shown
 
 
-@pytest.mark.parametrize("wrong", [{"notify_on": ["training_ends"]}, {"template": "{epch}"}, {"mode": "least"}, {"timeout": 0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"notify_on": ["training_ends"]}, {"template": "{epch}"}, {"mode": "least"}, {"timeout": 0}],
+    ids=str,
+)
 def test_other_mistakes_do_not_show_it_either(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError) as caught:
         Webhook(f"https://example.invalid{PATH}", **wrong)
     inner = caught.value.__traceback__.tb_next if caught.value.__traceback__ else None
-    assert SECRET not in "".join(traceback.TracebackException(OptionError, caught.value, inner, capture_locals=True).format())
+    assert SECRET not in "".join(
+        traceback.TracebackException(OptionError, caught.value, inner, capture_locals=True).format()
+    )
 
 
 def test_other_requests_of_the_program_are_still_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -304,20 +383,27 @@ def test_other_requests_of_the_program_are_still_logged(caplog: pytest.LogCaptur
 # ---- parameters --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wrong", "says"), [
-    ({"notify_on": ["training_ends"]}, r"no event 'training_ends'.*Did you mean 'training_end'\? There are: .*best_model"),
-    ({"notify_on": [3]}, "no event 3"),
-    ({"template": "{epch}"}, r"unknown field 'epch'. Did you mean 'epoch'\?"),
-    ({"template": "{epoch"}, "template='{epoch'"),
-    ({"template": "{epoch:q}"}, "template='{epoch:q}'"),
-    ({"template": "{best.real}"}, "without dots"),
-    ({"template": {"best_modl": "x"}}, r"Did you mean 'best_model'\?"),
-    ({"template": {"best_model": 3}}, "template=3 must be text"),
-    ({"mode": "least"}, "mode='least', allowed: 'min', 'max'"),
-    ({"monitor": ""}, "monitor='' must be the name of a metric"),
-    ({"timeout": 0}, "timeout=0 must be a number"),
-    ({"queue_size": 0}, "queue_size=0 must be a whole number from 1"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            {"notify_on": ["training_ends"]},
+            r"no event 'training_ends'.*Did you mean 'training_end'\? There are: .*best_model",
+        ),
+        ({"notify_on": [3]}, "no event 3"),
+        ({"template": "{epch}"}, r"unknown field 'epch'. Did you mean 'epoch'\?"),
+        ({"template": "{epoch"}, "template='{epoch'"),
+        ({"template": "{epoch:q}"}, "template='{epoch:q}'"),
+        ({"template": "{best.real}"}, "without dots"),
+        ({"template": {"best_modl": "x"}}, r"Did you mean 'best_model'\?"),
+        ({"template": {"best_model": 3}}, "template=3 must be text"),
+        ({"mode": "least"}, "mode='least', allowed: 'min', 'max'"),
+        ({"monitor": ""}, "monitor='' must be the name of a metric"),
+        ({"timeout": 0}, "timeout=0 must be a number"),
+        ({"queue_size": 0}, "queue_size=0 must be a whole number from 1"),
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=f"Webhook: .*{says}|Webhook: {says}"):
         Webhook("https://example.invalid/x", **wrong)

@@ -79,7 +79,9 @@ def test_training_is_the_same_to_the_bit_as_without_it() -> None:
     net = Net()
     plain, _ = copy.deepcopy(net), None
     _, follow, trained = average(WeightAveraging("ema", 0.5), net, val_check_interval=1)
-    _, bare, without = average(WeightAveraging("ema", 0.5, use_for_evaluation=False), plain, val_check_interval=1)
+    _, bare, without = average(
+        WeightAveraging("ema", 0.5, use_for_evaluation=False), plain, val_check_interval=1
+    )
     assert same(weights(trained), weights(without))
     assert all(same(one, other) for one, other in zip(follow.trained, bare.trained, strict=True))
     assert all(same(one, other) for one, other in zip(bare.measured, bare.trained, strict=True))
@@ -127,7 +129,9 @@ def test_the_average_can_stay_at_the_end() -> None:
 def test_buffers_are_kept_or_averaged() -> None:
     kept, averaged = WeightAveraging("swa"), WeightAveraging("swa", buffers="average")
     _, follow, net = average(kept, Normed())
-    assert torch.equal(follow.measured[-1]["layer.0.running_mean"], follow.trained[-1]["layer.0.running_mean"])
+    assert torch.equal(
+        follow.measured[-1]["layer.0.running_mean"], follow.trained[-1]["layer.0.running_mean"]
+    )
     before = copy.deepcopy(net)
     _, follow, net = average(averaged, Normed())
     means = torch.stack([each["layer.0.running_mean"] for each in follow.trained]).mean(0)
@@ -174,11 +178,19 @@ def test_a_second_fit_begins_anew() -> None:
     assert hook.updates == 2
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"kind": "emma"}, "kind='emma'.*Did you mean 'ema'"), ({"decay": 1.5}, "decay=1.5"), ({"decay": "x"}, "decay='x'"),
-    ({"every": 0}, "every=0"), ({"start": "3 lightyears"}, "unknown unit 'lightyears'"), ({"buffers": "drop"}, "buffers='drop'"),
-    ({"swap_at_end": 1}, "swap_at_end=1"), ({"use_for_evaluation": None}, "use_for_evaluation=None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "emma"}, "kind='emma'.*Did you mean 'ema'"),
+        ({"decay": 1.5}, "decay=1.5"),
+        ({"decay": "x"}, "decay='x'"),
+        ({"every": 0}, "every=0"),
+        ({"start": "3 lightyears"}, "unknown unit 'lightyears'"),
+        ({"buffers": "drop"}, "buffers='drop'"),
+        ({"swap_at_end": 1}, "swap_at_end=1"),
+        ({"use_for_evaluation": None}, "use_for_evaluation=None"),
+    ],
+)
 def test_wrong_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):
         WeightAveraging(**options)
@@ -195,7 +207,9 @@ def test_each_verb_uses_the_average_from_its_start_to_its_end(verb: str) -> None
         def on_validation_start(self) -> None:
             seen.append(weights(net))
 
-        on_validation_end = on_test_start = on_test_end = on_predict_start = on_predict_end = on_validation_start
+        on_validation_end = on_test_start = on_test_end = on_predict_start = on_predict_end = (
+            on_validation_start
+        )
 
     trainer.add_hook(Late())
     getattr(trainer, verb)(loaders=batches(1))

@@ -59,17 +59,35 @@ def in_hookline(hooks: list[Any], window: int = 1) -> None:
 
 
 def lightning_trainer(callbacks: list[Any], window: int = 1, **options: Any) -> Any:
-    return lightning.Trainer(**{
-        "max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
-        "enable_model_summary": False, "callbacks": callbacks, "accumulate_grad_batches": window, "num_sanity_val_steps": 0,
-        **options})  # fmt: skip
+    return lightning.Trainer(
+        **{
+            "max_epochs": EPOCHS,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": callbacks,
+            "accumulate_grad_batches": window,
+            "num_sanity_val_steps": 0,
+            **options,
+        }
+    )
 
 
 def in_lightning(
-    hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None, **options: Any
+    hooks: list[Any],
+    window: int = 1,
+    *,
+    epochs: int = EPOCHS,
+    lr: float = 0.1,
+    line: Any = None,
+    **options: Any,
 ) -> Any:
     callback = hookline.hosts.lightning(hooks, **(line or {}))
-    lightning_trainer([callback], window, max_epochs=epochs, **options).fit(LightningNet(lr), loader(DATA), loader(VAL))
+    lightning_trainer([callback], window, max_epochs=epochs, **options).fit(
+        LightningNet(lr), loader(DATA), loader(VAL)
+    )
     return callback.line
 
 
@@ -82,19 +100,46 @@ def samples(data: Any) -> list[dict[str, Any]]:
     return [{"x": x, "labels": y} for xs, ys in data for x, y in zip(xs, ys, strict=True)]
 
 
-def transformers_trainer(callbacks: list[Any], folder: Any, window: int = 1, *, lr: float = 0.1, **options: Any) -> Any:
-    arguments = transformers.TrainingArguments(**{
-        "output_dir": str(folder), "num_train_epochs": EPOCHS, "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3,
-        "gradient_accumulation_steps": window, "eval_strategy": "epoch", "save_strategy": "no", "report_to": [],
-        "disable_tqdm": True, "use_cpu": True, "max_grad_norm": 0.0, "lr_scheduler_type": "constant", **options})  # fmt: skip
+def transformers_trainer(
+    callbacks: list[Any], folder: Any, window: int = 1, *, lr: float = 0.1, **options: Any
+) -> Any:
+    arguments = transformers.TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "num_train_epochs": EPOCHS,
+            "per_device_train_batch_size": 3,
+            "per_device_eval_batch_size": 3,
+            "gradient_accumulation_steps": window,
+            "eval_strategy": "epoch",
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "max_grad_norm": 0.0,
+            "lr_scheduler_type": "constant",
+            **options,
+        }
+    )
     net = TransformersNet()
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
-    return InOrder(model=net, args=arguments, train_dataset=samples(DATA), eval_dataset=samples(VAL), callbacks=callbacks,
-                   optimizers=(optimizer, None))  # fmt: skip
+    return InOrder(
+        model=net,
+        args=arguments,
+        train_dataset=samples(DATA),
+        eval_dataset=samples(VAL),
+        callbacks=callbacks,
+        optimizers=(optimizer, None),
+    )
 
 
 def in_transformers(
-    hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None, **options: Any
+    hooks: list[Any],
+    window: int = 1,
+    *,
+    epochs: int = EPOCHS,
+    lr: float = 0.1,
+    line: Any = None,
+    **options: Any,
 ) -> Any:
     callback = hookline.hosts.transformers(hooks, **(line or {}))
     with callback:
@@ -102,7 +147,9 @@ def in_transformers(
     return callback.line
 
 
-def by_hand(hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None) -> Any:
+def by_hand(
+    hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None
+) -> Any:
     net = torch.nn.Sequential(new_layer())
     sgd = torch.optim.SGD(net.parameters(), lr=lr)
     line = Line(net, sgd, hooks=hooks, **(line or {}))
@@ -120,7 +167,9 @@ def by_hand(hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: floa
     return line
 
 
-def on_accelerate(hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None) -> Any:
+def on_accelerate(
+    hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr: float = 0.1, line: Any = None
+) -> Any:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=window)
     net = torch.nn.Sequential(new_layer())
     net, sgd, data = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=lr), loader(DATA))
@@ -138,5 +187,8 @@ def on_accelerate(hooks: list[Any], window: int = 1, *, epochs: int = EPOCHS, lr
 
 
 LOOPS: dict[str, Callable[..., Any]] = {
-    "lightning": in_lightning, "transformers": in_transformers, "raw loop": by_hand, "accelerate": on_accelerate,
-}  # fmt: skip
+    "lightning": in_lightning,
+    "transformers": in_transformers,
+    "raw loop": by_hand,
+    "accelerate": on_accelerate,
+}

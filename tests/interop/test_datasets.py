@@ -41,22 +41,32 @@ def limits(source: Any) -> str:
     return "\n".join(resume_limits(make_loaders(source, 1.0, "train")[0]))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: loader(rows(), shuffle=True), lambda: loader(stream()), lambda: loader(stream().shuffle(seed=1, buffer_size=1)),
-], ids=["rows", "stream", "shuffled shards"])  # fmt: skip
-def test_rows_and_streams_without_a_buffer_resume_exactly(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: loader(rows(), shuffle=True),
+        lambda: loader(stream()),
+        lambda: loader(stream().shuffle(seed=1, buffer_size=1)),
+    ],
+    ids=["rows", "stream", "shuffled shards"],
+)
+def test_rows_and_streams_without_a_buffer_resume_exactly(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     check(make, tmp_path, (1, 3, 4, 6))
     assert "does not advance" not in caplog.text
     assert limits(make()) == ""
 
 
 def test_with_workers_a_seeded_shuffle_buffer_is_filled_again_exactly(tmp_path: Path) -> None:
-    check(lambda: loader(stream().shuffle(seed=1, buffer_size=4), num_workers=1), tmp_path, (3,), max_epochs=2)
+    check(
+        lambda: loader(stream().shuffle(seed=1, buffer_size=4), num_workers=1), tmp_path, (3,), max_epochs=2
+    )
 
 
 def test_a_shuffle_buffer_that_the_state_leaves_out_is_said_at_the_start_and_noticed_at_the_resume(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def make() -> Any:
         return loader(stream(48).shuffle(seed=1, buffer_size=16))
 
@@ -66,7 +76,10 @@ def test_a_shuffle_buffer_that_the_state_leaves_out_is_said_at_the_start_and_not
     caplog.clear()
     run(make(), Seen(), 1, max_epochs=1, run_dir=tmp_path / "run", resume=tmp_path / "after-8")
     assert said in caplog.text
-    assert "The train loader (DataLoader of IterableDataset) did not deliver the expected batch: batch 8 of epoch 0" in caplog.text
+    assert (
+        "The train loader (DataLoader of IterableDataset) did not deliver the expected batch: batch 8 of epoch 0"
+        in caplog.text
+    )
 
 
 def test_a_shuffle_without_a_seed_is_said() -> None:
@@ -82,16 +95,27 @@ def test_a_stream_that_is_split_by_rank_is_not_split_again() -> None:
 
 
 TABLE = {
-    "vector": [[float(row), row / 3] for row in range(10)], "number": list(range(10)), "flag": [row % 3 == 0 for row in range(10)],
+    "vector": [[float(row), row / 3] for row in range(10)],
+    "number": list(range(10)),
+    "flag": [row % 3 == 0 for row in range(10)],
     "image": [[[row, row + 1], [2, 3]] for row in range(10)],
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("table", [
-    TABLE, {**TABLE, "text": [str(row) for row in range(10)]}, {"ragged": [[1.0] * (1 + row % 2) for row in range(10)]},
-], ids=["tensors", "texts", "ragged"])  # fmt: skip
-@pytest.mark.parametrize("view", [lambda each: each, lambda each: each.select([5, 3, 9, 0]), lambda each: each.shuffle(seed=1)],
-                         ids=["all", "selected", "shuffled"])  # fmt: skip
+@pytest.mark.parametrize(
+    "table",
+    [
+        TABLE,
+        {**TABLE, "text": [str(row) for row in range(10)]},
+        {"ragged": [[1.0] * (1 + row % 2) for row in range(10)]},
+    ],
+    ids=["tensors", "texts", "ragged"],
+)
+@pytest.mark.parametrize(
+    "view",
+    [lambda each: each, lambda each: each.select([5, 3, 9, 0]), lambda each: each.shuffle(seed=1)],
+    ids=["all", "selected", "shuffled"],
+)
 def test_a_dataset_in_torch_format_gives_the_batches_of_the_loader(table: dict[str, Any], view: Any) -> None:
     dataset = view(Dataset.from_dict(table).with_format("torch"))
     source = DataLoader(dataset, 1 if "ragged" in table else 3)
@@ -102,13 +126,21 @@ def test_a_dataset_in_torch_format_gives_the_batches_of_the_loader(table: dict[s
         assert type(own) is type(theirs) and list(own) == list(theirs)
         for name, value in theirs.items():
             if isinstance(value, torch.Tensor):
-                assert torch.equal(own[name], value) and own[name].dtype == value.dtype and own[name].stride() == value.stride()
+                assert (
+                    torch.equal(own[name], value)
+                    and own[name].dtype == value.dtype
+                    and own[name].stride() == value.stride()
+                )
             else:
                 assert own[name] == value
 
 
-def test_a_dataset_in_torch_format_is_read_by_batches_and_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_in_torch_format_is_read_by_batches_and_not_taken_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dataset = Dataset.from_dict(TABLE).with_format("torch")
     loader = make_loaders(DataLoader(dataset, 4), 1.0, "train")[0]
-    monkeypatch.setattr(Dataset, "__getitems__", lambda self, keys: pytest.fail("the loader took a batch apart"))
+    monkeypatch.setattr(
+        Dataset, "__getitems__", lambda self, keys: pytest.fail("the loader took a batch apart")
+    )
     assert [len(batch["number"]) for batch in loader.open(0)] == [4, 4, 2]

@@ -61,7 +61,12 @@ def test_what_is_prepared_is_what_is_listened_to() -> None:
     accelerator, line, net, sgd = a_line(Counts(), scheduler=True)
     assert line.module is accelerator.unwrap_model(net) and line.state.wrapped_model is net
     assert line.optimizers == [sgd.optimizer] and len(line.state.schedulers) == 1
-    assert (line.device, line.outer, line.state.rank, line.state.world_size) == (accelerator.device, accelerator, 0, 1)
+    assert (line.device, line.outer, line.state.rank, line.state.world_size) == (
+        accelerator.device,
+        accelerator,
+        0,
+        1,
+    )
 
 
 def test_steps_are_those_that_accelerate_really_makes_and_losses_are_whole() -> None:
@@ -147,9 +152,17 @@ def test_with_a_scaler_hooks_see_the_gradients_unscaled_and_not_yet_clipped() ->
                 real.append(float(torch.nn.utils.get_total_norm(gradients)))
                 line.backward(loss * float("inf") if index else loss)
                 line.clip_gradients(0.1)
-                clipped.append(float(torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])))
+                clipped.append(
+                    float(
+                        torch.nn.utils.get_total_norm(
+                            [p.grad for p in net.parameters() if p.grad is not None]
+                        )
+                    )
+                )
                 sgd.step()
     finally:
         accelerator.state._mixed_precision = kept
-    assert hook.seen[:2] == pytest.approx([real[0], real[0]], rel=1e-4) and clipped[0] == pytest.approx(0.1, rel=1e-3)
+    assert hook.seen[:2] == pytest.approx([real[0], real[0]], rel=1e-4) and clipped[0] == pytest.approx(
+        0.1, rel=1e-3
+    )
     assert hook.seen[3:] == ["nonfinite"] and line.global_step == 1

@@ -42,8 +42,17 @@ pytestmark = pytest.mark.filterwarnings("default")
 class Played:
     """What a run with all the hooks has left."""
 
-    def __init__(self, host: str, folder: Path, printed: str, line: Any, checkpoint: ModelCheckpoint, got: list[bytes]) -> None:
-        self.host, self.folder, self.printed, self.line, self.checkpoint, self.got = host, folder, printed, line, checkpoint, got
+    def __init__(
+        self, host: str, folder: Path, printed: str, line: Any, checkpoint: ModelCheckpoint, got: list[bytes]
+    ) -> None:
+        self.host, self.folder, self.printed, self.line, self.checkpoint, self.got = (
+            host,
+            folder,
+            printed,
+            line,
+            checkpoint,
+            got,
+        )
         rows = (folder / "metrics.csv").read_text().splitlines()
         self.columns = set(rows[0].split(","))
 
@@ -54,11 +63,23 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder, home = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("home")
     checkpoint = ModelCheckpoint(monitor="val/loss", save_top_k=1, save_last=True)
     hooks: list[Any] = [
-        GradientMonitor(log_frequency=1), EarlyStopping("val/loss", patience=9), checkpoint, LRMonitor(), JSONLog(1),
-        ConsoleLog(1), NaNGuard(), Heartbeat(every=0.001), Throughput(every=1), Timer(), DeviceStats(every=1),
-        ActivationMonitor(every=1), WeightAveraging(decay=0.5), HParams({"width": 2}), Profiler(wait=0, warmup=1, active=1),
+        GradientMonitor(log_frequency=1),
+        EarlyStopping("val/loss", patience=9),
+        checkpoint,
+        LRMonitor(),
+        JSONLog(1),
+        ConsoleLog(1),
+        NaNGuard(),
+        Heartbeat(every=0.001),
+        Throughput(every=1),
+        Timer(),
+        DeviceStats(every=1),
+        ActivationMonitor(every=1),
+        WeightAveraging(decay=0.5),
+        HParams({"width": 2}),
+        Profiler(wait=0, warmup=1, active=1),
         ProgressBar(),
-    ]  # fmt: skip
+    ]
     capture: Any = request.config.pluginmanager.getplugin("capturemanager")
     capture.read_global_capture()
     with serving() as server, pytest.MonkeyPatch.context() as patch:
@@ -67,9 +88,15 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             from hookline.hooks import Webhook
 
             hooks.append(Webhook(server.url(), notify_on=("training_start", "training_end", "best_model")))
-        line = LOOPS[request.param](hooks, line={"run_dir": folder, "logger": CSV(), **(
-            {} if request.param in ("transformers",) else {"log_every_n_steps": 1})}, **(
-            {"logging_steps": 1} if request.param == "transformers" else {}))  # fmt: skip
+        line = LOOPS[request.param](
+            hooks,
+            line={
+                "run_dir": folder,
+                "logger": CSV(),
+                **({} if request.param in ("transformers",) else {"log_every_n_steps": 1}),
+            },
+            **({"logging_steps": 1} if request.param == "transformers" else {}),
+        )
         printed = "".join(capture.read_global_capture())
         return Played(request.param, folder, printed, line, checkpoint, server.bodies)
 
@@ -84,12 +111,20 @@ def test_model_checkpoint_keeps_the_best_and_the_last(played: Played) -> None:
     best = Path(played.checkpoint.best_model_path)
     assert best.is_dir() and best.is_relative_to(played.folder)
     assert played.checkpoint.best_model_score == pytest.approx(played.line.metrics["val/loss"])
-    module = type(played.line.module)() if played.host in ("lightning", "transformers") else torch.nn.Sequential(torch.nn.Linear(4, 2))
+    module = (
+        type(played.line.module)()
+        if played.host in ("lightning", "transformers")
+        else torch.nn.Sequential(torch.nn.Linear(4, 2))
+    )
     hookline.load_weights(module, best)
 
 
 def test_json_log_has_the_whole_story(played: Played) -> None:
-    records = [json.loads(each) for file in (played.folder / "logs").glob("*.jsonl") for each in file.read_text().splitlines()]
+    records = [
+        json.loads(each)
+        for file in (played.folder / "logs").glob("*.jsonl")
+        for each in file.read_text().splitlines()
+    ]
     kinds = [each.get("event") or each.get("type") for each in records]
     assert len(kinds) > 10 and any("train" in str(each) for each in kinds)
 
@@ -121,7 +156,11 @@ def test_costs_are_accounted_for(played: Played) -> None:
 
 
 def test_the_run_has_ended_well(played: Played) -> None:
-    assert (played.line.status, played.line.global_step, played.line.state.epochs_seen) == ("completed", 10, 2)
+    assert (played.line.status, played.line.global_step, played.line.state.epochs_seen) == (
+        "completed",
+        10,
+        2,
+    )
 
 
 # ---- what hooks do to a host --------------------------------------------------------------------------------------------
@@ -196,7 +235,9 @@ def test_a_failing_hook_fails_the_host_and_everyone_hears_of_it(host: str) -> No
 
 @pytest.mark.parametrize("host", LOOPS)
 def test_a_hook_that_needs_what_no_host_has_is_refused_when_it_is_added(host: str) -> None:
-    with pytest.raises(hookline.HookError, match=r"needs trainer.loaders in MixtureSchedule\.\w+, which .* has not got"):
+    with pytest.raises(
+        hookline.HookError, match=r"needs trainer.loaders in MixtureSchedule\.\w+, which .* has not got"
+    ):
         LOOPS[host]([MixtureSchedule({"0 steps": {"a": 1.0}})])
 
 
@@ -249,7 +290,9 @@ def test_hooks_go_on_from_transformers_own_checkpoint(tmp_path: Path, by_transfo
     transformers_trainer([callback], tmp_path, num_train_epochs=1, save_strategy="epoch").train()
     assert saved == [("checkpoint-5", 5, "interval", True)]
     callback = hookline.hosts.transformers([second])
-    again = transformers_trainer([callback], tmp_path, num_train_epochs=2, restore_callback_states_from_checkpoint=by_transformers)
+    again = transformers_trainer(
+        [callback], tmp_path, num_train_epochs=2, restore_callback_states_from_checkpoint=by_transformers
+    )
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert (first.steps, second.steps) == ([3], [3, 6, 9])
     assert (first.resumed, second.resumed) == (False, True)
@@ -311,7 +354,9 @@ def test_in_transformers_a_loss_that_callbacks_cannot_see_is_said_at_the_first_b
         return torch.nn.functional.mse_loss(outputs["logits"], labels)
 
     def train(hook: Hook) -> None:
-        trainer = transformers_trainer([hookline.hosts.transformers([hook])], "out", num_train_epochs=1, eval_strategy="no")
+        trainer = transformers_trainer(
+            [hookline.hosts.transformers([hook])], "out", num_train_epochs=1, eval_strategy="no"
+        )
         trainer.model = trainer.model_wrapped = Mute()
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
         trainer.compute_loss_func = compute
@@ -352,7 +397,9 @@ def test_in_lightning_manual_optimization_of_two_optimizers_is_heard() -> None:
             self.seen.append(step)
 
     hook = Hears()
-    lightning_trainer([hookline.hosts.lightning([hook])], max_epochs=1, limit_train_batches=2).fit(Both(), loader(DATA))
+    lightning_trainer([hookline.hosts.lightning([hook])], max_epochs=1, limit_train_batches=2).fit(
+        Both(), loader(DATA)
+    )
     assert hook.seen == [(1, 0), (1, 1), 1, (2, 0), (2, 1), 2]
 
 
@@ -438,8 +485,12 @@ def test_lightning_s_test_and_predict_are_heard() -> None:
 def test_lightning_s_loggers_get_what_hooks_log(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger
 
-    trainer = lightning_trainer([hookline.hosts.lightning([GradientMonitor(log_frequency=1)])], max_epochs=1,
-                                logger=CSVLogger(tmp_path), log_every_n_steps=1)  # fmt: skip
+    trainer = lightning_trainer(
+        [hookline.hosts.lightning([GradientMonitor(log_frequency=1)])],
+        max_epochs=1,
+        logger=CSVLogger(tmp_path),
+        log_every_n_steps=1,
+    )
     trainer.fit(LightningNet(), loader(DATA))
     assert "grad_norm" in next(tmp_path.rglob("metrics.csv")).read_text()
 
@@ -465,7 +516,9 @@ def test_accelerate_s_trackers_get_what_hooks_log(tmp_path: Path) -> None:
     accelerator.init_trackers("run")
     net = torch.nn.Linear(4, 2)
     net, sgd = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    line = hookline.hosts.accelerate(accelerator, net, sgd, hooks=[GradientMonitor(log_frequency=1)], log_every_n_steps=1)
+    line = hookline.hosts.accelerate(
+        accelerator, net, sgd, hooks=[GradientMonitor(log_frequency=1)], log_every_n_steps=1
+    )
     with line:
         for x, y in line.epoch(DATA):
             line.backward(torch.nn.functional.mse_loss(net(x), y))

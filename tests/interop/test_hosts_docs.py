@@ -23,7 +23,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = [
     pytest.param(block, id=f"{name}-{number}")
     for name in ("hosts", "migrating-transformers", "migrating-keras")
-    for number, block in enumerate(re.findall(r"^```py\n(.*?)^```", (DOCS / f"{name}.md").read_text(), re.S | re.M))
+    for number, block in enumerate(
+        re.findall(r"^```py\n(.*?)^```", (DOCS / f"{name}.md").read_text(), re.S | re.M)
+    )
 ]
 
 
@@ -40,17 +42,33 @@ def names() -> dict[str, Any]:
     keras_model = keras.Sequential([keras.layers.Dense(1)])
     keras_model.compile(loss="mse", optimizer="sgd")
     return {
-        "Accelerator": lambda **options: Accelerator(cpu=True, **options), "hookline": hookline, "mse_loss": mse_loss,
-        "GradientMonitor": GradientMonitor, "EarlyStopping": EarlyStopping, "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loader": torch.utils.data.DataLoader(batches(4), batch_size=None),
-        "val_loader": torch.utils.data.DataLoader(batches(1), batch_size=None), "lightning_model": Logs(),
-        "hf_model": TransformersNet(), "dataset": samples(batches(2)), "keras_model": keras_model,
-        "xs": torch.randn(8, 4).numpy(), "ys": torch.randn(8, 1).numpy(),
+        "Accelerator": lambda **options: Accelerator(cpu=True, **options),
+        "hookline": hookline,
+        "mse_loss": mse_loss,
+        "GradientMonitor": GradientMonitor,
+        "EarlyStopping": EarlyStopping,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loader": torch.utils.data.DataLoader(batches(4), batch_size=None),
+        "val_loader": torch.utils.data.DataLoader(batches(1), batch_size=None),
+        "lightning_model": Logs(),
+        "hf_model": TransformersNet(),
+        "dataset": samples(batches(2)),
+        "keras_model": keras_model,
+        "xs": torch.randn(8, 4).numpy(),
+        "ys": torch.randn(8, 1).numpy(),
         "hf_args": transformers.TrainingArguments(
-            "out", num_train_epochs=1, eval_strategy="epoch", save_strategy="epoch", use_cpu=True, report_to=[], disable_tqdm=True,
-            load_best_model_at_end=True, metric_for_best_model="loss",
+            "out",
+            num_train_epochs=1,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            load_best_model_at_end=True,
+            metric_for_best_model="loss",
         ),
-    }  # fmt: skip
+    }
 
 
 def test_there_are_blocks() -> None:

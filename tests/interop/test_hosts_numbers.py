@@ -63,17 +63,44 @@ def texts(n: int) -> list[dict[str, Any]]:
     return found
 
 
-def language_model(hooks: list[Any], folder: Path, resume: Any = None, window: int = 2, **options: Any) -> Logged:
+def language_model(
+    hooks: list[Any], folder: Path, resume: Any = None, window: int = 2, **options: Any
+) -> Logged:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-                                     attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    config = transformers.GPT2Config(
+        vocab_size=20,
+        n_positions=8,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     logged, callback = Logged(), hookline.hosts.transformers(hooks)
-    arguments = transformers.TrainingArguments(**{
-        "output_dir": str(folder), "num_train_epochs": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": window,
-        "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "max_grad_norm": 0.5,
-        **options})  # fmt: skip
-    trainer = transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=arguments, train_dataset=texts(14),
-                                   callbacks=[callback, logged])  # fmt: skip
+    arguments = transformers.TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": window,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "max_grad_norm": 0.5,
+            **options,
+        }
+    )
+    trainer = transformers.Trainer(
+        model=transformers.GPT2LMHeadModel(config),
+        args=arguments,
+        train_dataset=texts(14),
+        callbacks=[callback, logged],
+    )
     with callback:
         trainer.train(resume_from_checkpoint=resume)
     return logged
@@ -113,10 +140,14 @@ def test_a_hook_that_fails_before_an_update_fails_the_run(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="mine") as caught:
         language_model([hook], tmp_path)
     assert hook.heard is caught.value
-    assert any("raised by hook 'fails' in on_before_optimizer_step" in each for each in caught.value.__notes__)
+    assert any(
+        "raised by hook 'fails' in on_before_optimizer_step" in each for each in caught.value.__notes__
+    )
 
 
-def test_transformers_goes_on_in_the_middle_of_an_epoch_with_everything_it_had(tmp_path: Path, caplog: Any) -> None:
+def test_transformers_goes_on_in_the_middle_of_an_epoch_with_everything_it_had(
+    tmp_path: Path, caplog: Any
+) -> None:
     whole, monitor = Facts(), GradientMonitor(log_frequency=1)
     language_model([whole, monitor], tmp_path, save_strategy="steps", save_steps=3)
     assert "cannot hold" not in caplog.text  # tensors in the state of a hook are kept
@@ -128,16 +159,22 @@ def test_transformers_goes_on_in_the_middle_of_an_epoch_with_everything_it_had(t
     assert later.history.steps == monitor.history.steps == list(range(1, 9))
 
 
-def test_an_epoch_that_lightning_resumes_in_the_middle_is_told_from_its_start_to_its_end(tmp_path: Path) -> None:
+def test_an_epoch_that_lightning_resumes_in_the_middle_is_told_from_its_start_to_its_end(
+    tmp_path: Path,
+) -> None:
     class Saves(lightning.Callback):
         def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
             if trainer.global_step == 2:
                 trainer.save_checkpoint(tmp_path / "mid.ckpt")
 
     facts = Facts()
-    lightning_trainer([hookline.hosts.lightning([Facts()]), Saves()], max_epochs=1).fit(LightningNet(), loader(DATA))
+    lightning_trainer([hookline.hosts.lightning([Facts()]), Saves()], max_epochs=1).fit(
+        LightningNet(), loader(DATA)
+    )
     callback = hookline.hosts.lightning([facts])
-    lightning_trainer([callback], max_epochs=1).fit(LightningNet(), loader(DATA), ckpt_path=tmp_path / "mid.ckpt")
+    lightning_trainer([callback], max_epochs=1).fit(
+        LightningNet(), loader(DATA), ckpt_path=tmp_path / "mid.ckpt"
+    )
     assert facts.heard == [("epoch", 0), ("batch", 2), ("batch", 3), ("batch", 4)]
     assert len(facts.epochs) == 1 and callback.line.state.batches_seen == len(DATA)
 

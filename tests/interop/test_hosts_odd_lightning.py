@@ -152,7 +152,9 @@ def test_a_schedule_knows_how_many_updates_lightning_will_make() -> None:
 def test_a_built_in_hook_that_can_do_nothing_is_refused_when_it_is_added() -> None:
     with pytest.raises(hookline.HookError, match="Lightning's, which requeues by itself"):
         hookline.hosts.lightning([SlurmRequeue()])
-    with pytest.raises(hookline.HookError, match="always writes the learning rate; choose it by lr_scheduler_type="):
+    with pytest.raises(
+        hookline.HookError, match="always writes the learning rate; choose it by lr_scheduler_type="
+    ):
         hookline.hosts.transformers([LRSchedule("linear")])
 
 

@@ -51,7 +51,9 @@ class Story(Hook):
 
 def trainer_of(callback: Any, folder: Path, kind: type = InOrder, **options: Any) -> Any:
     """Of five batches, with another kind of Trainer."""
-    made = transformers_trainer([callback], folder, **{"num_train_epochs": 1, "eval_strategy": "no", **options})
+    made = transformers_trainer(
+        [callback], folder, **{"num_train_epochs": 1, "eval_strategy": "no", **options}
+    )
     made.__class__ = kind
     return made
 
@@ -101,11 +103,15 @@ def test_hooks_that_do_not_ask_for_such_a_loss_are_served_and_told_no_other(tmp_
     assert callback.line.global_step == 5 and "train/loss" not in callback.line.metrics
 
 
-def test_a_loss_that_has_more_in_it_than_the_model_s_own_is_warned_of_once(tmp_path: Path, caplog: Any) -> None:
+def test_a_loss_that_has_more_in_it_than_the_model_s_own_is_warned_of_once(
+    tmp_path: Path, caplog: Any
+) -> None:
     for kind, count in ((InOrder, 0), (More, 1)):
         callback = hookline.hosts.transformers([Losses()])
         with callback:
-            trainer_of(callback, tmp_path, kind, logging_steps=2, gradient_accumulation_steps=2, num_train_epochs=2).train()
+            trainer_of(
+                callback, tmp_path, kind, logging_steps=2, gradient_accumulation_steps=2, num_train_epochs=2
+            ).train()
         assert caplog.text.count("Hooks are told a loss of") == count
 
 
@@ -125,7 +131,9 @@ class Breaks(TransformersNet):
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_run_after_a_failed_one_is_told_from_its_first_batch_and_nothing_of_the_old(is_told: bool, tmp_path: Path) -> None:
+def test_a_run_after_a_failed_one_is_told_from_its_first_batch_and_nothing_of_the_old(
+    is_told: bool, tmp_path: Path
+) -> None:
     class Saves(Hook):
         def on_train_batch_start(self, trainer: Any, batches_seen: int) -> None:
             if batches_seen == 2:
@@ -177,7 +185,16 @@ def test_several_datasets_are_one_validation(tmp_path: Path) -> None:
     with callback:
         trainer.train()
     told = [each for each in story.told if not isinstance(each, int)]
-    validation = ["val", ("on", 0, 0), "off", ("on", 1, 0), "off", ("on", 1, 1), "off", ["val/a_loss", "val/b_loss", "val/loss"]]
+    validation = [
+        "val",
+        ("on", 0, 0),
+        "off",
+        ("on", 1, 0),
+        "off",
+        ("on", 1, 1),
+        "off",
+        ["val/a_loss", "val/b_loss", "val/loss"],
+    ]
     assert told == [("epoch", 0), *validation, "end", ("epoch", 1), *validation, "end"]
     assert callback.line.metrics["val/b_loss"] == callback.line.metrics["eval_b_loss"]
 
@@ -198,7 +215,12 @@ def test_weights_that_are_saved_between_two_datasets_are_those_of_the_training(t
         trainer.train()
     saved = load_file(tmp_path / "checkpoint-5" / "model.safetensors")
     assert all(torch.equal(saved[key], value) for key, value in plain.items())
-    losses = {key: value for row in trainer.state.log_history for key, value in row.items() if key in ("eval_a_loss", "eval_b_loss")}
+    losses = {
+        key: value
+        for row in trainer.state.log_history
+        for key, value in row.items()
+        if key in ("eval_a_loss", "eval_b_loss")
+    }
     assert losses["eval_a_loss"] == losses["eval_b_loss"]  # both of the averaged weights
 
 
@@ -214,7 +236,13 @@ def test_a_batch_that_calls_the_model_several_times_is_one_batch_of_the_validati
     callback = hookline.hosts.transformers([story])
     with callback:
         trainer_of(callback, tmp_path, Generates, eval_strategy="epoch").train()
-    assert [each for each in story.told if isinstance(each, str | tuple)][1:-1] == ["val", ("on", 0, 0), "off", ("on", 0, 1), "off"]
+    assert [each for each in story.told if isinstance(each, str | tuple)][1:-1] == [
+        "val",
+        ("on", 0, 0),
+        "off",
+        ("on", 0, 1),
+        "off",
+    ]
 
 
 def test_another_run_begins_without_the_metrics_of_the_one_before(tmp_path: Path) -> None:
@@ -240,7 +268,9 @@ def test_another_run_begins_without_the_metrics_of_the_one_before(tmp_path: Path
 def test_several_callbacks_that_a_checkpoint_could_not_tell_apart_are_refused(tmp_path: Path) -> None:
     one, two = hookline.hosts.transformers([Story()]), hookline.hosts.transformers([Story()])
     trainer = trainer_of(one, tmp_path)
-    trainer = InOrder(model=trainer.model, args=trainer.args, train_dataset=trainer.train_dataset, callbacks=[one, two])
+    trainer = InOrder(
+        model=trainer.model, args=trainer.args, train_dataset=trainer.train_dataset, callbacks=[one, two]
+    )
     with pytest.raises(HookError, match="give all hooks to one"), one, two:
         trainer.train()
 

@@ -113,7 +113,9 @@ def test_it_runs_to_its_end(job: Outcome) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_stop_that_one_rank_asks_for_in_an_epoch_ends_both_at_the_same_step(host: str, job: Outcome) -> None:
+def test_a_stop_that_one_rank_asks_for_in_an_epoch_ends_both_at_the_same_step(
+    host: str, job: Outcome
+) -> None:
     ends = told(job, host, "END")
     assert ends["0"] == ends["1"] and len(ends["0"]) == 1
     step, status, reason = ends["0"][0].split(" ", 2)
@@ -128,7 +130,9 @@ def test_means_are_those_of_both_ranks(host: str, job: Outcome) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_checkpoint_that_one_rank_asks_for_is_written_once_and_told_to_both(host: str, job: Outcome) -> None:
+def test_a_checkpoint_that_one_rank_asks_for_is_written_once_and_told_to_both(
+    host: str, job: Outcome
+) -> None:
     saved = told(job, host, "SAVED")
     assert saved["0"] == saved["1"]
     first = saved["0"][0].split()

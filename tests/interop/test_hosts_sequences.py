@@ -20,7 +20,11 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 MOVES = {"on_before_zero_grad", "on_train_metrics"}
 """Where transformers clears gradients and logs is its own affair."""
-SHARED = [name for name in RAW_LOOP.offers if all(name in each.offers for each in HOSTS.values()) and "checkpoint" not in name]
+SHARED = [
+    name
+    for name in RAW_LOOP.offers
+    if all(name in each.offers for each in HOSTS.values()) and "checkpoint" not in name
+]
 HAPPENS = [name for name in SHARED if name not in {*MOVES, "on_exception", "on_step_skipped"}]
 
 
@@ -38,7 +42,9 @@ def recording(names: list[str]) -> Records:
         def method(self: Any, step: int, batch_idx: int, epoch: int, batches_seen: int) -> None:
             self.seen.append((name, step, batch_idx, epoch, batches_seen))
 
-        def with_loss(self: Any, step: int, batch_idx: int, epoch: int, batches_seen: int, loss: float, grad_norm: float) -> None:
+        def with_loss(
+            self: Any, step: int, batch_idx: int, epoch: int, batches_seen: int, loss: float, grad_norm: float
+        ) -> None:
             self.losses += [round(loss, 4), round(grad_norm, 4)]
             method(self, step, batch_idx, epoch, batches_seen)
 
@@ -63,7 +69,9 @@ def at_home(window: int) -> Records:
 
 
 @pytest.mark.parametrize("host", LOOPS)
-def test_the_same_hook_hears_the_same_events_with_the_same_counters(host: str, window: int, at_home: Records) -> None:
+def test_the_same_hook_hears_the_same_events_with_the_same_counters(
+    host: str, window: int, at_home: Records
+) -> None:
     hook = recording(HAPPENS)
     LOOPS[host]([hook], window)
     assert hook.seen == at_home.seen
@@ -83,7 +91,11 @@ def test_it_is_told_the_same_losses_and_norms(host: str, window: int, at_home: R
 def test_a_step_is_an_update_and_a_batch_is_what_the_loader_yields(window: int, at_home: Records) -> None:
     names = [name for name, *_ in at_home.seen]
     assert names.count("on_train_batch_end") == EPOCHS * len(DATA)
-    assert names.count("on_step_end") == names.count("on_after_optimizer_step") == EPOCHS * -(-len(DATA) // window)
+    assert (
+        names.count("on_step_end")
+        == names.count("on_after_optimizer_step")
+        == EPOCHS * -(-len(DATA) // window)
+    )
 
 
 @pytest.mark.parametrize("host", ["lightning", "raw loop"])
@@ -96,8 +108,16 @@ def test_clearing_the_gradients_comes_at_the_same_moment_where_the_host_tells_of
 
 
 def test_lightning_tells_of_its_sanity_check_as_hookline_does() -> None:
-    names = ["setup", "on_fit_start", "on_sanity_check_start", "on_validation_start", "on_validation_batch_end",
-             "on_validation_end", "on_sanity_check_end", "on_train_start"]  # fmt: skip
+    names = [
+        "setup",
+        "on_fit_start",
+        "on_sanity_check_start",
+        "on_validation_start",
+        "on_validation_batch_end",
+        "on_validation_end",
+        "on_sanity_check_end",
+        "on_train_start",
+    ]
     here, there = recording(names), recording(names)
     in_lightning([here], 1, num_sanity_val_steps=1)
     net = Net()
@@ -107,13 +127,18 @@ def test_lightning_tells_of_its_sanity_check_as_hookline_does() -> None:
 
 @pytest.mark.parametrize(
     ("host", "make"),
-    [(LIGHTNING, hookline.hosts.lightning), (TRANSFORMERS, hookline.hosts.transformers),
-     (ACCELERATE, partial(hookline.hosts.accelerate, Accelerator(cpu=True), torch.nn.Linear(1, 1)))],
+    [
+        (LIGHTNING, hookline.hosts.lightning),
+        (TRANSFORMERS, hookline.hosts.transformers),
+        (ACCELERATE, partial(hookline.hosts.accelerate, Accelerator(cpu=True), torch.nn.Linear(1, 1))),
+    ],
     ids=["lightning", "transformers", "accelerate"],
-)  # fmt: skip
+)
 def test_what_a_host_lacks_is_refused_when_the_hook_is_added(host: Any, make: Any) -> None:
     assert host.lacks
     for name in host.lacks:
         hook = type("Asks", (Hook,), {name: lambda self: None})()
-        with pytest.raises(hookline.HookError, match=f"'asks'.* listens to {name}, which {host.name} cannot tell: "):
+        with pytest.raises(
+            hookline.HookError, match=f"'asks'.* listens to {name}, which {host.name} cannot tell: "
+        ):
             make(hooks=[hook])

@@ -42,7 +42,10 @@ class Signed(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    write({"module": {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, "counters": {"step": 3}}, tmp_path / "run" / "step-3")
+    write(
+        {"module": {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, "counters": {"step": 3}},
+        tmp_path / "run" / "step-3",
+    )
     handler = functools.partial(Signed, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -61,8 +64,11 @@ def test_a_checkpoint_is_read_with_a_signature_after_its_path(address: str) -> N
 
 @pytest.mark.parametrize("wrong", ["path", "signature", "server"])
 def test_no_error_tells_the_signature_nor_do_its_causes(address: str, wrong: str) -> None:
-    url = {"path": f"{address}/nowhere?sig={SECRET}", "signature": f"{address}?sig=other{SECRET}",
-           "server": f"http://127.0.0.1:1/run?sig={SECRET}"}[wrong]  # fmt: skip
+    url = {
+        "path": f"{address}/nowhere?sig={SECRET}",
+        "signature": f"{address}?sig=other{SECRET}",
+        "server": f"http://127.0.0.1:1/run?sig={SECRET}",
+    }[wrong]
     for use in (read, verify, lambda place: load_weights(torch.nn.Linear(2, 1), place)):
         with pytest.raises(CheckpointError) as failed:
             use(url)

@@ -45,7 +45,9 @@ def test_early_stopping_stops_the_run() -> None:
 
 def test_early_stopping_brings_the_best_weights_back() -> None:
     module = Wanders([3, 2, 2.5, 2.6])
-    quiet(hooks=[callbacks.EarlyStopping(patience=2, restore_best_weights=True)], max_epochs=4).fit(module, batches(2), batches(1))
+    quiet(hooks=[callbacks.EarlyStopping(patience=2, restore_best_weights=True)], max_epochs=4).fit(
+        module, batches(2), batches(1)
+    )
     assert torch.equal(module.layer.weight, torch.ones(2, 4))
 
 
@@ -56,14 +58,19 @@ def test_csv_logger_writes_keras_names(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [row["epoch"] for row in rows] == ["0", "1"]
     assert {"loss", "val_loss", "learning_rate"} <= set(rows[0])
-    assert [float(row["learning_rate"]) for row in rows] == [0.5, 0.25]  # written into the logs by the other callback
+    assert [float(row["learning_rate"]) for row in rows] == [
+        0.5,
+        0.25,
+    ]  # written into the logs by the other callback
     assert float(rows[1]["val_loss"]) == pytest.approx(trainer.metrics["val/loss"])
 
 
 def test_learning_rate_scheduler_sets_the_rate_of_every_group() -> None:
     class Two(Net):
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([{"params": [self.layer.weight], "lr": 1.0}, {"params": [self.layer.bias], "lr": 2.0}])
+            return torch.optim.SGD(
+                [{"params": [self.layer.weight], "lr": 1.0}, {"params": [self.layer.bias], "lr": 2.0}]
+            )
 
     trainer = quiet(hooks=[callbacks.LearningRateScheduler(lambda epoch: 0.125)])
     trainer.fit(Two(), batches(1))
@@ -71,7 +78,9 @@ def test_learning_rate_scheduler_sets_the_rate_of_every_group() -> None:
 
 
 def test_reduce_lr_on_plateau_reduces() -> None:
-    trainer = quiet(hooks=[callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1)], max_epochs=3)
+    trainer = quiet(
+        hooks=[callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1)], max_epochs=3
+    )
 
     class Flat(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
@@ -110,7 +119,9 @@ def test_one_s_own_callback_sees_the_model_and_hears_the_validation_as_a_test() 
             self.seen: list[Any] = []
 
         def on_train_begin(self, logs: Any = None) -> None:
-            self.seen.append((self.params["epochs"], self.model.layer.in_features, self.model.optimizer.learning_rate))
+            self.seen.append(
+                (self.params["epochs"], self.model.layer.in_features, self.model.optimizer.learning_rate)
+            )
 
         def on_batch_begin(self, batch: int, logs: Any = None) -> None:
             self.seen.append(f"batch {batch}")
@@ -141,13 +152,21 @@ def test_one_s_own_callback_sees_the_model_and_hears_the_validation_as_a_test() 
 @pytest.mark.parametrize(
     ("make", "needs", "instead"),
     [
-        (lambda: callbacks.ModelCheckpoint("here.keras"), r"self\.model\.save", "hookline.hooks.ModelCheckpoint"),
+        (
+            lambda: callbacks.ModelCheckpoint("here.keras"),
+            r"self\.model\.save",
+            "hookline.hooks.ModelCheckpoint",
+        ),
         (lambda: callbacks.BackupAndRestore("here"), r"self\.model\.", "resume='auto'"),
         (lambda: callbacks.TensorBoard("here"), r"self\.model\.", "hookline.loggers.TensorBoard"),
-        (lambda: callbacks.SwapEMAWeights(), r"self\.model\.optimizer\.use_ema", "hookline.hooks.WeightAveraging"),
+        (
+            lambda: callbacks.SwapEMAWeights(),
+            r"self\.model\.optimizer\.use_ema",
+            "hookline.hooks.WeightAveraging",
+        ),
     ],
     ids=["ModelCheckpoint", "BackupAndRestore", "TensorBoard", "SwapEMAWeights"],
-)  # fmt: skip
+)
 def test_what_needs_a_keras_model_is_refused_when_it_is_added(make: Any, needs: str, instead: str) -> None:
     with pytest.raises(hookline.HookError, match=needs) as error:
         quiet(hooks=[make()])
@@ -165,7 +184,9 @@ def test_a_part_of_the_optimizer_that_is_not_there_is_named() -> None:
         def on_train_begin(self, logs: Any = None) -> None:
             self.model.optimizer.momentum = 0.5
 
-    with pytest.raises(hookline.HookError, match=r"sets model.optimizer.momentum, which would change nothing"):
+    with pytest.raises(
+        hookline.HookError, match=r"sets model.optimizer.momentum, which would change nothing"
+    ):
         quiet(hooks=[Asks()]).fit(Net(), batches(1))
 
 
@@ -276,7 +297,10 @@ def test_one_s_own_callback_may_want_what_the_module_has_of_its_own() -> None:
     callback = Layers()
     quiet(hooks=[callback]).fit(Has(), batches(1))
     assert callback.found == 1
-    with pytest.raises(hookline.HookError, match=r"Layers.on_train_begin needs self.model.layers, which only a Keras model has"):
+    with pytest.raises(
+        hookline.HookError,
+        match=r"Layers.on_train_begin needs self.model.layers, which only a Keras model has",
+    ):
         quiet(hooks=[Layers()]).fit(Net(), batches(1))
 
 

@@ -75,17 +75,28 @@ def both(make: Callable[[], Callback], epochs: int = 5, **options: Any) -> tuple
     (theirs, ours), (first, second) = (make(), make()), (Model(), Model())
     second.load_state_dict(first.state_dict())
     pl.Trainer(
-        callbacks=[theirs], max_epochs=epochs, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        accelerator="cpu", enable_checkpointing=isinstance(theirs, ModelCheckpoint), default_root_dir="lightning", **options,
-    ).fit(first, loader(4), loader(1))  # fmt: skip
-    quiet(hooks=[ours], max_epochs=epochs, run_dir="ours", num_sanity_val_steps=2, **options).fit(second, loader(4), loader(1))
+        callbacks=[theirs],
+        max_epochs=epochs,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        enable_checkpointing=isinstance(theirs, ModelCheckpoint),
+        default_root_dir="lightning",
+        **options,
+    ).fit(first, loader(4), loader(1))
+    quiet(hooks=[ours], max_epochs=epochs, run_dir="ours", num_sanity_val_steps=2, **options).fit(
+        second, loader(4), loader(1)
+    )
     return theirs, ours, first, second
 
 
 # ---- Lightning's own ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{"patience": 2}, {"stopping_threshold": 0.5}, {"patience": 1, "min_delta": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"patience": 2}, {"stopping_threshold": 0.5}, {"patience": 1, "min_delta": 2.0}], ids=str
+)
 def test_early_stopping_stops_when_it_does_in_lightning(settings: dict[str, Any]) -> None:
     theirs, ours, _, _ = both(lambda: EarlyStopping("score", **settings))
     assert ours.stopped_epoch == theirs.stopped_epoch > 0
@@ -95,25 +106,35 @@ def test_early_stopping_stops_when_it_does_in_lightning(settings: dict[str, Any]
 def test_early_stopping_is_the_reason_that_the_run_gives() -> None:
     trainer = quiet(hooks=[EarlyStopping("val/loss", patience=1, min_delta=100.0)], max_epochs=9)
     trainer.fit(Net(), batches(2), batches(1))
-    assert (trainer.status, trainer.state.stop_reason) == ("stopped", "EarlyStopping has set trainer.should_stop")
+    assert (trainer.status, trainer.state.stop_reason) == (
+        "stopped",
+        "EarlyStopping has set trainer.should_stop",
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"monitor": "score", "save_top_k": 1}, {"monitor": "score", "save_top_k": 2, "save_last": True}, {"save_top_k": -1},
-        {"monitor": "score", "mode": "max", "filename": "{epoch:02d}-{score:.1f}"}, {"every_n_train_steps": 3},
-        {"save_last": "link"}, {"every_n_epochs": 2}, {"monitor": "score", "every_n_train_steps": 2, "save_top_k": 2},
+        {"monitor": "score", "save_top_k": 1},
+        {"monitor": "score", "save_top_k": 2, "save_last": True},
+        {"save_top_k": -1},
+        {"monitor": "score", "mode": "max", "filename": "{epoch:02d}-{score:.1f}"},
+        {"every_n_train_steps": 3},
+        {"save_last": "link"},
+        {"every_n_epochs": 2},
+        {"monitor": "score", "every_n_train_steps": 2, "save_top_k": 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_model_checkpoint_keeps_the_same_checkpoints_as_in_lightning(settings: dict[str, Any]) -> None:
     theirs, ours, _, _ = both(lambda: ModelCheckpoint(**settings))
     assert names(Path("ours/checkpoints")) == names(Path("lightning/checkpoints")) != []
     for path in ("best_model_path", "last_model_path", "kth_best_model_path"):
         assert Path(getattr(ours, path)).name == Path(getattr(theirs, path)).name
     assert ours.best_model_score == theirs.best_model_score
-    assert {Path(k).name: v for k, v in ours.best_k_models.items()} == {Path(k).name: v for k, v in theirs.best_k_models.items()}
+    assert {Path(k).name: v for k, v in ours.best_k_models.items()} == {
+        Path(k).name: v for k, v in theirs.best_k_models.items()
+    }
 
 
 def names(folder: Path) -> list[str]:
@@ -129,7 +150,10 @@ def test_the_checkpoints_are_hooklines_and_a_run_goes_on_from_them() -> None:
     trainer.add_hook(first)
     trainer.fit(Model(), loader(4), loader(1))
     manifest = read_manifest(first.best_model_path)
-    assert (manifest["reason"], manifest["monitor"]) == ("best", {"name": "score", "mode": "min", "score": 0.0})
+    assert (manifest["reason"], manifest["monitor"]) == (
+        "best",
+        {"name": "score", "mode": "min", "score": 0.0},
+    )
     second, again = callback(), quiet(max_epochs=4, run_dir="run")
     again.add_hook(second)
     again.fit(Model(), loader(4), loader(1), resume=first.last_model_path)
@@ -170,7 +194,9 @@ def test_checkpoints_written_in_the_background_stay_until_their_own_replacement_
         def on_checkpoint_save(self, path: Any) -> None:
             there.append(Path(path).exists())
 
-    quiet(hooks=[ModelCheckpoint(save_top_k=1), LooksLast()], max_epochs=4, run_dir="run", save="async").fit(Net(), batches(1))
+    quiet(hooks=[ModelCheckpoint(save_top_k=1), LooksLast()], max_epochs=4, run_dir="run", save="async").fit(
+        Net(), batches(1)
+    )
     assert there == [True] * 4
     assert names(Path("run/checkpoints")) == ["epoch=3-step=4.ckpt"]
 
@@ -191,20 +217,36 @@ def test_a_failing_run_is_saved_by_the_callbacks_that_are_for_it() -> None:
 
 def test_the_learning_rate_monitor_sees_the_same_rates_and_logs_them() -> None:
     theirs, ours = LearningRateMonitor("epoch"), LearningRateMonitor("epoch")
-    pl.Trainer(callbacks=[theirs], max_epochs=3, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-               enable_checkpointing=False, logger=pl.loggers.CSVLogger("lightning")).fit(Model(), loader(2), loader(1))  # fmt: skip
+    pl.Trainer(
+        callbacks=[theirs],
+        max_epochs=3,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        logger=pl.loggers.CSVLogger("lightning"),
+    ).fit(Model(), loader(2), loader(1))
     trainer = quiet(hooks=[ours], max_epochs=3, logger=True, run_dir="run")
     trainer.fit(Model(), loader(2), loader(1))
     assert ours.lrs == theirs.lrs == {"lr-SGD": [0.1, 0.05, 0.025]}
     rows = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert [each["metrics"]["lr-SGD"] for each in rows if "lr-SGD" in each.get("metrics", {})] == [0.1, 0.05, 0.025]
+    assert [each["metrics"]["lr-SGD"] for each in rows if "lr-SGD" in each.get("metrics", {})] == [
+        0.1,
+        0.05,
+        0.025,
+    ]
     assert trainer.metrics["lr-SGD"] == pytest.approx(0.025)
 
 
 def test_the_device_stats_monitor_logs_what_lightning_measures() -> None:
-    quiet(hooks=[DeviceStatsMonitor(cpu_stats=True)], logger=True, run_dir="run", log_every_n_steps=1).fit(Net(), batches(1))
+    quiet(hooks=[DeviceStatsMonitor(cpu_stats=True)], logger=True, run_dir="run", log_every_n_steps=1).fit(
+        Net(), batches(1)
+    )
     text = Path("run/log.jsonl").read_text()
-    assert "DeviceStatsMonitor.on_train_batch_start/cpu_percent" in text and "DeviceStatsMonitor.on_train_batch_end/" in text
+    assert (
+        "DeviceStatsMonitor.on_train_batch_start/cpu_percent" in text
+        and "DeviceStatsMonitor.on_train_batch_end/" in text
+    )
 
 
 def test_gradients_are_accumulated_as_the_scheduler_says() -> None:
@@ -220,7 +262,9 @@ def test_a_schedule_of_the_accumulation_keeps_the_weights_of_batches() -> None:
     schedule = {0: 2, 1: 4, 3: 1}
     net, twin = Net(), Net()
     twin.load_state_dict(net.state_dict())
-    quiet(hooks=[GradientAccumulationScheduler(schedule)], max_epochs=5, accumulate_by="samples").fit(net, data)
+    quiet(hooks=[GradientAccumulationScheduler(schedule)], max_epochs=5, accumulate_by="samples").fit(
+        net, data
+    )
     optimizer = twin.configure_optimizers()
     for size in (2, 4, 4, 1, 1):
         for start in range(0, 4, size):
@@ -269,7 +313,11 @@ def test_callbacks_that_change_weights_leave_the_same_ones(make: Callable[[], Ca
 def test_a_callback_of_either_package_is_recognised_by_its_class(package: Any) -> None:
     class Own(package.Callback):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self.state = trainer.state.fn.value, trainer.state.stage.value, isinstance(pl_module, package.LightningModule)
+            self.state = (
+                trainer.state.fn.value,
+                trainer.state.stage.value,
+                isinstance(pl_module, package.LightningModule),
+            )
 
     own = Own()
     trainer = quiet(hooks=[own])
@@ -312,15 +360,22 @@ def test_a_required_argument_that_lightning_does_not_pass_is_an_error_when_added
     class Wrong(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any, more: Any) -> None: ...  # type: ignore[override]
 
-    with pytest.raises(HookError, match=r"Wrong.on_train_start takes 'more', but on_train_start is called with 2"):
+    with pytest.raises(
+        HookError, match=r"Wrong.on_train_start takes 'more', but on_train_start is called with 2"
+    ):
         quiet(hooks=[Wrong()])
 
 
 def test_only_overridden_methods_are_called_a_lambda_callbacks_own_ones_too() -> None:
     heard: list[str] = []
-    callback = LambdaCallback(on_train_start=lambda *args: heard.append("start"), setup=lambda t, m, stage: heard.append(stage))
+    callback = LambdaCallback(
+        on_train_start=lambda *args: heard.append("start"), setup=lambda t, m, stage: heard.append(stage)
+    )
     trainer = quiet(hooks=[callback])
-    assert [row["event"] for row in trainer.explain().data() if row["listeners"]] == ["setup", "on_train_start"]
+    assert [row["event"] for row in trainer.explain().data() if row["listeners"]] == [
+        "setup",
+        "on_train_start",
+    ]
     trainer.fit(Net(), batches(1))
     assert heard == ["fit", "start"]
 
@@ -341,7 +396,9 @@ class Counts(Callback):
     def state_key(self) -> str:
         return f"Counts[{self.which}]"
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.count += self.steps
 
     def state_dict(self) -> dict[str, Any]:
@@ -371,15 +428,27 @@ def test_a_module_of_hookline_has_what_callbacks_use_of_a_lightning_module() -> 
     seen: dict[str, Any] = {}
 
     class Own(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            pl_module.log("mine", float(batch_idx), prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            pl_module.log(
+                "mine", float(batch_idx), prog_bar=True, on_step=False, on_epoch=True, sync_dist=True
+            )
             pl_module.note = batch_idx
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            seen["is"] = isinstance(pl_module, Net), isinstance(pl_module, pl.LightningModule), isinstance(pl_module, nn.Module)
+            seen["is"] = (
+                isinstance(pl_module, Net),
+                isinstance(pl_module, pl.LightningModule),
+                isinstance(pl_module, nn.Module),
+            )
             seen["copy"] = type(copy.deepcopy(pl_module)) is Net
             seen["same"] = pl_module == trainer.lightning_module and pl_module.trainer is trainer
-            seen["makes"] = pl_module.layer(torch.zeros(1, 4)).shape, len(list(pl_module.parameters())), pl_module.global_step
+            seen["makes"] = (
+                pl_module.layer(torch.zeros(1, 4)).shape,
+                len(list(pl_module.parameters())),
+                pl_module.global_step,
+            )
 
     net = Net()
     trainer = quiet(hooks=[Own()])
@@ -426,7 +495,9 @@ def test_a_plain_module_is_trained_with_callbacks_too() -> None:
     ],
     ids=["swa", "lr finder"],
 )
-def test_a_callback_that_reaches_into_the_loop_is_refused_when_added_with_the_attribute(callback: Any, attribute: str) -> None:
+def test_a_callback_that_reaches_into_the_loop_is_refused_when_added_with_the_attribute(
+    callback: Any, attribute: str
+) -> None:
     with pytest.raises(HookError, match="cannot run in Hookline") as error:
         quiet(hooks=[callback()])
     assert attribute in str(error.value) and "There are: " in str(error.value)
@@ -458,17 +529,23 @@ def test_an_attribute_reached_in_a_way_that_cannot_be_read_is_an_error_at_run_ti
         def helps(t: Any) -> None:
             t.fit_loop.max_batches = 3
 
-    with pytest.raises(HookError, match=r"trainer.fit_loop.max_batches = ... is not among .* There are: epoch_loop, total"):
+    with pytest.raises(
+        HookError, match=r"trainer.fit_loop.max_batches = ... is not among .* There are: epoch_loop, total"
+    ):
         quiet(hooks=[Hidden()]).fit(Net(), batches(1))
 
 
-def test_an_event_of_lightning_that_hookline_has_not_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_of_lightning_that_hookline_has_not_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Callback, "on_moon", lambda self, trainer, pl_module: None, raising=False)
 
     class Own(Callback):
         def on_moon(self, trainer: Any, pl_module: Any) -> None: ...
 
-    with pytest.raises(HookError, match="Own listens to on_moon, an event of Lightning that Hookline does not have"):
+    with pytest.raises(
+        HookError, match="Own listens to on_moon, an event of Lightning that Hookline does not have"
+    ):
         quiet(hooks=[Own()])
 
 
@@ -489,14 +566,30 @@ def spy(heard: list[str]) -> Callback:
 def test_a_callback_hears_the_same_sequence_as_in_lightning(verb: str, options: dict[str, Any]) -> None:
     theirs: list[str] = []
     ours: list[str] = []
-    data = {"train_dataloaders": loader(4), "val_dataloaders": loader(2)} if verb == "fit" else {"dataloaders": loader(2)}
-    module = type("Tested", (Model,), {"test_step": Model.validation_step, "predict_step": Model.training_step})
+    data = (
+        {"train_dataloaders": loader(4), "val_dataloaders": loader(2)}
+        if verb == "fit"
+        else {"dataloaders": loader(2)}
+    )
+    module = type(
+        "Tested", (Model,), {"test_step": Model.validation_step, "predict_step": Model.training_step}
+    )
     getattr(
-        pl.Trainer(callbacks=[spy(theirs)], max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False,
-                   accelerator="cpu", enable_checkpointing=False, **options),
+        pl.Trainer(
+            callbacks=[spy(theirs)],
+            max_epochs=2,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+            enable_checkpointing=False,
+            **options,
+        ),
         verb,
-    )(module(), **data)  # fmt: skip
-    getattr(quiet(hooks=[spy(ours)], max_epochs=2, num_sanity_val_steps=2, **options), verb)(module(), *data.values())
+    )(module(), **data)
+    getattr(quiet(hooks=[spy(ours)], max_epochs=2, num_sanity_val_steps=2, **options), verb)(
+        module(), *data.values()
+    )
     assert ours == theirs
 
 
@@ -513,13 +606,19 @@ def test_an_adapted_callback_costs_no_more_calls_than_a_hook() -> None:
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None: ...
 
     class TheirEnd(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None: ...
 
     class OurEnd(Hook):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+        def on_train_batch_end(
+            self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None: ...
 
     assert per_step(with_hooks(Theirs())) == per_step(with_hooks(Ours()))
-    assert per_step(with_hooks(TheirEnd())) == per_step(with_hooks(OurEnd())) + 1  # the loss goes into a dictionary
+    assert (
+        per_step(with_hooks(TheirEnd())) == per_step(with_hooks(OurEnd())) + 1
+    )  # the loss goes into a dictionary
     assert per_step(with_hooks(type("Silent", (Callback,), {})())) == per_step(with_hooks())
 
 
@@ -527,7 +626,10 @@ def test_one_can_be_taken_out_of_a_manager_of_another_system_and_is_listed_as_it
     from hookline.dialects.model_training_framework import GenericTrainer, GenericTrainerConfig
     from hookline.dialects.trainers import get_trainer
 
-    model, mine = torch.nn.Linear(4, 2), pl.callbacks.LambdaCallback(on_train_start=lambda trainer, module: None)
+    model, mine = (
+        torch.nn.Linear(4, 2),
+        pl.callbacks.LambdaCallback(on_train_start=lambda trainer, module: None),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     manager = GenericTrainer(GenericTrainerConfig(), model, [optimizer]).hook_manager
     manager.register_hook(mine)
@@ -546,7 +648,9 @@ def test_one_that_is_removed_and_added_again_is_torn_down_before_it_is_set_up() 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             heard.append("setup")
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             heard.append(batch_idx)
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -568,7 +672,12 @@ def test_a_callback_can_be_tested_with_single_events():
             return batch_idx
 
     trainer = SimpleNamespace(should_stop=False)
-    assert fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, outputs={"loss": 2}, batch=None) == 0
+    assert (
+        fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, outputs={"loss": 2}, batch=None)
+        == 0
+    )
     assert trainer.should_stop
-    with pytest.raises(HookError, match=r"Report.on_train_batch_end takes outputs, which cannot be known outside a run"):
+    with pytest.raises(
+        HookError, match=r"Report.on_train_batch_end takes outputs, which cannot be known outside a run"
+    ):
         fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, batch=None)

@@ -29,8 +29,19 @@ class Logs(BoringModel):
 def test_a_block_runs(block: str) -> None:
     loaders = [DataLoader(torch.randn(4, 32)) for _ in range(2)]  # type: ignore[arg-type]
     model = Logs()
-    given = {"model": model, "train_loader": loaders[0], "val_loader": loaders[1], "lightning_model": model,
-             "lightning_data": BoringDataModule()}  # fmt: skip
+    given = {
+        "model": model,
+        "train_loader": loaders[0],
+        "val_loader": loaders[1],
+        "lightning_model": model,
+        "lightning_data": BoringDataModule(),
+    }
     exec(block, given)
-    assert float(given["trainer"].callback_metrics["val_loss"] if "pytorch import Trainer" in block else
-                 given["trainer"].metrics["val_loss"]) > 0  # type: ignore[attr-defined] # fmt: skip
+    assert (
+        float(
+            given["trainer"].callback_metrics["val_loss"]
+            if "pytorch import Trainer" in block
+            else given["trainer"].metrics["val_loss"]
+        )
+        > 0
+    )  # type: ignore[attr-defined]

@@ -46,47 +46,77 @@ class Model(pl.LightningModule):
 
 
 def theirs(**options: Any) -> Any:
-    settings = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu",
-                "enable_checkpointing": False, "max_epochs": 1}  # fmt: skip
+    settings = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "enable_checkpointing": False,
+        "max_epochs": 1,
+    }
     return pl.Trainer(**{**settings, **options})
 
 
 # ---- code for Lightning 1 ----------------------------------------------------------------------------------------
 
 
-BASES = pytest.mark.parametrize("base", [pl.LightningModule, dialect.LightningModule], ids=["Lightning's", "dialect's"])
+BASES = pytest.mark.parametrize(
+    "base", [pl.LightningModule, dialect.LightningModule], ids=["Lightning's", "dialect's"]
+)
 
 
 @BASES
 @pytest.mark.parametrize("kind", ["training", "validation", "test"])
-def test_an_epoch_end_hook_of_lightning_1_is_refused_with_the_name_of_the_new_one(base: Any, kind: str) -> None:
-    old = type("Old", (base,), {"training_step": Model.training_step, f"{kind}_epoch_end": lambda self, outputs: None})
+def test_an_epoch_end_hook_of_lightning_1_is_refused_with_the_name_of_the_new_one(
+    base: Any, kind: str
+) -> None:
+    old = type(
+        "Old",
+        (base,),
+        {"training_step": Model.training_step, f"{kind}_epoch_end": lambda self, outputs: None},
+    )
     new = "on_train_epoch_end" if kind == "training" else f"on_{kind}_epoch_end"
     with pytest.raises(HookError, match=rf"Old\.{kind}_epoch_end is a hook of Lightning 1.* {new}\."):
         quiet().fit(old(), loader(2))
 
 
 @BASES
-@pytest.mark.parametrize(("argument", "advice"), [("optimizer_idx", r"self\.optimizers\(\)"), ("hiddens", "on the module")])
+@pytest.mark.parametrize(
+    ("argument", "advice"), [("optimizer_idx", r"self\.optimizers\(\)"), ("hiddens", "on the module")]
+)
 def test_an_argument_of_lightning_1_is_refused_before_something_else_is_passed_for_it(
     base: Any, argument: str, advice: str
 ) -> None:
     space: dict[str, Any] = {}
     exec(f"def training_step(self, batch, batch_idx, {argument}): raise AssertionError", space)
     old = type("Old", (base,), {"training_step": space["training_step"]})
-    with pytest.raises(HookError, match=rf"Old\.training_step takes {argument}, an argument of Lightning 1: .*{advice}"):
+    with pytest.raises(
+        HookError, match=rf"Old\.training_step takes {argument}, an argument of Lightning 1: .*{advice}"
+    ):
         quiet().fit(old(), loader(2))
 
 
 # ---- logging -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beside", [lambda: EarlyStopping("val_loss"), lambda: ModelCheckpoint("kept", monitor="val_loss")],
-                         ids=["EarlyStopping", "ModelCheckpoint"])  # fmt: skip
 @pytest.mark.parametrize(
-    "event", ["on_train_start", "on_train_batch_start", "on_train_batch_end", "on_validation_epoch_end", "on_train_epoch_end"]
+    "beside",
+    [lambda: EarlyStopping("val_loss"), lambda: ModelCheckpoint("kept", monitor="val_loss")],
+    ids=["EarlyStopping", "ModelCheckpoint"],
 )
-def test_a_hook_logs_through_a_lightning_module_beside_any_callback(event: str, beside: Callable[[], Callback]) -> None:
+@pytest.mark.parametrize(
+    "event",
+    [
+        "on_train_start",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_validation_epoch_end",
+        "on_train_epoch_end",
+    ],
+)
+def test_a_hook_logs_through_a_lightning_module_beside_any_callback(
+    event: str, beside: Callable[[], Callback]
+) -> None:
     space: dict[str, Any] = {}
     exec(f"def {event}(self, module): module.log('mine', 3.0)", space)
     hook = type("Logs", (Hook,), {event: space[event]})()
@@ -115,7 +145,9 @@ def test_lightnings_own_rule_where_not_to_log_still_holds() -> None:
 
 
 class Logging(Callback):
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.log("index", float(batch_idx), on_step=False, on_epoch=True)
         self.log_dict({"twice": 2.0 * batch_idx}, on_step=False, on_epoch=True)
 
@@ -163,8 +195,11 @@ def test_a_callback_that_the_modules_own_stood_in_for_is_back_in_its_place_after
     first, mine, last = Logging(), EarlyStopping("val_loss", patience=9), Callback()
     trainer = quiet(hooks=[first, mine, last])
     module = Brings()
-    {"explain": lambda: trainer.explain(module), "validate": lambda: trainer.validate(module, loader(1)),
-     "fit": lambda: trainer.fit(module, loader(1), loader(1))}[verb]()  # fmt: skip
+    {
+        "explain": lambda: trainer.explain(module),
+        "validate": lambda: trainer.validate(module, loader(1)),
+        "fit": lambda: trainer.fit(module, loader(1), loader(1)),
+    }[verb]()
     assert list(trainer.hooks) == [first, mine, last]
     assert [each.owner.original for each in trainer.plan.listeners("on_validation_end")] == [mine]
 
@@ -209,7 +244,8 @@ def test_an_entry_that_a_checkpoint_has_not_is_an_error_that_lists_those_it_has(
 
     trainer = quiet(hooks=[Asks()])
     with pytest.raises(
-        KeyError, match=r"checkpoint\['hyper_parameters'\]: there is no such entry.* There are: epoch, global_step"
+        KeyError,
+        match=r"checkpoint\['hyper_parameters'\]: there is no such entry.* There are: epoch, global_step",
     ):
         trainer.fit(Model(), loader(1))
         trainer.save_checkpoint("kept")
@@ -233,7 +269,8 @@ def test_an_attribute_of_ones_own_on_the_trainer_is_there_for_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["limit_train_batches", "predict_loop", "reload_dataloaders_every_n_epochs", "_checkpoint_connector"]
+    "name",
+    ["limit_train_batches", "predict_loop", "reload_dataloaders_every_n_epochs", "_checkpoint_connector"],
 )
 def test_an_attribute_of_lightnings_own_trainer_is_not_the_users_to_set(name: str) -> None:
     class Sets(Callback):
@@ -263,7 +300,10 @@ def test_a_resumed_finetuning_goes_on_as_if_it_had_not_been_interrupted() -> Non
     def run(epochs: int, resume: str | None = None) -> Any:
         torch.manual_seed(0)
         module = Tuned()
-        hooks = [BackboneFinetuning(unfreeze_backbone_at_epoch=1), ModelCheckpoint("kept", save_last=True, save_top_k=0)]
+        hooks = [
+            BackboneFinetuning(unfreeze_backbone_at_epoch=1),
+            ModelCheckpoint("kept", save_last=True, save_top_k=0),
+        ]
         trainer = quiet(hooks=hooks, max_epochs=epochs)
         trainer.fit(module, loader(3), resume=resume)
         return module, [len(group["params"]) for group in trainer.optimizers[0].param_groups]
@@ -284,7 +324,9 @@ class Sees(Model):
         self.seen: list[Any] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.seen.append(sorted(batch) if isinstance(batch, dict) else [type(each).__name__ for each in batch])
+        self.seen.append(
+            sorted(batch) if isinstance(batch, dict) else [type(each).__name__ for each in batch]
+        )
         return self.layer.weight.sum()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -335,7 +377,9 @@ def test_asking_for_the_length_in_the_middle_of_an_epoch_loses_no_place() -> Non
 
 
 def test_a_compiled_lightning_module_is_refused_with_what_to_do_instead() -> None:
-    with pytest.raises(OptionError, match=r"wrapped by torch.compile.*pass the Model itself, and Trainer\(compile=True\)"):
+    with pytest.raises(
+        OptionError, match=r"wrapped by torch.compile.*pass the Model itself, and Trainer\(compile=True\)"
+    ):
         quiet().fit(torch.compile(Model(), backend="eager"), loader(1))
 
 

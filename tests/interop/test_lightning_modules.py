@@ -87,8 +87,17 @@ class Model(pl.LightningModule):
 
 def lightning(**options: Any) -> pl.Trainer:
     """Lightning's own trainer, as quiet as it gets."""
-    return pl.Trainer(**{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 3,
-                         "enable_model_summary": False, "accelerator": "cpu", **options})  # fmt: skip
+    return pl.Trainer(
+        **{
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "max_epochs": 3,
+            "enable_model_summary": False,
+            "accelerator": "cpu",
+            **options,
+        }
+    )
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
@@ -144,7 +153,10 @@ def dictionary(self: Any) -> Any:
 
 def monitored(self: Any) -> Any:
     optimizer = one(self)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss", "frequency": 1}}
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": plateau(optimizer), "monitor": "val_loss", "frequency": 1},
+    }
 
 
 def monitored_beside(self: Any) -> Any:
@@ -160,18 +172,24 @@ def monitored_beside(self: Any) -> Any:
 def test_every_form_of_configure_optimizers_trains_to_the_same_weights(optimize: Any) -> None:
     theirs, ours, trainer, mine = both(lambda: Model(optimize))
     assert_same_weights(theirs, ours)
-    assert [o.param_groups[0]["lr"] for o in trainer.optimizers] == [o.param_groups[0]["lr"] for o in mine.optimizers]
+    assert [o.param_groups[0]["lr"] for o in trainer.optimizers] == [
+        o.param_groups[0]["lr"] for o in mine.optimizers
+    ]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1},
-        {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"}, {"max_steps": 5}, {"val_check_interval": 0.5},
-        {"limit_train_batches": 2, "limit_val_batches": 1}, {"check_val_every_n_epoch": 2},
+        {"accumulate_grad_batches": 2},
+        {"gradient_clip_val": 0.1},
+        {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"},
+        {"max_steps": 5},
+        {"val_check_interval": 0.5},
+        {"limit_train_batches": 2, "limit_val_batches": 1},
+        {"check_val_every_n_epoch": 2},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_train_to_the_same_weights(options: dict[str, Any]) -> None:
     theirs, ours, trainer, mine = both(Model, **options)
     assert_same_weights(theirs, ours)
@@ -195,8 +213,12 @@ def test_what_is_logged_is_the_same() -> None:
 def test_validate_test_and_predict_give_the_same() -> None:
     theirs, ours = twins(Model)
     trainer, mine = lightning(), quiet()
-    assert dict(mine.validate(ours, Data())) == pytest.approx(trainer.validate(theirs, Data(), verbose=False)[0])
-    assert dict(mine.test(ours, datamodule=Data())) == pytest.approx(trainer.test(theirs, datamodule=Data(), verbose=False)[0])
+    assert dict(mine.validate(ours, Data())) == pytest.approx(
+        trainer.validate(theirs, Data(), verbose=False)[0]
+    )
+    assert dict(mine.test(ours, datamodule=Data())) == pytest.approx(
+        trainer.test(theirs, datamodule=Data(), verbose=False)[0]
+    )
     assert torch.equal(torch.cat(mine.predict(ours, Data())), torch.cat(trainer.predict(theirs, Data())))  # type: ignore[arg-type]
 
 
@@ -250,7 +272,9 @@ def test_manual_optimization_trains_to_the_same_weights(make: Any) -> None:
 class Overrides(Model):
     """Every operation that people override."""
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (1 + self.trainer.global_step)
         optimizer.step(closure=optimizer_closure)
@@ -292,7 +316,9 @@ class Hears(Model):
         self.heard.append(type(which).__name__.removeprefix("Lightning"))
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.heard.append(("val", batch_idx, dataloader_idx, self.trainer.sanity_checking, self.trainer.training))
+        self.heard.append(
+            ("val", batch_idx, dataloader_idx, self.trainer.sanity_checking, self.trainer.training)
+        )
 
     def on_train_epoch_end(self) -> None:
         self.log("epoch", float(self.current_epoch))
@@ -319,7 +345,14 @@ def test_a_data_module_is_prepared_set_up_and_torn_down() -> None:
     data, trainer = Data(), quiet(max_epochs=1)
     trainer.fit(Model(), data)
     trainer.test(datamodule=data)
-    assert data.heard == ["prepare_data", "setup fit", "teardown fit", "prepare_data", "setup test", "teardown test"]
+    assert data.heard == [
+        "prepare_data",
+        "setup fit",
+        "teardown fit",
+        "prepare_data",
+        "setup test",
+        "teardown test",
+    ]
     assert data.trainer.max_epochs == 1  # type: ignore[union-attr]
 
 
@@ -347,7 +380,9 @@ def test_a_module_resumes_with_what_it_put_into_the_checkpoint() -> None:
 def test_callbacks_that_the_module_brings_are_heard() -> None:
     class Brings(Model):
         def configure_callbacks(self) -> Any:
-            return [pl.callbacks.LambdaCallback(on_train_start=lambda trainer, module: self.heard.append(module))]
+            return [
+                pl.callbacks.LambdaCallback(on_train_start=lambda trainer, module: self.heard.append(module))
+            ]
 
     model = Brings()
     quiet().fit(model, Data())
@@ -423,13 +458,17 @@ def test_hooks_of_hookline_hear_a_lightning_module_and_explain_shows_whose_it_is
     model, trainer = Model(), quiet(hooks=[Looks()], max_epochs=1)
     trainer.fit(model, Data())
     assert seen == [("Model", True, True)] * 4
-    assert "module Model.training_step (" in str(trainer.explain(model)) and "Lightning module" in str(trainer.explain(model))
+    assert "module Model.training_step (" in str(trainer.explain(model)) and "Lightning module" in str(
+        trainer.explain(model)
+    )
 
 
 def test_a_schedule_over_the_whole_training_knows_how_long_it_is() -> None:
     def cycle(self: Any) -> Any:
         optimizer = SGD(self.parameters(), lr=0.1)
-        scheduler = OneCycleLR(optimizer, max_lr=0.2, total_steps=int(self.trainer.estimated_stepping_batches))
+        scheduler = OneCycleLR(
+            optimizer, max_lr=0.2, total_steps=int(self.trainer.estimated_stepping_batches)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     theirs, ours, _, _ = both(lambda: Model(cycle), accumulate_grad_batches=2)
@@ -466,11 +505,15 @@ def test_modules_of_the_other_package_name_are_trained_too_with_callbacks_of_eit
             return SGD(self.parameters(), lr=0.1)
 
     seen: list[Any] = []
-    callbacks = [each.callbacks.LambdaCallback(on_train_end=lambda t, m: seen.append((type(m), t.current_epoch)))
-                 for each in (pl, pytorch_lightning)]  # fmt: skip
+    callbacks = [
+        each.callbacks.LambdaCallback(on_train_end=lambda t, m: seen.append((type(m), t.current_epoch)))
+        for each in (pl, pytorch_lightning)
+    ]
     trainer = quiet(hooks=callbacks, max_epochs=2)
     trainer.fit(Other(), Data())
-    assert seen == [(Other, 2)] * 2 and trainer.metrics["loss"] == pytest.approx(trainer.metrics["train/loss"])
+    assert seen == [(Other, 2)] * 2 and trainer.metrics["loss"] == pytest.approx(
+        trainer.metrics["train/loss"]
+    )
 
 
 def test_a_module_trained_here_is_trained_on_by_lightning() -> None:
@@ -490,7 +533,8 @@ def test_a_hook_of_a_module_that_cannot_be_honoured_is_an_error_that_names_it() 
         def training_step(self, dataloader_iter: Any) -> Any: ...  # type: ignore[override]
 
     with pytest.raises(
-        hookline.HookError, match="Clears.on_validation_model_zero_grad is a hook of Lightning that Hookline does not"
+        hookline.HookError,
+        match="Clears.on_validation_model_zero_grad is a hook of Lightning that Hookline does not",
     ):
         quiet().fit(Clears(), Data())
     with pytest.raises(hookline.HookError, match="Draws.training_step takes dataloader_iter"):
@@ -511,5 +555,7 @@ def test_an_attribute_that_is_not_in_the_view_is_an_error_that_lists_what_is() -
         def on_train_start(self) -> None:
             self.trainer.fit_loop.epoch_loop.advance()  # type: ignore[union-attr]
 
-    with pytest.raises(hookline.HookError, match=r"trainer.fit_loop.epoch_loop.advance is not among .* There are: batch_idx"):
+    with pytest.raises(
+        hookline.HookError, match=r"trainer.fit_loop.epoch_loop.advance is not among .* There are: batch_idx"
+    ):
         quiet().fit(Reaches(), Data())

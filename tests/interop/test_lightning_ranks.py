@@ -65,4 +65,8 @@ def test_both_ranks_train_the_same_weights_and_stop_together(told: Any) -> None:
 def test_the_best_one_is_written_once_and_scored_over_both_ranks(told: Any) -> None:
     (zero, _), folder = told
     assert (zero["best"], zero["score"]) == ("epoch=1-step=8.ckpt", 0.5)
-    assert sorted(each.name for each in (folder / "run" / "checkpoints").iterdir()) == ["epoch=1-step=8.ckpt", "last", "last.ckpt"]
+    assert sorted(each.name for each in (folder / "run" / "checkpoints").iterdir()) == [
+        "epoch=1-step=8.ckpt",
+        "last",
+        "last.ckpt",
+    ]

@@ -64,13 +64,28 @@ class Looks(pl.Callback):
         self.seen: list[Any] = []
 
     def look(self, where: str, trainer: Any) -> None:
-        sizes = {name: round(float(value), 5) for name, value in trainer.callback_metrics.items() if "size" in name}
-        self.seen.append((where, trainer.current_epoch, trainer.is_last_batch, trainer.validating, trainer.evaluating, sizes))
+        sizes = {
+            name: round(float(value), 5) for name, value in trainer.callback_metrics.items() if "size" in name
+        }
+        self.seen.append(
+            (
+                where,
+                trainer.current_epoch,
+                trainer.is_last_batch,
+                trainer.validating,
+                trainer.evaluating,
+                sizes,
+            )
+        )
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.look("validation batch", trainer)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.look("batch", trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -80,21 +95,40 @@ class Looks(pl.Callback):
         self.look("end", trainer)
 
 
-def both(make: Callable[[], pl.Callback], model: Callable[[], Any] = Model, **options: Any) -> tuple[Any, Any]:
+def both(
+    make: Callable[[], pl.Callback], model: Callable[[], Any] = Model, **options: Any
+) -> tuple[Any, Any]:
     """A callback of each, after the same training by Lightning's trainer and by ours."""
     first, second = make(), make()
     theirs, ours = model(), model()
     ours.load_state_dict(theirs.state_dict())
-    pl.Trainer(callbacks=[first], max_epochs=3, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-               enable_model_summary=False, accelerator="cpu", **options).fit(theirs, loader(12, 5, 1), loader(7, 3, 2))  # fmt: skip
-    quiet(hooks=[second], max_epochs=3, num_sanity_val_steps=2, **options).fit(ours, loader(12, 5, 1), loader(7, 3, 2))
+    pl.Trainer(
+        callbacks=[first],
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        **options,
+    ).fit(theirs, loader(12, 5, 1), loader(7, 3, 2))
+    quiet(hooks=[second], max_epochs=3, num_sanity_val_steps=2, **options).fit(
+        ours, loader(12, 5, 1), loader(7, 3, 2)
+    )
     return first, second
 
 
-@pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"max_steps": 4}, {"accumulate_grad_batches": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"val_check_interval": 2}, {"max_steps": 4}, {"accumulate_grad_batches": 3}], ids=str
+)
 def test_what_a_callback_sees_of_the_run_is_what_lightning_shows(options: dict[str, Any]) -> None:
     theirs, ours = both(Looks, **options)
-    assert ours.seen == theirs.seen and {each[0] for each in ours.seen} == {"validation batch", "batch", "epoch", "end"}
+    assert ours.seen == theirs.seen and {each[0] for each in ours.seen} == {
+        "validation batch",
+        "batch",
+        "epoch",
+        "end",
+    }
 
 
 def test_a_metric_object_logged_under_two_names_is_the_same_under_both() -> None:
@@ -127,7 +161,9 @@ def test_hyper_parameters_of_module_and_data_reach_the_loggers() -> None:
     trainer = hookline.Trainer(max_epochs=1, enable_progress_bar=False, run_dir="run", device="cpu")
     trainer.fit(Model(lr=0.3, shape=nn.ReLU()), datamodule=Data())
     records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert {"lr": 0.3, "width": 2, "size": 5} in [each["params"] for each in records if each["type"] == "hyperparams"]
+    assert {"lr": 0.3, "width": 2, "size": 5} in [
+        each["params"] for each in records if each["type"] == "hyperparams"
+    ]
 
 
 def test_hyper_parameters_that_are_not_to_be_logged_are_not() -> None:
@@ -150,7 +186,10 @@ def test_a_module_is_made_again_from_what_model_checkpoint_has_written() -> None
     module = Told(lr=0.3, width=2)
     quiet(hooks=[best], max_epochs=1).fit(module, loader(12, 5, 1), loader(7, 3, 2))
     again = load_module(Told, best.best_model_path)
-    assert dict(again.hparams) == {"lr": 0.3, "width": 2, "shape": None} and again.told == ["layer.bias", "layer.weight"]
+    assert dict(again.hparams) == {"lr": 0.3, "width": 2, "shape": None} and again.told == [
+        "layer.bias",
+        "layer.weight",
+    ]
     assert torch.equal(again.layer.weight, module.layer.weight)
 
 
@@ -237,7 +276,9 @@ def test_how_a_run_is_has_lightnings_words_and_a_missing_part_of_it_is_named() -
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             print(trainer.state.stagee)
 
-    with pytest.raises(hookline.HookError, match=r"trainer\.state\.stagee.*Did you mean 'stage'\? There are: finished, fn"):
+    with pytest.raises(
+        hookline.HookError, match=r"trainer\.state\.stagee.*Did you mean 'stage'\? There are: finished, fn"
+    ):
         hookline.Trainer(hooks=[Wrong()])
 
 
@@ -272,7 +313,9 @@ def test_the_logger_takes_what_lightnings_take_and_its_experiment_is_the_client(
                 trainer.logger.experiment.watch(pl_module)
 
     client = Client()
-    trainer = hookline.Trainer(hooks=[Logs()], logger=client, max_epochs=1, enable_progress_bar=False, device="cpu")
+    trainer = hookline.Trainer(
+        hooks=[Logs()], logger=client, max_epochs=1, enable_progress_bar=False, device="cpu"
+    )
     trainer.fit(Model(), loader(12, 5, 1))
     assert client.logged[:2] == [{"a": 1.0}, {"b": 2}]
 
@@ -280,8 +323,16 @@ def test_the_logger_takes_what_lightnings_take_and_its_experiment_is_the_client(
 def test_options_that_people_read_are_there() -> None:
     class Reads(pl.Callback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.read = (trainer.min_epochs, trainer.min_steps, trainer.limit_test_batches, trainer.overfit_batches,
-                         trainer.num_nodes, trainer.node_rank, trainer.device_ids, trainer.test_dataloaders)  # fmt: skip
+            self.read = (
+                trainer.min_epochs,
+                trainer.min_steps,
+                trainer.limit_test_batches,
+                trainer.overfit_batches,
+                trainer.num_nodes,
+                trainer.node_rank,
+                trainer.device_ids,
+                trainer.test_dataloaders,
+            )
             with trainer.profiler.profile("mine"):
                 pass
 
@@ -342,15 +393,24 @@ def test_modules_data_and_callbacks_of_lightning_come_from_a_configuration(
     assert "trained 2 val_loss" in capfd.readouterr().err
 
 
-def test_a_callback_that_cannot_run_here_is_an_error_of_the_configuration(capfd: pytest.CaptureFixture[str]) -> None:
-    refused = '[hooks.swa]\nclass_path = "lightning.pytorch.callbacks.StochasticWeightAveraging"\nswa_lrs = 0.1\n'
+def test_a_callback_that_cannot_run_here_is_an_error_of_the_configuration(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    refused = (
+        '[hooks.swa]\nclass_path = "lightning.pytorch.callbacks.StochasticWeightAveraging"\nswa_lrs = 0.1\n'
+    )
     Path("run.toml").write_text('module = "torch.nn.Linear"\n' + refused)
-    assert main(["fit", "run.toml", "--allow", "lightning", "--module.in_features=4", "--module.out_features=2"]) != 0
+    assert (
+        main(["fit", "run.toml", "--allow", "lightning", "--module.in_features=4", "--module.out_features=2"])
+        != 0
+    )
     told = capfd.readouterr().err
     assert "hooks.swa" in told and "StochasticWeightAveraging cannot run in Hookline" in told
 
 
-def test_hyper_parameters_that_lightning_has_kept_are_those_of_the_hook(caplog: pytest.LogCaptureFixture) -> None:
+def test_hyper_parameters_that_lightning_has_kept_are_those_of_the_hook(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Wide(pl.LightningModule):
         def __init__(self, width: int, note: str = "x") -> None:
             super().__init__()

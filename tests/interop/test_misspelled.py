@@ -21,21 +21,34 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 def nothing(self: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
-@pytest.mark.parametrize(("base", "wrong", "right"), [
-    (pl.Callback, "on_train_btach_end", "on_train_batch_end"), (pl.Callback, "onTrainEnd", "on_train_end"),
-    (pl.Callback, "load_statedict", "load_state_dict"), (transformers.TrainerCallback, "on_step_edn", "on_step_end"),
-    (keras.callbacks.Callback, "on_epoch_edn", "on_epoch_end"), (keras.callbacks.Callback, "on_batchend", "on_batch_end"),
-], ids=lambda value: value if isinstance(value, str) else value.__module__.partition(".")[0])  # fmt: skip
+@pytest.mark.parametrize(
+    ("base", "wrong", "right"),
+    [
+        (pl.Callback, "on_train_btach_end", "on_train_batch_end"),
+        (pl.Callback, "onTrainEnd", "on_train_end"),
+        (pl.Callback, "load_statedict", "load_state_dict"),
+        (transformers.TrainerCallback, "on_step_edn", "on_step_end"),
+        (keras.callbacks.Callback, "on_epoch_edn", "on_epoch_end"),
+        (keras.callbacks.Callback, "on_batchend", "on_batch_end"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__module__.partition(".")[0],
+)
 def test_a_misspelled_method_of_a_callback_is_refused_when_it_is_added(base, wrong, right):
     mine = type("Mine", (base,), {wrong: nothing})
     with pytest.raises(HookError, match=f"Mine.{wrong} would never be called. Did you mean '{right}'"):
         quiet(hooks=[mine()])
 
 
-@pytest.mark.parametrize(("wrong", "right"), [
-    ("val_dataloder", "val_dataloader"), ("validation_setp", "validation_step"), ("training_stpe", "training_step"),
-    ("configure_optimzers", "configure_optimizers"), ("on_train_epoch_edn", "on_train_epoch_end"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("val_dataloder", "val_dataloader"),
+        ("validation_setp", "validation_step"),
+        ("training_stpe", "training_step"),
+        ("configure_optimzers", "configure_optimizers"),
+        ("on_train_epoch_edn", "on_train_epoch_end"),
+    ],
+)
 def test_a_misspelled_step_or_loader_of_a_lightning_module_is_refused_before_the_run(wrong, right):
     wrong_module = type("Wrong", (BoringModel,), {wrong: nothing})
     with pytest.raises(HookError, match=f"Wrong.{wrong} would never be called. Did you mean '{right}'"):
@@ -44,7 +57,9 @@ def test_a_misspelled_step_or_loader_of_a_lightning_module_is_refused_before_the
 
 def test_a_misspelled_loader_of_a_lightning_data_module_is_refused():
     wrong = type("Wrong", (BoringDataModule,), {"val_dataloder": nothing})
-    with pytest.raises(HookError, match=r"Wrong.val_dataloder would never be called. Did you mean 'val_dataloader'"):
+    with pytest.raises(
+        HookError, match=r"Wrong.val_dataloder would never be called. Did you mean 'val_dataloader'"
+    ):
         quiet(max_steps=1).fit(BoringModel(), datamodule=wrong())
 
 

@@ -37,8 +37,17 @@ def recording(names: list[str]) -> Records:
     return made
 
 
-TRAINING = ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step",
-            "on_step_end", "on_epoch_end", "on_train_end"]  # fmt: skip
+TRAINING = [
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_step_begin",
+    "on_substep_end",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+    "on_epoch_end",
+    "on_train_end",
+]
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -79,8 +88,17 @@ def test_evaluations_predictions_and_saves_are_heard(tmp_path: Path) -> None:
     net = Net()
     found = trainer.fit(net, DATA, VAL)
     tested = trainer.test(net, VAL)
-    assert callback.seen == ["Net", "batch", "batch", f"{found['val/loss']:.3f}", "saved at 5",
-                             "Net", "batch", "batch", f"{tested['test/loss']:.3f}"]  # fmt: skip
+    assert callback.seen == [
+        "Net",
+        "batch",
+        "batch",
+        f"{found['val/loss']:.3f}",
+        "saved at 5",
+        "Net",
+        "batch",
+        "batch",
+        f"{tested['test/loss']:.3f}",
+    ]
 
 
 def test_early_stopping_callback_stops_the_run() -> None:
@@ -110,7 +128,9 @@ def test_what_early_stopping_has_counted_survives_a_resume(tmp_path: Path) -> No
         def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
             trainer.save_checkpoint(tmp_path / f"epoch-{epoch}")
 
-    first = quiet(hooks=[transformers.EarlyStoppingCallback(3), Saves()], max_epochs=2, run_dir=tmp_path / "run")
+    first = quiet(
+        hooks=[transformers.EarlyStoppingCallback(3), Saves()], max_epochs=2, run_dir=tmp_path / "run"
+    )
     first.fit(Net(lr=0.0), DATA, VAL)
     second = quiet(hooks=[transformers.EarlyStoppingCallback(3)], max_epochs=10, run_dir=tmp_path / "run")
     second.fit(Net(lr=0.0), DATA, VAL, resume=tmp_path / "epoch-1")
@@ -160,8 +180,14 @@ def test_everything_asked_for_by_control_is_done(tmp_path: Path) -> None:
             self.seen.append(("epoch", step))
 
     steers, hears = Steers(), Hears()
-    trainer = quiet(hooks=[steers, hears], max_epochs=9, run_dir=tmp_path, check_val_every_n_epoch=100, log_every_n_steps=1000,
-                    checkpoint=True)  # fmt: skip
+    trainer = quiet(
+        hooks=[steers, hears],
+        max_epochs=9,
+        run_dir=tmp_path,
+        check_val_every_n_epoch=100,
+        log_every_n_steps=1000,
+        checkpoint=True,
+    )
     trainer.fit(Net(), DATA, VAL)
     assert hears.seen == [("saved", 1), ("validated", 2), ("epoch", 4), ("epoch", 6), ("saved", 6)]
     step, logged = steers.logged[1]  # the first one is of the validation
@@ -171,7 +197,9 @@ def test_everything_asked_for_by_control_is_done(tmp_path: Path) -> None:
 
 def test_a_callback_is_given_what_it_names_only() -> None:
     class Names(transformers.TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, train_dataloader: Any) -> None:
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, train_dataloader: Any
+        ) -> None:
             self.given = (type(model), type(optimizer).__name__, train_dataloader)
 
     callback = Names()
@@ -197,7 +225,10 @@ def test_what_cannot_be_honoured_is_refused_when_it_is_added() -> None:
     class Pushes(transformers.TrainerCallback):
         def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
 
-    with pytest.raises(hookline.HookError, match="Pushes listens to on_push_begin, which cannot be honoured: nothing is pushed"):
+    with pytest.raises(
+        hookline.HookError,
+        match="Pushes listens to on_push_begin, which cannot be honoured: nothing is pushed",
+    ):
         quiet(hooks=[Pushes()])
 
 
@@ -220,7 +251,11 @@ def test_it_also_runs_in_a_hand_written_loop() -> None:
             line.backward(torch.nn.functional.mse_loss(net(x), y))
             sgd.step()
     assert [(name, step) for name, step, _ in heard.seen] == [
-        ("on_train_begin", 0), ("on_step_end", 1), ("on_step_end", 2), ("on_train_end", 2)]  # fmt: skip
+        ("on_train_begin", 0),
+        ("on_step_end", 1),
+        ("on_step_end", 2),
+        ("on_train_end", 2),
+    ]
 
 
 def test_the_table_knows_every_method_of_the_package() -> None:
@@ -262,4 +297,6 @@ def test_what_is_asked_for_at_another_moment_is_done_at_the_end_of_the_step(tmp_
     trainer = quiet(hooks=[Asks(), hears], max_epochs=2, run_dir=tmp_path, checkpoint=True)
     trainer.fit(Net(), DATA)
     assert hears.seen == [("saved", 2), ("epoch", 4), ("epoch", 9), ("saved", 9)]
-    assert not [each for each in trainer.plan.listeners("on_step_end") if each.owner is not hears]  # it listens no longer
+    assert not [
+        each for each in trainer.plan.listeners("on_step_end") if each.owner is not hears
+    ]  # it listens no longer

@@ -41,12 +41,23 @@ class Hears(TrainerCallback):
 
 def test_what_two_callbacks_ask_for_at_one_step_is_done_once(tmp_path: Path) -> None:
     hears = Hears()
-    trainer = quiet(hooks=[Asks(), Asks(), hears], run_dir=tmp_path, check_val_every_n_epoch=9, log_every_n_steps=1000,
-                    checkpoint=True)  # fmt: skip
+    trainer = quiet(
+        hooks=[Asks(), Asks(), hears],
+        run_dir=tmp_path,
+        check_val_every_n_epoch=9,
+        log_every_n_steps=1000,
+        checkpoint=True,
+    )
     trainer.fit(Net(), DATA, VAL)
-    assert hears.seen[:4] == [("logged", 2, ["epoch", "learning_rate", "loss"]), ("logged", 2, ["epoch", "eval_loss"]),
-                              ("evaluated", 2), ("saved", 2)]  # fmt: skip
-    assert [each for each in hears.seen[4:] if each[0] != "logged"] == [("saved", len(DATA))]  # the state at the end
+    assert hears.seen[:4] == [
+        ("logged", 2, ["epoch", "learning_rate", "loss"]),
+        ("logged", 2, ["epoch", "eval_loss"]),
+        ("evaluated", 2),
+        ("saved", 2),
+    ]
+    assert [each for each in hears.seen[4:] if each[0] != "logged"] == [
+        ("saved", len(DATA))
+    ]  # the state at the end
 
 
 def test_a_later_callback_sees_what_an_earlier_one_has_set_and_may_take_it_back(tmp_path: Path) -> None:
@@ -83,7 +94,11 @@ def test_the_reason_of_a_stop_is_who_asked_for_it_and_not_who_came_last() -> Non
 def test_a_callback_that_hears_only_the_end_finds_the_whole_history_there() -> None:
     class AtEnd(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.found = (state.best_metric, state.best_global_step, [row["step"] for row in state.log_history])
+            self.found = (
+                state.best_metric,
+                state.best_global_step,
+                [row["step"] for row in state.log_history],
+            )
 
     alone, beside = AtEnd(), AtEnd()
     trainer = quiet(hooks=[alone], log_every_n_steps=1)
@@ -91,7 +106,9 @@ def test_a_callback_that_hears_only_the_end_finds_the_whole_history_there() -> N
     quiet(hooks=[beside, Hears(), Hears()], log_every_n_steps=1).fit(Net(), DATA, VAL)
     assert alone.found[:2] == (pytest.approx(trainer.metrics["val/loss"]), len(DATA))
     steps = alone.found[2]
-    assert steps[: len(DATA)] == list(range(1, len(DATA) + 1)) and beside.found[2] == steps  # each row once, whoever listens
+    assert (
+        steps[: len(DATA)] == list(range(1, len(DATA) + 1)) and beside.found[2] == steps
+    )  # each row once, whoever listens
 
 
 def test_the_best_metric_is_known_when_its_checkpoint_is_saved() -> None:

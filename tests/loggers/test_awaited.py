@@ -68,9 +68,11 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.1)
 
 
-@pytest.mark.parametrize("values", [
-    torch.zeros(1000), [torch.zeros(500), np.zeros(250, dtype=np.float64)], torch.ones(1000).to_sparse(),
-], ids=["tensor", "several", "sparse"])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [torch.zeros(1000), [torch.zeros(500), np.zeros(250, dtype=np.float64)], torch.ones(1000).to_sparse()],
+    ids=["tensor", "several", "sparse"],
+)
 def test_tensors_that_wait_are_bounded_by_their_bytes(
     values: Any, hung: Callable[[str], Rows], impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +228,9 @@ def test_who_is_waited_for_who_is_queued_and_who_is_called_directly() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_slow_logger_is_no_longer_waited_for_and_still_gets_every_row(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_logger_is_no_longer_waited_for_and_still_gets_every_row(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rows, behind = Rows(hangs_in="log_metrics"), []
 
     class Looks(Hook):
@@ -259,8 +263,12 @@ def test_a_logger_that_hangs_holds_up_neither_the_training_nor_its_end(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_does_not_fit_into_the_queue_is_counted(hung: Callable[[str], Rows], caplog: pytest.LogCaptureFixture) -> None:
-    quiet(logger=Awaited(hung("log_metrics"), size=2, timeout=0.2), log_every_n_steps=1).fit(Net(), batches(6))
+def test_what_does_not_fit_into_the_queue_is_counted(
+    hung: Callable[[str], Rows], caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet(logger=Awaited(hung("log_metrics"), size=2, timeout=0.2), log_every_n_steps=1).fit(
+        Net(), batches(6)
+    )
     assert [record.message for record in caplog.records][1:] == [
         "Rows is slower than the run: its queue of 2 records is full, records are dropped",
         "Rows did not finish within 0.2 s: 3 records are given up",
@@ -284,9 +292,13 @@ def test_the_next_run_waits_for_it_again_or_leaves_it_off_while_it_hangs(hung: C
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("disk full"), SystemExit(1), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+    "error",
+    [OSError("disk full"), SystemExit(1), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
 )
-def test_a_logger_that_fails_is_named_once_and_the_run_goes_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_that_fails_is_named_once_and_the_run_goes_on(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     class Fails(Rows):
         def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
             raise error
@@ -295,5 +307,7 @@ def test_a_logger_that_fails_is_named_once_and_the_run_goes_on(error: BaseExcept
     trainer = quiet(logger=bad, log_every_n_steps=1)
     trainer.fit(Net(), batches(3))
     assert trainer.state.step == 3 and bad.events == ["open", "close"]
-    assert [record.message for record in caplog.records] == ["Fails failed in log_metrics and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Fails failed in log_metrics and is switched off for this run"
+    ]
     assert type(error).__name__ in caplog.text

@@ -15,12 +15,20 @@ from hookline import Hook, Logger, OptionError, Trainer
 from hookline.loggers import BadValue, JSONLines, Loggers, Queued, base, make_loggers
 
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
-    ("log_metrics", ({"a": 1.0}, 1, 0)), ("log_hyperparams", ({"lr": 0.1},)), ("add_scalar", ("a", 1.0, 1)),
-    ("add_histogram", ("a", torch.zeros(3), 1)), ("add_text", ("a", "text", 1)),
-    ("add_image", ("a", torch.zeros(1, 2, 2), 1)), ("add_figure", ("a", object(), 1)), ("close", ()), ("open", (Path,)),
-    ("position", ()), ("resume", (None, 1, 0, "checkpoint")), ("log_event", ("skip", {"reason": "hook"})),
+    ("log_metrics", ({"a": 1.0}, 1, 0)),
+    ("log_hyperparams", ({"lr": 0.1},)),
+    ("add_scalar", ("a", 1.0, 1)),
+    ("add_histogram", ("a", torch.zeros(3), 1)),
+    ("add_text", ("a", "text", 1)),
+    ("add_image", ("a", torch.zeros(1, 2, 2), 1)),
+    ("add_figure", ("a", object(), 1)),
+    ("close", ()),
+    ("open", (Path,)),
+    ("position", ()),
+    ("resume", (None, 1, 0, "checkpoint")),
+    ("log_event", ("skip", {"reason": "hook"})),
     ("begin_afresh", ()),
-]  # fmt: skip
+]
 
 
 class Spy(Logger):
@@ -36,7 +44,9 @@ class Spy(Logger):
 
 
 @pytest.mark.parametrize(("method", "given"), CALLS, ids=[name for name, _ in CALLS])
-def test_everything_reaches_every_logger_and_a_plain_logger_takes_everything(method: str, given: tuple[Any, ...]) -> None:
+def test_everything_reaches_every_logger_and_a_plain_logger_takes_everything(
+    method: str, given: tuple[Any, ...]
+) -> None:
     spies = [Spy(), Spy()]
     together = Loggers([spies[0], Logger(), spies[1]])
     getattr(together, method)(*given)
@@ -71,7 +81,9 @@ def test_a_group_is_true_only_if_somebody_is_in_it() -> None:
 def test_the_module_can_use_its_experiment_even_without_a_logger() -> None:
     class Draws(Net):
         def on_after_backward(self) -> None:
-            self.experiment.add_histogram(tag="grad", values=self.layer.weight.grad, global_step=self.global_step)
+            self.experiment.add_histogram(
+                tag="grad", values=self.layer.weight.grad, global_step=self.global_step
+            )
             self.logger.add_text("note", "hello")
 
     quiet().fit(Draws(), batches(1))  # nothing to hear it, and nothing breaks
@@ -88,7 +100,10 @@ def test_hooks_get_the_loggers_as_logger_and_as_experiment() -> None:
 
     spy = Spy()
     quiet(logger=spy, hooks=[Draws()]).fit(Net(), batches(2))
-    assert [given for name, given in spy.calls if name == "add_scalar"] == [("mine", 1.0, 1), ("mine", 1.0, 2)]
+    assert [given for name, given in spy.calls if name == "add_scalar"] == [
+        ("mine", 1.0, 1),
+        ("mine", 1.0, 2),
+    ]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -138,14 +153,18 @@ class Fails(Logger):
         raise OSError("disk full")
 
 
-def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others_notice(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bad, good = Fails(), Spy()
     trainer = quiet(logger=[bad, good], log_every_n_steps=1)
     trainer.fit(Net(), batches(3))
     assert trainer.state.step == 3
     assert bad.calls == ["log_metrics", "close"]  # it may still hold a file
     assert sum(name == "log_metrics" for name, _ in good.calls) == 4 and good.calls[-1][0] == "close"
-    assert [record.message for record in caplog.records] == ["Fails failed in log_metrics and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Fails failed in log_metrics and is switched off for this run"
+    ]
     assert "disk full" in caplog.text
     trainer.validate(Net(), batches(1))
     assert bad.calls == ["log_metrics", "close"] * 2  # the next run tries again
@@ -193,8 +212,14 @@ def test_a_logger_of_ones_own_gets_its_position_back_whoever_came_or_went() -> N
     assert not first.told  # neither a new run nor an evaluation goes on from anywhere
 
 
-@pytest.mark.parametrize("answer", [OSError("disk full"), BadValue("odd"), object(), {"a": {1, 2}}], ids=lambda each: type(each).__name__)
-def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [OSError("disk full"), BadValue("odd"), object(), {"a": {1, 2}}],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     class Bad(Counts):
         def position(self) -> Any:
             if isinstance(answer, Exception):
@@ -203,7 +228,9 @@ def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(answer: Any
 
     good = Counts()
     path = saved_after_two([Bad(), good])
-    assert [record.message for record in caplog.records] == ["Bad failed in position and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Bad failed in position and is switched off for this run"
+    ]
     quiet(logger=[Bad(), good], run_dir="mine").fit(Net(), batches(3), resume=path)
     assert good.told == [(2, 2, 0, "step-2")]
 
@@ -219,7 +246,9 @@ def test_a_logger_that_fails_when_a_run_goes_on_does_not_end_it(caplog: pytest.L
     trainer = quiet(logger=[bad, good], log_every_n_steps=1, run_dir="mine")
     trainer.fit(Net(), batches(3), resume=path)
     assert trainer.global_step == 3 and good.told and good.rows and not bad.rows
-    assert [record.message for record in caplog.records] == ["Bad failed in resume and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Bad failed in resume and is switched off for this run"
+    ]
 
 
 def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
@@ -231,7 +260,9 @@ def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
         Loggers([Interrupted()]).add_text("a", "b")
 
 
-def test_a_wrong_image_is_the_callers_mistake_and_switches_nobody_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_image_is_the_callers_mistake_and_switches_nobody_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     group = Loggers([JSONLines(tmp_path / "log.jsonl")])
     with pytest.raises(BadValue, match=r"'x' takes an image of shape .* not a Tensor of shape \(2, 4, 4\)"):
         group.add_image("x", torch.zeros(2, 4, 4))
@@ -263,9 +294,17 @@ def test_a_logger_that_asks_for_a_queue_gets_one() -> None:
 def test_values_are_made_plain() -> None:
     nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], 3: True, "huge": 10**400, "text": "x\ud800"}
     assert base.flat(nested) == {
-        "a/b": 1, "a/c/d": "None", "e": "[1, 2]", "3": True, "huge": str(10**400), "text": "x\\ud800",
-    }  # fmt: skip
-    assert base.pixels("x", torch.tensor([[0.0, 0.5], [2.0, math.nan]])).squeeze().tolist() == [[0, 127], [255, 0]]
+        "a/b": 1,
+        "a/c/d": "None",
+        "e": "[1, 2]",
+        "3": True,
+        "huge": str(10**400),
+        "text": "x\\ud800",
+    }
+    assert base.pixels("x", torch.tensor([[0.0, 0.5], [2.0, math.nan]])).squeeze().tolist() == [
+        [0, 127],
+        [255, 0],
+    ]
     assert base.pixels("x", torch.tensor([[0, 300], [-5, 7]])).squeeze().tolist() == [[0, 255], [0, 7]]
     assert base.finite("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
     names = {base.file_name(tag, 1, "png") for tag in ("a/b", "a b", "../a_b", "")}
@@ -306,8 +345,13 @@ class Own(Logger):
 
 
 def test_a_logger_whose_rows_would_be_lost_is_refused_at_once() -> None:
-    with pytest.raises(OptionError, match=r"AsInLightning.log_metrics\(metrics.*step.*\) .*is called with metrics, step, epoch"):
+    with pytest.raises(
+        OptionError,
+        match=r"AsInLightning.log_metrics\(metrics.*step.*\) .*is called with metrics, step, epoch",
+    ):
         make_loggers(AsInLightning(), JSONLines)
-    with pytest.raises(OptionError, match="Misspelt.log_metric is never called by a run. Did you mean 'log_metrics'?"):
+    with pytest.raises(
+        OptionError, match="Misspelt.log_metric is never called by a run. Did you mean 'log_metrics'?"
+    ):
         make_loggers(Misspelt(), JSONLines)
     assert make_loggers(Own(), JSONLines).members

@@ -43,14 +43,21 @@ def test_every_kind_of_record_is_one_clean_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_colour_only_on_a_terminal_unless_told_and_tags_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_only_on_a_terminal_unless_told_and_tags_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for stream, color, colored in ((Terminal(), None, True), (Terminal(), False, False), (io.StringIO(), None, False), (io.StringIO(), True, True)):
+    for stream, color, colored in (
+        (Terminal(), None, True),
+        (Terminal(), False, False),
+        (io.StringIO(), None, False),
+        (io.StringIO(), True, True),
+    ):
         Console(stream, color).add_scalar("[red]x[/red]", 1.0, 3)
         assert ("\x1b[" in stream.getvalue()) == colored
         assert "[red]x[/red]" in stream.getvalue()
@@ -79,7 +86,9 @@ def test_a_closed_screen_does_not_stop_the_training(caplog: pytest.LogCaptureFix
     trainer = quiet(logger=Console(stream), log_every_n_steps=1)
     trainer.fit(Net(), batches(3))
     assert trainer.state.step == 3
-    assert [record.message for record in caplog.records] == ["Console failed in log_hyperparams and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Console failed in log_hyperparams and is switched off for this run"
+    ]
 
 
 @pytest.mark.parametrize("options", [{"stream": "out.txt"}, {"color": "yes"}])

@@ -29,8 +29,11 @@ def test_a_run_writes_a_table_and_its_parameters() -> None:
     trainer.fit(Net(), batches(2), batches(1))
     rows = table(Path("mine/metrics.csv"))
     assert [(row["step"], row["epoch"], bool(row["train/loss"]), bool(row["val/loss"])) for row in rows] == [
-        ("1", "0", True, False), ("2", "0", True, False), ("2", "0", False, True), ("2", "0", True, False),
-    ]  # fmt: skip
+        ("1", "0", True, False),
+        ("2", "0", True, False),
+        ("2", "0", False, True),
+        ("2", "0", True, False),
+    ]
     assert list(rows[0]) == ["step", "epoch", "train/loss", "lr", "val/loss"]
     assert float(rows[-1]["train/loss"]) == trainer.metrics["train/loss"]
     parameters = {row["name"]: row["value"] for row in table(Path("mine/hparams.csv"))}
@@ -41,11 +44,24 @@ def test_a_run_writes_a_table_and_its_parameters() -> None:
 def test_every_kind_of_record_is_taken_and_numbers_come_back_exactly(tmp_path: Path) -> None:
     tell_everything(CSV(), tmp_path)
     rows = table(tmp_path / "metrics.csv")
-    assert (rows[0]["train/loss"], rows[0]["bad"], rows[0]["up"], rows[0]["down"]) == ("1.5", "nan", "inf", "-inf")
+    assert (rows[0]["train/loss"], rows[0]["bad"], rows[0]["up"], rows[0]["down"]) == (
+        "1.5",
+        "nan",
+        "inf",
+        "-inf",
+    )
     assert [(row["step"], row["array"]) for row in rows if row["array"]] == [("", "0.25")]
-    names = {"step": "metric/step", "epoch": "metric/epoch", "line\nbreak": "line\\nbreak", "nul\0": "nul\\0", "\ud800": "\\ud800"}
+    names = {
+        "step": "metric/step",
+        "epoch": "metric/epoch",
+        "line\nbreak": "line\\nbreak",
+        "nul\0": "nul\\0",
+        "\ud800": "\\ud800",
+    }
     for number, tag in enumerate(ODD_TAGS):
-        assert [float(row[names.get(tag, tag)]) for row in rows if row["step"] == "5" and row[names.get(tag, tag)]] == [number]
+        assert [
+            float(row[names.get(tag, tag)]) for row in rows if row["step"] == "5" and row[names.get(tag, tag)]
+        ] == [number]
     assert {row["name"]: row["value"] for row in table(tmp_path / "hparams.csv")}["net/width"] == "8"
 
 
@@ -65,7 +81,9 @@ def test_the_table_is_whole_whenever_somebody_looks() -> None:
     assert [count for count, _ in seen] == sorted(count for count, _ in seen) and seen[-1][0] >= 3
 
 
-def test_a_table_that_cannot_be_replaced_is_still_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_cannot_be_replaced_is_still_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logger = CSV()
     logger.open(lambda: tmp_path)
     logger.log_metrics({"a": 1.0}, 1, 0)
@@ -88,16 +106,27 @@ def test_a_run_that_goes_on_continues_the_table(tmp_path: Path) -> None:
         logger.close()
     rows = table(tmp_path / "metrics.csv")
     assert list(rows[0]) == ["step", "epoch", "a", "b", "c"]
-    assert [(row["a"], row["b"], row["c"]) for row in rows] == [("0.0", "", ""), ("1.0", "", ""), ("", "2.0", ""), ("3.0", "", "3.0")]
+    assert [(row["a"], row["b"], row["c"]) for row in rows] == [
+        ("0.0", "", ""),
+        ("1.0", "", ""),
+        ("", "2.0", ""),
+        ("3.0", "", "3.0"),
+    ]
 
 
-@pytest.mark.parametrize("left", ["step,epoch,a\r\n1,0,0.25\r\n2,0,0.2", "step,epoch,a\r\n1,0,0.25\r\n2", "step,epoch,a\r\n1,0,0.25\r\n"])
+@pytest.mark.parametrize(
+    "left",
+    ["step,epoch,a\r\n1,0,0.25\r\n2,0,0.2", "step,epoch,a\r\n1,0,0.25\r\n2", "step,epoch,a\r\n1,0,0.25\r\n"],
+)
 def test_half_a_row_of_a_killed_run_is_left_out(left: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_bytes(left.encode())
     logger = CSV()
     logger.open(lambda: tmp_path)
     logger.log_metrics({"a": 0.5}, 3, 0)
-    assert [(row["step"], row["a"]) for row in table(tmp_path / "metrics.csv")] == [("1", "0.25"), ("3", "0.5")]
+    assert [(row["step"], row["a"]) for row in table(tmp_path / "metrics.csv")] == [
+        ("1", "0.25"),
+        ("3", "0.5"),
+    ]
     logger.close()
 
 
@@ -112,8 +141,14 @@ def test_a_file_without_a_whole_header_is_begun_anew(left: str, tmp_path: Path) 
 
 
 @settings(deadline=None, max_examples=50, database=None)
-@given(st.lists(st.dictionaries(st.text(max_size=5), st.floats(), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_any_metrics_in_any_order_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, float]]) -> None:
+@given(
+    st.lists(
+        st.dictionaries(st.text(max_size=5), st.floats(), min_size=1, max_size=4), min_size=1, max_size=6
+    )
+)
+def test_any_metrics_in_any_order_come_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, float]]
+) -> None:
     folder = tmp_path_factory.mktemp("table")
     logger = CSV()
     logger.open(lambda: folder)
@@ -122,7 +157,8 @@ def test_any_metrics_in_any_order_come_back(tmp_path_factory: pytest.TempPathFac
     logger.close()
     read = table(folder / "metrics.csv")
     assert [sorted(repr(value) for value in row.values()) for row in rows] == [
-        sorted(value for name, value in row.items() if name not in ("step", "epoch") and value) for row in read
+        sorted(value for name, value in row.items() if name not in ("step", "epoch") and value)
+        for row in read
     ]
 
 
@@ -132,7 +168,9 @@ def test_the_table_stays_in_the_run_directory(name: str) -> None:
         CSV(name)
 
 
-def test_a_disk_that_is_full_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_is_full_does_not_stop_the_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*given: Any) -> None:
         raise OSError("disk full")
 
@@ -140,4 +178,6 @@ def test_a_disk_that_is_full_does_not_stop_the_training(monkeypatch: pytest.Monk
     trainer = quiet(logger=CSV(), log_every_n_steps=1)
     trainer.fit(Net(), batches(3))
     assert trainer.state.step == 3
-    assert [record.message for record in caplog.records] == ["CSV failed in log_hyperparams and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "CSV failed in log_hyperparams and is switched off for this run"
+    ]

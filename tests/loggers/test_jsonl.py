@@ -54,12 +54,43 @@ class Odd:
 
 
 VALUES: list[Any] = [
-    torch.device("cpu"), torch.float16, math.nan, math.inf, -math.inf, Path("a/b"), torch.tensor(1.5), torch.tensor([1, 2]),
-    torch.tensor(math.nan), torch.ones(2, requires_grad=True), torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.bfloat16),
-    torch.eye(2).to_sparse(), np.float32(0.5), np.int64(3), np.bool_(True), np.array([[1.0, math.nan]]), np.array(["a"]), {1, 2},
-    frozenset({"a"}), (1, 2), {1: "int key", None: "none key", (1, 2): "tuple key"}, b"bytes", 1 + 2j, Color.RED, Odd(), len, Odd,
-    datetime.datetime(2024, 1, 1), Decimal("1.5"), "line\nbreak\u2028 \ud800 \"quote\"", 10**400, True, None, range(3), iter([1]),
-]  # fmt: skip
+    torch.device("cpu"),
+    torch.float16,
+    math.nan,
+    math.inf,
+    -math.inf,
+    Path("a/b"),
+    torch.tensor(1.5),
+    torch.tensor([1, 2]),
+    torch.tensor(math.nan),
+    torch.ones(2, requires_grad=True),
+    torch.zeros(2, device="meta"),
+    torch.zeros(2, dtype=torch.bfloat16),
+    torch.eye(2).to_sparse(),
+    np.float32(0.5),
+    np.int64(3),
+    np.bool_(True),
+    np.array([[1.0, math.nan]]),
+    np.array(["a"]),
+    {1, 2},
+    frozenset({"a"}),
+    (1, 2),
+    {1: "int key", None: "none key", (1, 2): "tuple key"},
+    b"bytes",
+    1 + 2j,
+    Color.RED,
+    Odd(),
+    len,
+    Odd,
+    datetime.datetime(2024, 1, 1),
+    Decimal("1.5"),
+    'line\nbreak\u2028 \ud800 "quote"',
+    10**400,
+    True,
+    None,
+    range(3),
+    iter([1]),
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}")
@@ -73,8 +104,17 @@ def test_every_record_is_one_valid_line_whatever_the_value(value: Any, tmp_path:
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers() | st.dates(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers()
+    | st.dates(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner)
+    ),
     max_leaves=15,
 )
 
@@ -88,9 +128,9 @@ def test_any_nested_value_becomes_strict_json(value: Any) -> None:
 
 
 def test_numbers_stay_numbers_and_the_rest_can_be_read() -> None:
-    assert jsonable({"a": np.float32(0.5), "b": torch.tensor([1, 2]), "c": np.int64(3), "d": torch.tensor(2.0)}) == {
-        "a": 0.5, "b": [1, 2], "c": 3, "d": 2.0,
-    }  # fmt: skip
+    assert jsonable(
+        {"a": np.float32(0.5), "b": torch.tensor([1, 2]), "c": np.int64(3), "d": torch.tensor(2.0)}
+    ) == {"a": 0.5, "b": [1, 2], "c": 3, "d": 2.0}
     assert jsonable([math.nan, math.inf, -math.inf]) == ["nan", "inf", "-inf"]
     assert jsonable({"device": torch.device("cpu"), "path": Path("a/b")}) == {"device": "cpu", "path": "a/b"}
 
@@ -103,8 +143,11 @@ def test_a_run_writes_its_records_into_its_directory() -> None:
     trainer.fit(Net(), batches(2), batches(1))
     written = rows(Path("mine/log.jsonl"))
     assert [(each["step"], each["epoch"], sorted(each["metrics"])) for each in written] == [
-        (1, 0, ["lr", "train/loss"]), (2, 0, ["lr", "train/loss"]), (2, 0, ["val/loss"]), (2, 0, ["train/loss"]),
-    ]  # fmt: skip
+        (1, 0, ["lr", "train/loss"]),
+        (2, 0, ["lr", "train/loss"]),
+        (2, 0, ["val/loss"]),
+        (2, 0, ["train/loss"]),
+    ]
     assert written[-1]["metrics"]["train/loss"] == pytest.approx(trainer.metrics["train/loss"])
 
 
@@ -204,14 +247,17 @@ def read_png(data: bytes) -> tuple[int, int, bytes]:
     return width, height, zlib.decompress(chunks[b"IDAT"])
 
 
-@pytest.mark.parametrize(("image", "pixels"), [
-    (torch.tensor([[0.0, 1.0], [2.0, -1.0]]), b"\0\x00\xff\0\xff\x00"),
-    (torch.tensor([[[0, 7]]], dtype=torch.uint8), b"\0\x00\x07"),
-    (torch.ones(3, 1, 2), b"\0" + b"\xff" * 6),
-    (np.zeros((4, 1, 1)), b"\0" + b"\x00" * 4),
-    (torch.tensor([[True, False]]), b"\0\xff\x00"),
-    (torch.tensor([[300, -5]]), b"\0\xff\x00"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "pixels"),
+    [
+        (torch.tensor([[0.0, 1.0], [2.0, -1.0]]), b"\0\x00\xff\0\xff\x00"),
+        (torch.tensor([[[0, 7]]], dtype=torch.uint8), b"\0\x00\x07"),
+        (torch.ones(3, 1, 2), b"\0" + b"\xff" * 6),
+        (np.zeros((4, 1, 1)), b"\0" + b"\x00" * 4),
+        (torch.tensor([[True, False]]), b"\0\xff\x00"),
+        (torch.tensor([[300, -5]]), b"\0\xff\x00"),
+    ],
+)
 def test_images_are_true_png_files(image: Any, pixels: bytes) -> None:
     width, height, raw = read_png(png("x", image))
     assert raw == pixels
@@ -252,15 +298,19 @@ def test_a_wrong_value_is_the_callers_mistake_and_the_log_goes_on(mistake: str) 
     assert not Path("run/media").exists()
 
 
-@pytest.mark.parametrize(("values", "counted", "bins"), [
-    (np.arange(60.0)[::-1], 60, 30),
-    (torch.tensor([1.0, 1.0 + 2**-23]), 2, 30),
-    (np.array([-3e38, 3e38], dtype=np.float32), 2, 30),
-    (np.array([1.0, np.nextafter(1.0, 2.0)]), 2, 1),
-    (np.array([-1.7e308, 1.7e308]), 2, 1),
-    (torch.tensor([math.nan, 2.0]), 1, 30),
-    (torch.zeros(0), 0, 0),
-], ids=["reversed", "nearly equal", "far apart", "as near as can be", "as far as can be", "nan", "nothing"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "counted", "bins"),
+    [
+        (np.arange(60.0)[::-1], 60, 30),
+        (torch.tensor([1.0, 1.0 + 2**-23]), 2, 30),
+        (np.array([-3e38, 3e38], dtype=np.float32), 2, 30),
+        (np.array([1.0, np.nextafter(1.0, 2.0)]), 2, 1),
+        (np.array([-1.7e308, 1.7e308]), 2, 1),
+        (torch.tensor([math.nan, 2.0]), 1, 30),
+        (torch.zeros(0), 0, 0),
+    ],
+    ids=["reversed", "nearly equal", "far apart", "as near as can be", "as far as can be", "nan", "nothing"],
+)
 def test_any_numbers_make_a_histogram(values: Any, counted: int, bins: int, tmp_path: Path) -> None:
     logger = open_logger(tmp_path)
     logger.add_histogram("w", values, 1)
@@ -281,7 +331,9 @@ def test_images_and_figures_become_files_inside_the_run_directory(tmp_path: Path
     assert (image["step"], image["tag"], drawing["tag"]) == (3, "val/sample 1", "confusion")
 
 
-@pytest.mark.parametrize("tag", ["../../escape", "/absolute", "..", "a/../../b", "nul\0byte", "", "~", "ünï", "x" * 400])
+@pytest.mark.parametrize(
+    "tag", ["../../escape", "/absolute", "..", "a/../../b", "nul\0byte", "", "~", "ünï", "x" * 400]
+)
 def test_no_tag_can_leave_the_run_directory(tag: str, tmp_path: Path) -> None:
     folder = tmp_path / "outer" / "run"
     logger = open_logger(folder)

@@ -19,7 +19,9 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("alembic")
 
 # MLflow's database model still asks SQLAlchemy 2.1 for a way of loading that goes away
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy is deprecated:sqlalchemy.exc.SADeprecationWarning"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +63,16 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert math.isnan(history(client, run_id, "bad")[0][1])
     assert history(client, run_id, "array") == [(3, 0.25)] and history(client, run_id, "late") == [(1, 7.0)]
     run = client.get_run(run_id)
-    numbers = sorted(value for name in run.data.metrics for step, value in history(client, run_id, name) if step == 5)
+    numbers = sorted(
+        value for name in run.data.metrics for step, value in history(client, run_id, name) if step == 5
+    )
     assert numbers == list(range(len(ODD_TAGS)))  # each under a name of its own
     assert history(client, run_id, "acc_1")[0] == (5, float(ODD_TAGS.index("acc@1")))
     assert (run.data.params["lr"], run.data.params["net/width"]) == ("0.5", "8")
-    listed = {kind: [each.path for each in client.list_artifacts(run_id, kind)] for kind in ("text", "images", "histograms")}
+    listed = {
+        kind: [each.path for each in client.list_artifacts(run_id, kind)]
+        for kind in ("text", "images", "histograms")
+    }
     assert len(listed["text"]) == 2 and len(listed["images"]) == 3 and len(listed["histograms"]) == 1
     for path in files(tmp_path):
         assert path.is_relative_to(tmp_path / "mlflow")
@@ -73,7 +80,9 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert [text.read_text() for text in texts] == ["hello <b>\n\\ud800", "no step"]
     (histogram,) = (tmp_path / "mlflow/artifacts").rglob("weights*.json")
     assert json.loads(histogram.read_text())["tag"] == "weights"
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "mlflow/artifacts").rglob("*.png"))
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "mlflow/artifacts").rglob("*.png")
+    )
 
 
 def test_the_same_directory_goes_on_with_the_same_run_and_another_begins_its_own(tmp_path: Path) -> None:
@@ -87,7 +96,9 @@ def test_the_same_directory_goes_on_with_the_same_run_and_another_begins_its_own
         ids.append(logger.run_id)
     assert ids[0] == ids[1] != ids[2]
     run = reader(tmp_path / "a").get_run(ids[0])
-    assert run.data.params["lr"] == "0.1" and run.data.tags["now.lr"] == "0.2"  # MLflow never changes a parameter
+    assert (
+        run.data.params["lr"] == "0.1" and run.data.tags["now.lr"] == "0.2"
+    )  # MLflow never changes a parameter
     assert len(history(reader(tmp_path / "a"), ids[0], "loss")) == 2
 
 
@@ -125,5 +136,7 @@ def test_a_store_that_cannot_be_reached_does_not_stop_the_training(caplog: pytes
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"MLflow needs the package 'mlflow': pip install hookline\[mlflow\]"):
+    with pytest.raises(
+        OptionError, match=r"MLflow needs the package 'mlflow': pip install hookline\[mlflow\]"
+    ):
         MLflow()

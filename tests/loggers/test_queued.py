@@ -76,7 +76,9 @@ def methods(logger: Keeps) -> list[str]:
     return [method for method, _ in logger.told]
 
 
-def test_records_arrive_in_order_in_another_thread_and_all_are_there_when_it_is_closed(slow: Keeps, tmp_path: Path) -> None:
+def test_records_arrive_in_order_in_another_thread_and_all_are_there_when_it_is_closed(
+    slow: Keeps, tmp_path: Path
+) -> None:
     queued = Queued(slow)
     queued.open(lambda: tmp_path)
     for step in range(50):
@@ -148,7 +150,11 @@ def test_large_tensors_cannot_fill_the_memory(slow: Keeps, monkeypatch: pytest.M
     queued.close()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1), ValueError("odd")], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no network"), SystemExit(1), ValueError("odd")],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_failing_logger_is_reported_once_and_switched_off_and_the_run_goes_on(
     slow: Keeps, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
@@ -158,21 +164,29 @@ def test_a_failing_logger_is_reported_once_and_switched_off_and_the_run_goes_on(
     trainer.fit(Net(), batches(5))
     assert trainer.state.step == 5 and queued.off
     assert methods(slow) == ["log_hyperparams", "close"]
-    assert [record.message for record in caplog.records] == ["Keeps failed in log_hyperparams and is switched off for this run"]
+    assert [record.message for record in caplog.records] == [
+        "Keeps failed in log_hyperparams and is switched off for this run"
+    ]
     assert repr(error.args[0]).strip("'") in caplog.text
     assert Path("mine/log.jsonl").read_text().count('"train/loss"') == 6
 
 
-def test_a_hanging_logger_neither_stops_the_training_nor_its_end(slow: Keeps, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hanging_logger_neither_stops_the_training_nor_its_end(
+    slow: Keeps, caplog: pytest.LogCaptureFixture
+) -> None:
     slow.gate.clear()
     queued = Queued(slow, timeout=0.2)
     trainer = quiet(logger=queued, log_every_n_steps=1)
     trainer.fit(Net(), batches(5))
     assert trainer.state.step == 5
-    assert [record.message for record in caplog.records] == ["Keeps did not finish within 0.2 s: 7 records are given up"]
+    assert [record.message for record in caplog.records] == [
+        "Keeps did not finish within 0.2 s: 7 records are given up"
+    ]
 
 
-def test_the_run_after_one_that_hangs_is_not_held_up_either(slow: Keeps, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_run_after_one_that_hangs_is_not_held_up_either(
+    slow: Keeps, caplog: pytest.LogCaptureFixture
+) -> None:
     slow.gate.clear()
     queued = Queued(slow, timeout=0.2)
     for _ in range(2):
@@ -251,7 +265,9 @@ def test_a_slow_logger_costs_its_checkpoints_a_second_at_most(monkeypatch: pytes
     queued.open(Path)
     logger.gate.clear()
     queued.log_metrics({}, 1, 0)
-    assert [queued.position() for _ in range(3)] == [None] * 3  # the first is waited for in vain, the others are not
+    assert [queued.position() for _ in range(3)] == [
+        None
+    ] * 3  # the first is waited for in vain, the others are not
     with queued._changed:
         assert [method for method, _ in queued._records].count("position") == 1
     logger.gate.set()
@@ -277,10 +293,16 @@ def test_nothing_is_started_or_made_when_nothing_is_logged(slow: Keeps) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"size": 0}, "size=0 must be"), ({"size": True}, "size=True"), ({"timeout": 0}, "timeout=0 must be"),
-     ({"timeout": "1"}, "timeout='1'"), ({"timeout": float("nan")}, "timeout=nan"), ({"logger": "wandb"}, "takes one logger"),
-     ({"logger": Queued(Logger())}, "takes one logger")],
-)  # fmt: skip
+    [
+        ({"size": 0}, "size=0 must be"),
+        ({"size": True}, "size=True"),
+        ({"timeout": 0}, "timeout=0 must be"),
+        ({"timeout": "1"}, "timeout='1'"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"logger": "wandb"}, "takes one logger"),
+        ({"logger": Queued(Logger())}, "takes one logger"),
+    ],
+)
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Queued(**{"logger": Logger(), **options})

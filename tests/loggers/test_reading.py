@@ -49,11 +49,22 @@ def numbers(path: Path) -> list[int]:
     return [int(each["metrics"]["n"]) for each in read_log(path) if each["type"] == "metrics"]
 
 
-TORN = (b"", b"{", b'{"type": "metrics", "metrics": {}', b'{"type": "resume", "superseded": {"from": 0, "to": 1', b"\xff\0", b"[1]", b"7")
+TORN = (
+    b"",
+    b"{",
+    b'{"type": "metrics", "metrics": {}',
+    b'{"type": "resume", "superseded": {"from": 0, "to": 1',
+    b"\xff\0",
+    b"[1]",
+    b"7",
+)
 action = st.one_of(
-    st.just(("log",)), st.just(("log",)), st.just(("save",)), st.tuples(st.just("die"), st.integers(0, 9), st.sampled_from(TORN)),
+    st.just(("log",)),
+    st.just(("log",)),
+    st.just(("save",)),
+    st.tuples(st.just("die"), st.integers(0, 9), st.sampled_from(TORN)),
     st.tuples(st.just("die before the resume is noted"), st.integers(0, 9), st.sampled_from(TORN)),
-)  # fmt: skip
+)
 
 
 @settings(deadline=None, max_examples=150, database=None)
@@ -96,8 +107,11 @@ def test_a_resume_says_what_it_supersedes(tmp_path: Path) -> None:
     marked = course.path.read_bytes()[length : last["superseded"]["to"]]
     assert marked.endswith(b'\n{"type": "met\n') and len(marked) > torn
     assert {key: last[key] for key in ("type", "step", "epoch", "checkpoint")} == {
-        "type": "resume", "step": 1, "epoch": 0, "checkpoint": "checkpoint",
-    }  # fmt: skip
+        "type": "resume",
+        "step": 1,
+        "epoch": 0,
+        "checkpoint": "checkpoint",
+    }
     assert last["superseded"] == {"from": length, "to": length + len(marked), "records": 2}
     course.begin()
     course.logger.resume(course.logger.position(), 1, 0, "checkpoint")  # nothing came after it
@@ -119,7 +133,9 @@ def test_a_resume_that_is_void_gives_back_what_it_had_superseded(tmp_path: Path)
     course.log()
     course.kill()
     assert numbers(course.path) == [1, 2, 3, 5]
-    marks = [each.get("superseded") for each in read_log(course.path, superseded=True) if each["type"] == "resume"]
+    marks = [
+        each.get("superseded") for each in read_log(course.path, superseded=True) if each["type"] == "resume"
+    ]
     assert marks[0] is True and isinstance(marks[1], dict)
 
 
@@ -142,7 +158,9 @@ def test_nothing_of_another_file_is_marked(other: str, tmp_path: Path) -> None:
         second.kill()
         assert course.path.stat().st_size > position["bytes"]
     elif other != "gone":
-        course.path.write_bytes(cut if other == "cut short" else cut.replace(b'"n": 4', b'"n": 9') + whole[len(cut) :])
+        course.path.write_bytes(
+            cut if other == "cut short" else cut.replace(b'"n": 4', b'"n": 9') + whole[len(cut) :]
+        )
     before = numbers(course.path) if course.path.exists() else []
     course.resume(0)
     course.kill()
@@ -165,7 +183,10 @@ def test_half_a_line_is_skipped_and_a_running_run_is_read_up_to_where_it_was(tmp
     course.kill()
 
 
-@pytest.mark.parametrize("range_", [None, 7, {}, {"from": 0}, {"from": 9, "to": 3}, {"from": -1, "to": 10**9}, {"from": "0", "to": "9"}])
+@pytest.mark.parametrize(
+    "range_",
+    [None, 7, {}, {"from": 0}, {"from": 9, "to": 3}, {"from": -1, "to": 10**9}, {"from": "0", "to": "9"}],
+)
 def test_a_record_that_only_looks_like_a_resume_supersedes_nothing(range_: Any, tmp_path: Path) -> None:
     logger = JSONLines(tmp_path / "log.jsonl")
     logger.log_metrics({"n": 1}, 1, 0)

@@ -49,7 +49,11 @@ def fit(run_dir: str, *hooks: Hook, logger: Any = True, resume: Any = None, **op
 
 
 def trainer(run_dir: str, *hooks: Hook, **options: Any) -> Trainer:
-    return quiet(run_dir=run_dir, hooks=hooks, **{"max_epochs": 3, "log_every_n_steps": 1, "val_check_interval": 2, **options})
+    return quiet(
+        run_dir=run_dir,
+        hooks=hooks,
+        **{"max_epochs": 3, "log_every_n_steps": 1, "val_check_interval": 2, **options},
+    )
 
 
 def cut(run_dir: str, step: int, *hooks: Hook, **given: Any) -> None:
@@ -78,7 +82,9 @@ def whole() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("save", [{}, {"save": "async"}], ids=["sync", "async"])
-def test_a_run_that_failed_and_goes_on_from_an_older_checkpoint(whole: list[Any], save: dict[str, Any]) -> None:
+def test_a_run_that_failed_and_goes_on_from_an_older_checkpoint(
+    whole: list[Any], save: dict[str, Any]
+) -> None:
     cut("mine", 9, Saves(3, 6, 8), **save)
     assert len(rows("mine")) < len(whole)
     fit("mine", Saves(), resume=checkpoint(3), **save)
@@ -99,8 +105,10 @@ def test_cut_again_and_again_and_going_on_from_here_and_there(whole: list[Any]) 
 
 
 def test_a_run_that_was_killed(whole: list[Any]) -> None:
-    code = (f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]}\n"
-            f"from test_resuming import *\nfit('mine', Saves(5), Breaks(8, {int(signal.SIGKILL)}))")  # fmt: skip
+    code = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]}\n"
+        f"from test_resuming import *\nfit('mine', Saves(5), Breaks(8, {int(signal.SIGKILL)}))"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     with Path("mine/log.jsonl").open("a") as log:
@@ -115,7 +123,9 @@ def test_what_a_preempted_run_says_at_its_end_is_superseded(whole: list[Any]) ->
     assert rows("mine")[-1][:2] == (7, 1)  # the mean of half an epoch
     fit("mine", resume="auto")
     assert rows("mine") == whole
-    assert resumes("mine")[0]["superseded"]["records"] == 4  # that mean, what the hooks had cost, where the time went, how it ended
+    assert (
+        resumes("mine")[0]["superseded"]["records"] == 4
+    )  # that mean, what the hooks had cost, where the time went, how it ended
 
 
 def test_a_run_that_goes_on_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
@@ -143,7 +153,11 @@ def test_a_run_that_begins_anew_in_a_directory_of_another_is_a_course_of_its_own
     (mark,) = resumes("mine")
     assert mark["step"] == 0 and "checkpoint" not in mark
     everything = list(read_log("mine/log.jsonl", superseded=True))
-    assert sum(each.get("superseded") is True for each in everything) == mark["superseded"]["records"] > len(whole)
+    assert (
+        sum(each.get("superseded") is True for each in everything)
+        == mark["superseded"]["records"]
+        > len(whole)
+    )
 
 
 def test_a_first_run_and_a_validation_mark_nothing(whole: list[Any]) -> None:
@@ -204,8 +218,12 @@ def test_the_table_has_the_rows_of_a_run_that_was_never_cut() -> None:
     fit("mine", logger=CSV(), resume=checkpoint(3))
     assert table("mine") == table("whole")
     assert sorted(path.name for path in Path("mine").glob("*.csv")) == [
-        "hparams.csv", "metrics.csv", "metrics.superseded-1.csv", "metrics.superseded-2.csv", "metrics.superseded-3.csv",
-    ]  # fmt: skip
+        "hparams.csv",
+        "metrics.csv",
+        "metrics.superseded-1.csv",
+        "metrics.superseded-2.csv",
+        "metrics.superseded-3.csv",
+    ]
 
 
 def test_a_table_of_another_run_is_moved_aside() -> None:
@@ -265,6 +283,8 @@ def test_a_kill_while_rows_are_moved_loses_none(tmp_path: Path, monkeypatch: pyt
     last.log_metrics({"a": 3.0}, 2, 0)
     last.close()
     assert [(row["step"], row["a"], row["b"], row["c"]) for row in table(str(tmp_path))] == [
-        ("1", "1.0", "", ""), ("0", "", "", "0.0"), ("2", "3.0", "", ""),
-    ]  # fmt: skip
+        ("1", "1.0", "", ""),
+        ("0", "", "", "0.0"),
+        ("2", "3.0", "", ""),
+    ]
     assert [row["b"] for row in table(str(tmp_path), "metrics.superseded-2.csv")] == ["2.0"]

@@ -22,7 +22,9 @@ pytest.importorskip("tensorboard")
 def read(folder: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0, "tensors": 0})
+    reader = EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0, "tensors": 0}
+    )
     return reader.Reload()
 
 
@@ -54,7 +56,11 @@ def test_a_run_is_found_by_the_reader() -> None:
     assert {path.parent for path in files(Path())} == {Path("mine/tensorboard")}
 
 
-@pytest.mark.parametrize("wrap", [lambda logger: logger, Queued, lambda logger: Loggers([logger])], ids=["plain", "queued", "group"])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda logger: logger, Queued, lambda logger: Loggers([logger])],
+    ids=["plain", "queued", "group"],
+)
 def test_every_kind_of_record_is_taken(wrap: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tell_everything(wrap(TensorBoard(queued=False)), tmp_path / "mine")
     assert "switched off" not in caplog.text
@@ -125,7 +131,9 @@ def test_a_run_that_goes_on_hides_what_came_after_its_checkpoint() -> None:
         quiet(logger=TensorBoard(), hooks=[Cuts()], **options).fit(Net(lr=0.5), batches(6))
     assert scalars(read(Path("mine/tensorboard")), "lr") == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.5)]
     time.sleep(1)  # TensorBoard tells which file is the later one by the second in its name
-    quiet(logger=TensorBoard(), max_steps=3, **options).fit(Net(), batches(6), resume="mine/checkpoints/step-2")
+    quiet(logger=TensorBoard(), max_steps=3, **options).fit(
+        Net(), batches(6), resume="mine/checkpoints/step-2"
+    )
     assert scalars(read(Path("mine/tensorboard")), "lr") == [(1, 0.5), (2, 0.5), (3, 0.5)]
 
 
@@ -136,11 +144,16 @@ def test_the_trainer_puts_it_behind_a_queue_unless_told_otherwise() -> None:
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"TensorBoard needs the package 'tensorboard': pip install hookline\[tensorboard\]"):
+    with pytest.raises(
+        OptionError, match=r"TensorBoard needs the package 'tensorboard': pip install hookline\[tensorboard\]"
+    ):
         TensorBoard()
 
 
-@pytest.mark.parametrize("options", [{"folder": "../up"}, {"folder": "/abs"}, {"flush_secs": 0}, {"flush_secs": "1"}, {"queued": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"folder": "../up"}, {"folder": "/abs"}, {"flush_secs": 0}, {"flush_secs": "1"}, {"queued": 1}],
+)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(options))}="):
         TensorBoard(**options)
@@ -149,6 +162,8 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
 def test_a_run_that_begins_anew_in_the_same_folder_shows_its_own_points_only() -> None:
     for pause, epochs in ((0, 3), (1, 1)):
         time.sleep(pause)  # TensorBoard tells which file is the later one by the second in its name
-        quiet(logger=TensorBoard(), run_dir="mine", log_every_n_steps=1, max_epochs=epochs).fit(Net(), batches(4))
+        quiet(logger=TensorBoard(), run_dir="mine", log_every_n_steps=1, max_epochs=epochs).fit(
+            Net(), batches(4)
+        )
     points = read(Path("mine/tensorboard")).Scalars("train/loss")
     assert sorted({each.step for each in points}) == [1, 2, 3, 4]

@@ -53,7 +53,11 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     rows = logs(folder=tmp_path / "trackio")
     assert series(rows, "train/loss") == [(1, 1.5), (2, 0.5)]
     assert str(rows[0]["bad"]).lower() == "nan"
-    assert series(rows, "tensor") == [(3, 2.5)] and series(rows, "array") == [(3, 0.25)] and series(rows, "late") == [(1, 7.0)]
+    assert (
+        series(rows, "tensor") == [(3, 2.5)]
+        and series(rows, "array") == [(3, 0.25)]
+        and series(rows, "late") == [(1, 7.0)]
+    )
     names = {"\ud800": "\\ud800", "step": "metric/step", "time": "metric/time", "__own": "metric/__own"}
     for number, tag in enumerate(ODD_TAGS):
         assert (5, number) in series(rows, names.get(tag, tag))
@@ -71,7 +75,9 @@ def test_every_run_has_a_place_of_its_own_though_trackio_knows_only_one(tmp_path
         assert len(series(logs(folder=Path(folder)), "lr")) == 1
 
 
-def test_two_places_at_once_are_refused_instead_of_mixed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_places_at_once_are_refused_instead_of_mixed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = Loggers([Trackio()]), Loggers([Trackio()])
     first.open(lambda: tmp_path / "a")
     second.open(lambda: tmp_path / "b")
@@ -93,7 +99,9 @@ def test_a_run_that_the_program_began_itself_is_not_ended(tmp_path: Path) -> Non
     import trackio
 
     logger = Trackio("ours", queued=False)
-    quiet(logger=logger, run_dir="mine", log_every_n_steps=1).fit(Net(), batches(1))  # moves Trackio away from home first
+    quiet(logger=logger, run_dir="mine", log_every_n_steps=1).fit(
+        Net(), batches(1)
+    )  # moves Trackio away from home first
     own = trackio.init("theirs", embed=False, auto_log_cpu=False, auto_log_gpu=False)
     quiet(logger=logger, run_dir="mine", log_every_n_steps=1).fit(Net(), batches(1))
     assert trackio.context_vars.current_run.get() is own
@@ -114,7 +122,9 @@ def test_parameters_that_come_late_are_kept_too(tmp_path: Path) -> None:
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match=r"Trackio needs the package 'trackio': pip install hookline\[trackio\]"):
+    with pytest.raises(
+        OptionError, match=r"Trackio needs the package 'trackio': pip install hookline\[trackio\]"
+    ):
         Trackio()
 
 

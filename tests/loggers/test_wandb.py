@@ -110,10 +110,19 @@ class Written:
 
 
 def test_a_run_is_found_in_the_offline_file() -> None:
-    trainer = quiet(logger=offline(project="proj", name="mine", tags=["a", "b"], id="abc123", notes="note"), run_dir="mine", log_every_n_steps=1)
+    trainer = quiet(
+        logger=offline(project="proj", name="mine", tags=["a", "b"], id="abc123", notes="note"),
+        run_dir="mine",
+        log_every_n_steps=1,
+    )
     trainer.fit(Net(lr=0.25), batches(3), batches(1))
     written = Written(Path("mine/wandb"))
-    assert (written.run.project, written.run.display_name, written.run.run_id, list(written.run.tags)) == ("proj", "mine", "abc123", ["a", "b"])
+    assert (written.run.project, written.run.display_name, written.run.run_id, list(written.run.tags)) == (
+        "proj",
+        "mine",
+        "abc123",
+        ["a", "b"],
+    )
     assert written.series("lr") == [(1, 0.25), (2, 0.25), (3, 0.25)]
     assert written.series("val/loss") == [(3, pytest.approx(trainer.metrics["val/loss"]))]
     assert written.config["options"]["max_epochs"] == 1 and written.config["module"] == "Net"
@@ -143,7 +152,11 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     (page, _) = [value["path"] for _, value in written.series("note")]
     assert (written.file.parent / "files" / page).read_text() == "<pre>hello &lt;b&gt;\n\\ud800</pre>"
     assert written.config["lr"] == 0.5 and written.config["net"]["width"] == 8
-    assert all(path.is_relative_to(mine / "wandb") for path in files(tmp_path) if not path.is_relative_to(tmp_path / "home"))
+    assert all(
+        path.is_relative_to(mine / "wandb")
+        for path in files(tmp_path)
+        if not path.is_relative_to(tmp_path / "home")
+    )
 
 
 def test_an_image_keeps_its_pixels(tmp_path: Path) -> None:
@@ -161,7 +174,12 @@ def test_an_image_keeps_its_pixels(tmp_path: Path) -> None:
 def test_a_run_that_the_program_began_itself_is_used_and_left_open(tmp_path: Path) -> None:
     import wandb
 
-    own = wandb.init(mode="offline", dir=str(tmp_path), project="own", settings=wandb.Settings(console="off", x_disable_stats=True))
+    own = wandb.init(
+        mode="offline",
+        dir=str(tmp_path),
+        project="own",
+        settings=wandb.Settings(console="off", x_disable_stats=True),
+    )
     try:
         seen: list[Any] = []
 
@@ -200,9 +218,13 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"mode": "ofline"}, "mode='ofline', allowed: .* Did you mean 'offline'"), ({"resume": "alow"}, "Did you mean 'allow'"),
-     ({"tags": "one"}, "tags='one' must be a list"), ({"tags": [1]}, "tags=")],
-)  # fmt: skip
+    [
+        ({"mode": "ofline"}, "mode='ofline', allowed: .* Did you mean 'offline'"),
+        ({"resume": "alow"}, "Did you mean 'allow'"),
+        ({"tags": "one"}, "tags='one' must be a list"),
+        ({"tags": [1]}, "tags="),
+    ],
+)
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         WandB(**options)

@@ -113,7 +113,9 @@ def test_an_own_way_of_clipping_is_used_without_a_clip_option() -> None:
 
     largest: list[float] = []
     trainer = quiet()
-    trainer.on("after_optimizer_step")(lambda module: largest.append(max(p.grad.abs().max().item() for p in module.parameters())))
+    trainer.on("after_optimizer_step")(
+        lambda module: largest.append(max(p.grad.abs().max().item() for p in module.parameters()))
+    )
     trainer.fit(Own(), batches(2))
     assert largest == [pytest.approx(0.01)] * 2
 
@@ -229,7 +231,9 @@ def test_a_strategy_may_stand_around_steps_backward_and_update() -> None:
     twin = fitted(twin_of(net))
     fitted(net, strategy=Around(torch.device("cpu")))
     assert torch.equal(net.layer.weight, twin.layer.weight)
-    assert calls == [text for i in range(4) for text in (f"step {i}", "backward", "SGD")] + ["validation step"]
+    assert calls == [text for i in range(4) for text in (f"step {i}", "backward", "SGD")] + [
+        "validation step"
+    ]
 
 
 def test_another_module_on_the_same_trainer_gets_its_own_operations() -> None:
@@ -249,8 +253,12 @@ class Curved(Net):
         return torch.optim.LBFGS(self.parameters())
 
 
-@pytest.mark.parametrize("options", [{"accumulate_grad_batches": 2}, {"precision": "16-mixed", "device": "cpu"}])
-def test_an_optimizer_that_recomputes_the_loss_is_refused_where_it_cannot_work(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"accumulate_grad_batches": 2}, {"precision": "16-mixed", "device": "cpu"}]
+)
+def test_an_optimizer_that_recomputes_the_loss_is_refused_where_it_cannot_work(
+    options: dict[str, Any],
+) -> None:
     with pytest.raises(OptionError, match=r"recomputes the loss \(LBFGS\) cannot be combined"):
         quiet(**options).fit(Curved(), batches())
 

@@ -37,15 +37,24 @@ def weighted(results: dict[str, dict[str, float]]) -> dict[str, float]:
     return {"loss": 0.5 * results["small"]["loss"] + 0.5 * results["odd"]["loss"], "bare": 1.0}
 
 
-@pytest.mark.parametrize(("how", "loss"), [("micro", MICRO), ("macro", 5.0), ("primary", 1.0), ("primary:odd", 10.0), (weighted, 5.5)])
+@pytest.mark.parametrize(
+    ("how", "loss"),
+    [("micro", MICRO), ("macro", 5.0), ("primary", 1.0), ("primary:odd", 10.0), (weighted, 5.5)],
+)
 @pytest.mark.parametrize("verb", ["validate", "fit"])
 def test_the_result_overall_is_made_as_chosen(how: Any, loss: float, verb: str) -> None:
     trainer = quiet(val_aggregation=how)
-    metrics = trainer.fit(Measuring(), batches(1), LOADERS) if verb == "fit" else trainer.validate(Measuring(), LOADERS)
+    metrics = (
+        trainer.fit(Measuring(), batches(1), LOADERS)
+        if verb == "fit"
+        else trainer.validate(Measuring(), LOADERS)
+    )
     assert metrics["val/loss"] == pytest.approx(loss)
     assert [metrics[f"val/dl_{name}/loss"] for name in LOADERS] == [1, 4, 10]
     if callable(how):
-        assert metrics["bare"] == 1.0 and metrics["val/twice"] == pytest.approx(2 * MICRO), "what it leaves out stays"
+        assert metrics["bare"] == 1.0 and metrics["val/twice"] == pytest.approx(2 * MICRO), (
+            "what it leaves out stays"
+        )
     else:
         assert [metrics["val/twice"], metrics["val/logged"]] == pytest.approx([2 * loss] * 2)
         assert metrics["bare"] == pytest.approx(3 * loss)
@@ -63,9 +72,13 @@ def test_one_loader_is_nothing_to_aggregate() -> None:
     assert quiet(val_aggregation="primary:odd").validate(Measuring(), LOADERS["small"])["val/loss"] == 1
 
 
-@pytest.mark.parametrize("val", [batches(1), {"web": batches(1)}], ids=["without a name", "with another name"])
+@pytest.mark.parametrize(
+    "val", [batches(1), {"web": batches(1)}], ids=["without a name", "with another name"]
+)
 @pytest.mark.parametrize("sanity", [0, 2])
-def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_there_is_only_one(val: Any, sanity: int) -> None:
+def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_there_is_only_one(
+    val: Any, sanity: int
+) -> None:
     trainer = quiet(val_aggregation="primary:webb", num_sanity_val_steps=sanity)
     with pytest.raises(OptionError, match="there is no loader named 'webb'.* Loaders: (val|web)"):
         trainer.fit(Net(), batches(1), val)
@@ -73,7 +86,9 @@ def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_t
 
 
 def test_a_primary_loader_needs_a_name() -> None:
-    with pytest.raises(OptionError, match="val_aggregation='primary:', allowed: 'micro', 'macro', 'primary', 'primary:NAME'"):
+    with pytest.raises(
+        OptionError, match="val_aggregation='primary:', allowed: 'micro', 'macro', 'primary', 'primary:NAME'"
+    ):
         quiet(val_aggregation="primary:")
 
 
@@ -87,7 +102,11 @@ def test_every_batch_of_every_loader_is_measured_once_whatever_their_lengths() -
 
     counts = Counts()
     quiet(hooks=[counts]).fit(Measuring(), batches(1), LOADERS)
-    assert counts.seen == [(name, number, index) for number, (name, data) in enumerate(LOADERS.items()) for index in range(len(data))]
+    assert counts.seen == [
+        (name, number, index)
+        for number, (name, data) in enumerate(LOADERS.items())
+        for index in range(len(data))
+    ]
 
 
 def test_stopping_early_and_keeping_the_best_go_by_the_aggregated_value(tmp_path: Any) -> None:
@@ -97,11 +116,20 @@ def test_stopping_early_and_keeping_the_best_go_by_the_aggregated_value(tmp_path
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             assert self.trainer is not None
             epoch = self.trainer.current_epoch
-            return batch[0][0, 0] + epoch if len(batch[0]) == 2 and batch[0][0, 0] == 1 else batch[0][0, 0] - 10.0 * epoch
+            return (
+                batch[0][0, 0] + epoch
+                if len(batch[0]) == 2 and batch[0][0, 0] == 1
+                else batch[0][0, 0] - 10.0 * epoch
+            )
 
     def fit(how: Any) -> tuple[int, Any]:
         keep = ModelCheckpoint("val/loss", save_top_k=1)
-        trainer = quiet(hooks=[EarlyStopping("val/loss", patience=2), keep], max_epochs=6, val_aggregation=how, run_dir=tmp_path / how)
+        trainer = quiet(
+            hooks=[EarlyStopping("val/loss", patience=2), keep],
+            max_epochs=6,
+            val_aggregation=how,
+            run_dir=tmp_path / how,
+        )
         trainer.fit(Worse(), batches(1), LOADERS)
         return trainer.state.epochs_seen, keep.best_model_score
 
@@ -117,7 +145,9 @@ def test_a_loader_that_is_not_there_is_refused_before_anything_is_trained_or_mea
 
         validation_step = training_step
 
-    with pytest.raises(OptionError, match=r"no loader named 'od'. Did you mean 'odd'\? Loaders: small, large, odd"):
+    with pytest.raises(
+        OptionError, match=r"no loader named 'od'. Did you mean 'odd'\? Loaders: small, large, odd"
+    ):
         quiet(val_aggregation="primary:od").fit(Never(), batches(1), LOADERS)
     with pytest.raises(OptionError, match="no loader named 'od'"):
         quiet(val_aggregation="primary:od").validate(Never(), LOADERS)

@@ -24,7 +24,8 @@ from hookline.strategies import SingleDevice
 
 STEP = {"step": True, "backend": "eager"}  # traces and guards like the real thing, without a compiler
 pytestmark = pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
-    "ignore:.torch.jit.script_method:DeprecationWarning", "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    "ignore:.torch.jit.script_method:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
 ONE_GRAPH = "training_step, loss and backward"
 SPLIT = "split between forward and backward: "
@@ -56,7 +57,9 @@ class Deep(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=0.05)
-        return [optimizer], [{"scheduler": LambdaLR(optimizer, lambda step: 1 / (1 + step)), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": LambdaLR(optimizer, lambda step: 1 / (1 + step)), "interval": "step"}
+        ]
 
 
 class Facts(Hook):
@@ -85,7 +88,9 @@ class Facts(Hook):
 def close(one: Any, two: Any) -> bool:
     """Whether two structures are equal, numbers within float tolerance."""
     if isinstance(one, Tensor | float):
-        return type(one) is type(two) and torch.allclose(torch.as_tensor(one), torch.as_tensor(two), rtol=1e-4, atol=1e-5)
+        return type(one) is type(two) and torch.allclose(
+            torch.as_tensor(one), torch.as_tensor(two), rtol=1e-4, atol=1e-5
+        )
     if isinstance(one, dict):
         return one.keys() == two.keys() and all(close(one[key], two[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -113,10 +118,14 @@ class Slots:
         return noted
 
 
-def train(module: Any, compile: Any, hooks: Any = (), *, traced: bool = True, **options: Any) -> tuple[list[Any], list[str], str]:
+def train(
+    module: Any, compile: Any, hooks: Any = (), *, traced: bool = True, **options: Any
+) -> tuple[list[Any], list[str], str]:
     """The facts, the events in their order, and what `explain` says of the graphs at the end."""
     facts, slots, graphs = Facts(), Slots(), [""]
-    trainer = quiet(compile=compile, seed=1, max_epochs=2, hooks=[facts, *(each() for each in hooks)], **options)
+    trainer = quiet(
+        compile=compile, seed=1, max_epochs=2, hooks=[facts, *(each() for each in hooks)], **options
+    )
     trainer.on("train_end")(lambda trainer: graphs.append(trainer.explain().graphs))
     if traced:
         trainer.plan.attach(slots)
@@ -149,7 +158,9 @@ class OwnBackward(Deep):
 
 
 class OwnUpdate(Deep):
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None
+    ) -> None:
         optimizer.step()
 
 
@@ -205,15 +216,39 @@ SCENES: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[str, ...]]] = {
     "two optimizers": (TwoOptimizers, {}, (ONE_GRAPH, "graph 2: SGD.step", "graph 3: AdamW.step")),
     "LBFGS": (Recomputes, {}, (ONE_GRAPH, "without a graph: LBFGS.step, because it calls a closure")),
     "frozen and unused parameters": (PartlyFrozen, {}, (ONE_GRAPH,)),
-    "a listener before backward": (Deep, {"hooks": [LooksAtLoss]}, (SPLIT + "hook 'looks_at_loss' listens to on_before_backward",)),
-    "a listener before zero_grad": (Deep, {"hooks": [LooksAtOldGradients]}, (SPLIT + "hook 'looks_at_old_gradients'",)),
+    "a listener before backward": (
+        Deep,
+        {"hooks": [LooksAtLoss]},
+        (SPLIT + "hook 'looks_at_loss' listens to on_before_backward",),
+    ),
+    "a listener before zero_grad": (
+        Deep,
+        {"hooks": [LooksAtOldGradients]},
+        (SPLIT + "hook 'looks_at_old_gradients'",),
+    ),
     "a backward of the module": (OwnBackward, {}, (SPLIT + "module OwnBackward overrides backward",)),
-    "an update of the module": (OwnUpdate, {}, (ONE_GRAPH, "without a graph: AdamW.step, because OwnUpdate overrides")),
-    "accumulation": (Deep, {"accumulate_grad_batches": 2}, (SPLIT + "accumulate_grad_batches=2", "graph 3: AdamW.step")),
+    "an update of the module": (
+        OwnUpdate,
+        {},
+        (ONE_GRAPH, "without a graph: AdamW.step, because OwnUpdate overrides"),
+    ),
+    "accumulation": (
+        Deep,
+        {"accumulate_grad_batches": 2},
+        (SPLIT + "accumulate_grad_batches=2", "graph 3: AdamW.step"),
+    ),
     "nonfinite='skip'": (Deep, {"nonfinite": "skip"}, (SPLIT + "nonfinite='skip'",)),
     "a scaler": (Net, {"precision": "16-mixed"}, (SPLIT + "precision='16-mixed'",)),
-    "hooks of torch": (BackwardHooks, {}, (SPLIT + "the parameter 'layer.weight'", SPLIT + "the module 'head'")),
-    "a graph break": (Breaks, {}, (SPLIT + "torch cannot compile them as one graph", "graph 1: training_step\n")),
+    "hooks of torch": (
+        BackwardHooks,
+        {},
+        (SPLIT + "the parameter 'layer.weight'", SPLIT + "the module 'head'"),
+    ),
+    "a graph break": (
+        Breaks,
+        {},
+        (SPLIT + "torch cannot compile them as one graph", "graph 1: training_step\n"),
+    ),
 }
 
 
@@ -424,10 +459,15 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, A
     torch._dynamo.reset()
     resumed = Drops()
     quiet(**options).fit(resumed, data, resume=tmp_path)
-    assert all(torch.equal(one, two) for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
 
 
-@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler"
+)
 def test_compiled_code_trains_as_without_it_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     data = [*batches(3, size=3), *batches(1, size=2)]
     torch.manual_seed(0)
@@ -440,12 +480,16 @@ def test_compiled_code_trains_as_without_it_and_resumes_bit_for_bit(tmp_path: Pa
     trainer.fit(whole, data)
     quiet(**options).fit(eager, data)
     assert graphs == ["  graph 1: training_step, loss and backward\n  graph 2: clipping and SGD.step"]
-    assert torch.allclose(whole.layer.weight, eager.layer.weight, rtol=1e-4, atol=1e-5)  # dropout drew the same numbers
+    assert torch.allclose(
+        whole.layer.weight, eager.layer.weight, rtol=1e-4, atol=1e-5
+    )  # dropout drew the same numbers
     quiet(compile="step", **options, run_dir=tmp_path, hooks=[Stops()]).fit(halves, data)
     torch._dynamo.reset()
     resumed = Drops()
     quiet(compile="step", **options).fit(resumed, data, resume=tmp_path)
-    assert torch.equal(whole.layer.weight, resumed.layer.weight) and torch.equal(whole.layer.bias, resumed.layer.bias)
+    assert torch.equal(whole.layer.weight, resumed.layer.weight) and torch.equal(
+        whole.layer.bias, resumed.layer.bias
+    )
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
@@ -470,7 +514,9 @@ def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: A
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
     with pytest.raises(OptionError, match=r"needs a C\+\+ compiler"):
         quiet(compile="step").fit(Net(), batches())
-    assert "refused: compile='step': torch.compile needs a C++ compiler" in str(quiet(compile="step").explain(Net(), batches()))
+    assert "refused: compile='step': torch.compile needs a C++ compiler" in str(
+        quiet(compile="step").explain(Net(), batches())
+    )
 
 
 def no_compiler() -> str:
@@ -487,9 +533,17 @@ def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
 
 def test_options_of_torch_are_as_before_after_a_run() -> None:
     config = torch._dynamo.config
-    before = config.trace_autograd_ops, config.skip_nnmodule_hook_guards, torch.compiler.config.dynamic_sources
+    before = (
+        config.trace_autograd_ops,
+        config.skip_nnmodule_hook_guards,
+        torch.compiler.config.dynamic_sources,
+    )
     quiet(compile=STEP).fit(Net(), batches())
-    assert (config.trace_autograd_ops, config.skip_nnmodule_hook_guards, torch.compiler.config.dynamic_sources) == before
+    assert (
+        config.trace_autograd_ops,
+        config.skip_nnmodule_hook_guards,
+        torch.compiler.config.dynamic_sources,
+    ) == before
 
 
 def test_a_loss_that_cannot_be_trained_on_is_the_same_error() -> None:
@@ -520,9 +574,13 @@ def test_shapes_that_change_too_often_split_the_step_instead_of_ending_the_run(c
 
 def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> None:
     trainer = quiet(compile=STEP, gradient_clip_val=1.0)
-    assert "graph 1: training_step, loss and backward\n  graph 2: clipping and optimizer.step" in str(trainer.explain(Net()))
+    assert "graph 1: training_step, loss and backward\n  graph 2: clipping and optimizer.step" in str(
+        trainer.explain(Net())
+    )
     trainer.add_hook(LooksAtLoss())
     shown = str(trainer.explain(Net(), batches()))
-    assert "graph 2: backward" in shown and SPLIT + "hook 'looks_at_loss' listens to on_before_backward" in shown
+    assert (
+        "graph 2: backward" in shown and SPLIT + "hook 'looks_at_loss' listens to on_before_backward" in shown
+    )
     assert "test_compiled_step.py" in shown
     assert trainer.explain(Net(), verb="test").graphs == ""

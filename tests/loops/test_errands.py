@@ -48,7 +48,9 @@ class Sends(Hook):
             thread.join()
 
 
-def test_they_are_carried_out_in_their_order_on_the_main_thread_when_the_batch_is_over(done: list[Any]) -> None:
+def test_they_are_carried_out_in_their_order_on_the_main_thread_when_the_batch_is_over(
+    done: list[Any],
+) -> None:
     quiet(hooks=[Sends("one", "two")]).fit(Net(), batches(4))
     assert done == [(True, 2, "one"), (True, 2, "two")]
 
@@ -67,7 +69,9 @@ def test_one_that_is_sent_when_an_epoch_ends_does_not_wait_for_the_next_batch(do
 
 
 def test_an_unknown_kind_is_an_error_where_it_is_sent(done: list[Any]) -> None:
-    with pytest.raises(HooklineError, match="Nobody carries out errands of the kind 'note_'. Did you mean 'note'?"):
+    with pytest.raises(
+        HooklineError, match="Nobody carries out errands of the kind 'note_'. Did you mean 'note'?"
+    ):
         Errands().send("note_", word="x")
 
 

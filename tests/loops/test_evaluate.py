@@ -132,14 +132,18 @@ def test_the_facts_of_the_interrupted_batch_are_put_back() -> None:
     class After(Hook):
         order = 1
 
-        def on_train_batch_end(self, batch_idx: int, loss: float, batch: Any, outputs: Any, metrics: Any) -> None:
+        def on_train_batch_end(
+            self, batch_idx: int, loss: float, batch: Any, outputs: Any, metrics: Any
+        ) -> None:
             assert outputs.item() == loss == metrics["loss"]
             facts.append((batch_idx, loss, batch[0]))
 
     net = Net(lr=0.0)
     data = batches(3)
     quiet(hooks=[Nested(), After()]).fit(net, data, batches(5)[3:])
-    assert [(i, loss) for i, loss, _ in facts] == [(i, net.training_step(b, 0).item()) for i, b in enumerate(data)]
+    assert [(i, loss) for i, loss, _ in facts] == [
+        (i, net.training_step(b, 0).item()) for i, b in enumerate(data)
+    ]
     assert all(batch is data[i][0] for i, _, batch in facts)
 
 
@@ -165,7 +169,10 @@ def test_test_measures_under_its_own_names() -> None:
 
 def test_limit_test_batches_is_honoured() -> None:
     net = Net()
-    assert quiet(limit_test_batches=1).test(net, batches(3))["test/loss"] == quiet().test(net, batches(1))["test/loss"]
+    assert (
+        quiet(limit_test_batches=1).test(net, batches(3))["test/loss"]
+        == quiet().test(net, batches(1))["test/loss"]
+    )
 
 
 def test_the_numbers_of_a_returned_dictionary_are_measured_too() -> None:
@@ -191,7 +198,9 @@ def test_several_loaders_have_one_mean_and_each_their_own() -> None:
     net = Net()
     a, b = batches(2), batches(4)[2:]
     metrics = quiet().validate(net, {"a": a, "b": b})
-    mean = {name: sum(net.training_step(x, 0).item() for x in data) / 2 for name, data in {"a": a, "b": b}.items()}
+    mean = {
+        name: sum(net.training_step(x, 0).item() for x in data) / 2 for name, data in {"a": a, "b": b}.items()
+    }
     assert metrics["val/dl_a/loss"] == pytest.approx(mean["a"])
     assert metrics["val/dl_b/loss"] == pytest.approx(mean["b"])
     assert metrics["val/loss"] == pytest.approx((mean["a"] + mean["b"]) / 2)
@@ -250,7 +259,9 @@ def test_every_verb_ends_as_completed(verb: str) -> None:
 
 @pytest.mark.parametrize(("verb", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
 @pytest.mark.parametrize("off", [0, 0.0])
-@pytest.mark.parametrize("loaders", [batches(2), {"a": batches(1), "b": batches(1)}, None], ids=["one", "two", "none"])
+@pytest.mark.parametrize(
+    "loaders", [batches(2), {"a": batches(1), "b": batches(1)}, None], ids=["one", "two", "none"]
+)
 def test_a_limit_of_zero_switches_the_verb_off_and_says_so(
     verb: str, kind: str, off: float, loaders: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,7 +289,9 @@ def test_a_limit_of_zero_switches_a_validation_from_a_hook_off_too() -> None:
 
 @pytest.mark.parametrize(("verb", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
 def test_a_fraction_that_is_no_batch_is_an_error_of_its_own(verb: str, kind: str) -> None:
-    with pytest.raises(OptionError, match=f"limit_{kind}_batches=0.1 of 4 batches is none; pass more, or 0 if you mean none"):
+    with pytest.raises(
+        OptionError, match=f"limit_{kind}_batches=0.1 of 4 batches is none; pass more, or 0 if you mean none"
+    ):
         getattr(quiet(**{f"limit_{kind}_batches": 0.1}), verb)(Net(), batches(4))
 
 
@@ -306,8 +319,19 @@ def test_a_hook_may_validate_at_the_end_of_a_batch_step_or_epoch(event: str) -> 
     assert hook.results[-1] == pytest.approx(quiet().validate(net, batches(2))["val/loss"])
 
 
-@pytest.mark.parametrize("event", ["train_start", "train_epoch_start", "train_batch_start", "before_backward",
-                                   "before_optimizer_step", "validation_end", "train_end", "train_metrics"])  # fmt: skip
+@pytest.mark.parametrize(
+    "event",
+    [
+        "train_start",
+        "train_epoch_start",
+        "train_batch_start",
+        "before_backward",
+        "before_optimizer_step",
+        "validation_end",
+        "train_end",
+        "train_metrics",
+    ],
+)
 def test_validating_elsewhere_is_refused_with_the_reason(event: str) -> None:
     hook = ValidatesAt()
     trainer = quiet(log_every_n_steps=1)

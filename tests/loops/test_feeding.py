@@ -31,23 +31,35 @@ class Two(Module):
         return self.loss(batch)
 
     def configure_optimizers(self) -> Any:
-        optimizers = [torch.optim.Adam(self.a.parameters(), lr=0.05),
-                      torch.optim.SGD(self.parameters() if self.shared else self.b.parameters(), lr=0.1, momentum=0.9)]  # fmt: skip
-        schedulers = [{"scheduler": torch.optim.lr_scheduler.StepLR(each, 2, 0.5), "interval": "step"} for each in optimizers]
+        optimizers = [
+            torch.optim.Adam(self.a.parameters(), lr=0.05),
+            torch.optim.SGD(self.parameters() if self.shared else self.b.parameters(), lr=0.1, momentum=0.9),
+        ]
+        schedulers = [
+            {"scheduler": torch.optim.lr_scheduler.StepLR(each, 2, 0.5), "interval": "step"}
+            for each in optimizers
+        ]
         return optimizers, schedulers
 
 
 def data(web: int = 4, code: int = 4, both: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     lengths = zip(NAMES, (web, code, both), strict=True)
-    return {name: [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(n)]
-            for name, n in lengths if n}  # fmt: skip
+    return {
+        name: [
+            (torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(n)
+        ]
+        for name, n in lengths
+        if n
+    }
 
 
 FED = {"web": [0], "code": [1]}
 
 
-def by_hand(sources: dict[str, Any], picks: list[str], accumulate: int = 1, skip: tuple[int, ...] = ()) -> Two:
+def by_hand(
+    sources: dict[str, Any], picks: list[str], accumulate: int = 1, skip: tuple[int, ...] = ()
+) -> Two:
     """Every batch adds its gradients to the parameters it is for; each optimizer with gradients steps, on their mean."""
     net = Two()
     optimizers, schedules = net.configure_optimizers()
@@ -130,9 +142,13 @@ def test_parameters_that_a_batch_is_not_for_keep_the_gradients_they_had() -> Non
 
     class Looks(Hook):
         def on_after_backward(self, module: Any, state: Any) -> None:
-            kept.append((state.dataloader_name, module.a.weight.grad is not None, module.b.weight.grad is not None))
+            kept.append(
+                (state.dataloader_name, module.a.weight.grad is not None, module.b.weight.grad is not None)
+            )
 
-    quiet(hooks=[Looks()], accumulate_grad_batches=2).fit(Two(), data(2, 2), mixture=Mixture("sequential", optimizers=FED))
+    quiet(hooks=[Looks()], accumulate_grad_batches=2).fit(
+        Two(), data(2, 2), mixture=Mixture("sequential", optimizers=FED)
+    )
     assert kept == [("web", True, False)] * 2 + [("code", False, True)] * 2
 
 
@@ -148,7 +164,9 @@ def test_a_scaler_of_mixed_precision_takes_part() -> None:
 
 def test_shared_parameters_are_trained_by_whom_the_batch_is_for_and_refused_under_accumulation() -> None:
     trainer = quiet()
-    trainer.fit(Two(shared=True), data(web=0, code=3, both=1), mixture=Mixture("sequential", optimizers={"code": 1}))
+    trainer.fit(
+        Two(shared=True), data(web=0, code=3, both=1), mixture=Mixture("sequential", optimizers={"code": 1})
+    )
     assert trainer.global_step == 4
     with pytest.raises(OptionError, match="optimizers 0 and 1 train the same parameters"):
         quiet(accumulate_grad_batches=2).fit(Two(shared=True), data(), mixture=Mixture(optimizers=FED))
@@ -159,7 +177,9 @@ def test_a_loader_that_would_train_nothing_of_its_optimizer_is_refused() -> None
         def loss(self, batch: Any) -> Tensor:
             return self.a(batch[0]).square().mean()
 
-    with pytest.raises(OptionError, match="'code' is to train optimizer 1, but the loss of its first batch reaches none"):
+    with pytest.raises(
+        OptionError, match="'code' is to train optimizer 1, but the loss of its first batch reaches none"
+    ):
         quiet().fit(OnlyA(), data(), mixture=Mixture(optimizers=FED))
 
 

@@ -26,7 +26,9 @@ class Fetches(Hook):
     def on_before_batch_fetch(self, batch_idx: int) -> None:
         self.heard.append(("before", batch_idx))
 
-    def on_after_batch_fetch(self, batch: Any, batch_idx: int, dataloader_name: str, fetch_seconds: float) -> None:
+    def on_after_batch_fetch(
+        self, batch: Any, batch_idx: int, dataloader_name: str, fetch_seconds: float
+    ) -> None:
         assert batch is not None and fetch_seconds >= 0
         self.heard.append(("after", batch_idx, dataloader_name))
 
@@ -35,7 +37,13 @@ def test_they_come_before_and_after_every_fetch_and_a_last_one_finds_the_loader_
     hook = Fetches()
     trainer = quiet(hooks=[hook])
     trainer.fit(Net(), batches(2))
-    assert hook.heard == [("before", 0), ("after", 0, "train"), ("before", 1), ("after", 1, "train"), ("before", 2)]
+    assert hook.heard == [
+        ("before", 0),
+        ("after", 0, "train"),
+        ("before", 1),
+        ("after", 1, "train"),
+        ("before", 2),
+    ]
     assert trainer.state.batch_idx == 1  # of the last batch, as without the hook
 
 
@@ -115,7 +123,9 @@ def test_the_module_hears_them() -> None:
 
 def test_a_stop_asked_for_at_a_fetch_is_honoured_at_the_next_batch_boundary() -> None:
     trainer = quiet()
-    trainer.on("before_batch_fetch")(lambda trainer, batch_idx: trainer.stop("enough") if batch_idx == 1 else None)
+    trainer.on("before_batch_fetch")(
+        lambda trainer, batch_idx: trainer.stop("enough") if batch_idx == 1 else None
+    )
     trainer.fit(Net(), batches(5))
     assert trainer.state.batches_seen == 2 and trainer.status == "stopped"
 

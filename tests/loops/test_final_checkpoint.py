@@ -32,12 +32,20 @@ class Momentum(Net):
 
 
 def train(
-    run_dir: Path | str, *hooks: Any, seed: int = 1, every: int = 5, resume: Any = "auto", val: Any = None, **options: Any
+    run_dir: Path | str,
+    *hooks: Any,
+    seed: int = 1,
+    every: int = 5,
+    resume: Any = "auto",
+    val: Any = None,
+    **options: Any,
 ) -> Trainer:
     torch.manual_seed(seed)
     net = Momentum()
     keep = [ModelCheckpoint(every_n_train_steps=every)] if every else []
-    trainer = quiet(run_dir=run_dir, hooks=[*keep, *hooks], **{"max_epochs": 1, "checkpoint": True, **options})
+    trainer = quiet(
+        run_dir=run_dir, hooks=[*keep, *hooks], **{"max_epochs": 1, "checkpoint": True, **options}
+    )
     trainer.fit(net, batches(8), val, resume=resume)
     return trainer
 
@@ -50,8 +58,9 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "module": {name: each.clone() for name, each in trainer.module.state_dict().items()},
         "optimizers": [_copy(each.state_dict()) for each in s.optimizers],
         "counters": [s.step, s.epoch, s.epochs_seen, s.batches_seen, s.samples_seen],
-        "metrics": dict(trainer.metrics.items()), "status": trainer.status,
-    }  # fmt: skip
+        "metrics": dict(trainer.metrics.items()),
+        "status": trainer.status,
+    }
 
 
 def _copy(value: Any) -> Any:
@@ -86,10 +95,13 @@ class StopsAt(Hook):
 
 
 ENDINGS: dict[str, dict[str, Any]] = {
-    "completed": {}, "max_steps": {"max_steps": 7, "max_epochs": -1}, "stopped": {"hooks": (StopsAt(7),)},
-    "async": {"checkpoint": "async"}, "max_time": {"max_epochs": -1, "max_time": 0.3},
+    "completed": {},
+    "max_steps": {"max_steps": 7, "max_epochs": -1},
+    "stopped": {"hooks": (StopsAt(7),)},
+    "async": {"checkpoint": "async"},
+    "max_time": {"max_epochs": -1, "max_time": 0.3},
     "validated": {"val": batches(2), "hooks": (StopsAt(7),)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -119,12 +131,23 @@ def test_the_last_state_is_called_last_and_says_why_it_is_there(tmp_path: Path) 
     assert names(tmp_path) == ["epoch=0-step=5", "last"]
     assert heard == [("epoch=0-step=5", "interval", 5, "training"), ("last", "last", 8, "completed")]
     manifest = read_manifest(tmp_path / "checkpoints" / "last")
-    assert (manifest["step"], manifest["epochs_seen"], manifest["status"], manifest["reason"]) == (8, 1, "completed", "last")
+    assert (manifest["step"], manifest["epochs_seen"], manifest["status"], manifest["reason"]) == (
+        8,
+        1,
+        "completed",
+        "last",
+    )
 
 
-@pytest.mark.parametrize("hook", [
-    lambda: ModelCheckpoint(), lambda: ModelCheckpoint(every_n_train_steps=5, save_last=True), lambda: ModelCheckpoint("train/loss"),
-], ids=["at the epoch's end", "save_last", "monitor"])  # fmt: skip
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda: ModelCheckpoint(),
+        lambda: ModelCheckpoint(every_n_train_steps=5, save_last=True),
+        lambda: ModelCheckpoint("train/loss"),
+    ],
+    ids=["at the epoch's end", "save_last", "monitor"],
+)
 def test_the_last_state_is_called_last_whatever_hooks_keep(tmp_path: Path, hook: Callable[[], Any]) -> None:
     trainer = train(tmp_path, hook(), every=0)
     assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 8
@@ -175,10 +198,14 @@ def test_what_a_hook_does_to_the_weights_at_the_end_is_saved_and_not_done_twice(
 
     first = train(tmp_path, Doubles(), ModelCheckpoint(dirpath="epochs"), every=0)
     left = state_of(first)
-    assert same(state_of(train(tmp_path, Doubles(), ModelCheckpoint(dirpath="epochs"), every=0, seed=2)), left)
+    assert same(
+        state_of(train(tmp_path, Doubles(), ModelCheckpoint(dirpath="epochs"), every=0, seed=2)), left
+    )
 
 
-def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_goes_on_from_the_trained_weights(tmp_path: Path) -> None:
+def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_goes_on_from_the_trained_weights(
+    tmp_path: Path,
+) -> None:
     first = train(tmp_path, WeightAveraging(decay=0.5, swap_at_end=True))
     left = state_of(first)
     raw = {name: each.clone() for name, each in left["module"].items()}
@@ -201,7 +228,9 @@ def test_raising_the_limits_goes_on_from_the_last_state_as_if_it_had_never_ended
     longer = train(tmp_path / "cut", seed=2, max_epochs=2)
     whole = train(tmp_path / "whole", max_epochs=2)
     longer_state, whole_state = state_of(longer), state_of(whole)
-    assert same(longer_state["module"], whole_state["module"]) and same(longer_state["optimizers"], whole_state["optimizers"])
+    assert same(longer_state["module"], whole_state["module"]) and same(
+        longer_state["optimizers"], whole_state["optimizers"]
+    )
     assert read_manifest(tmp_path / "cut" / "checkpoints" / "last")["step"] == 16
 
 
@@ -234,7 +263,10 @@ def test_a_name_that_a_hook_keeps_its_own_checkpoint_under_is_left_to_it(tmp_pat
     found, _ = find(tmp_path)
     assert found[0].manifest["step"] == 8 and found[0].path.name == "last-state"
     left = state_of(trainer)
-    assert same(state_of(train(tmp_path, ModelCheckpoint(filename="last", every_n_train_steps=5), every=0, seed=2)), left)
+    assert same(
+        state_of(train(tmp_path, ModelCheckpoint(filename="last", every_n_train_steps=5), every=0, seed=2)),
+        left,
+    )
 
 
 def test_a_link_of_that_name_is_not_followed(tmp_path: Path) -> None:
@@ -257,7 +289,9 @@ def test_where_checkpoints_go_to_a_url_the_last_state_goes_there(tmp_path: Path)
 
 
 @pytest.mark.parametrize("event", ["on_train_epoch_end", "on_train_end"])
-def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(tmp_path: Path, event: str) -> None:
+def test_a_state_that_is_not_finite_is_never_the_last_one_and_the_error_says_what_is_saved(
+    tmp_path: Path, event: str
+) -> None:
     def breaks(module: Any) -> None:
         next(module.parameters()).data.fill_(float("nan"))
 
@@ -285,7 +319,13 @@ def test_everything_is_announced_before_the_end_of_training_is(tmp_path: Path, s
         def on_train_end(self) -> None:
             heard.append("end")
 
-    train(tmp_path, Closes(), ModelCheckpoint(every_n_train_steps=3, save_last=True, filename="s{step}"), every=0, checkpoint=save)
+    train(
+        tmp_path,
+        Closes(),
+        ModelCheckpoint(every_n_train_steps=3, save_last=True, filename="s{step}"),
+        every=0,
+        checkpoint=save,
+    )
     assert heard[-2:] == ["last", "end"] and "end" not in heard[:-1]
 
 
@@ -299,6 +339,7 @@ def test_weights_of_every_kind_are_looked_at_for_changes(tmp_path: Path) -> None
             self.register_buffer("nothing", torch.ones(0))
 
     for name in ("flags", "halves", "waves"):
+
         class Changes(Hook):
             def on_train_end(self, module: Any, name: str = name) -> None:
                 getattr(module, name)[0] = 0
@@ -309,7 +350,9 @@ def test_weights_of_every_kind_are_looked_at_for_changes(tmp_path: Path) -> None
         assert same(dict(again.state_dict()), dict(odd.state_dict())), name
 
 
-def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Blocks(Hook):
         def on_train_epoch_end(self, trainer: Any) -> None:
             for name in ("last", "last-state"):
@@ -321,7 +364,9 @@ def test_a_disk_that_fails_at_the_end_is_said_with_what_is_saved(tmp_path: Path,
     assert "its last state, of step 8, is not saved" in caplog.text and "epoch=0-step=5" in caplog.text
 
 
-def test_an_older_run_whose_last_state_was_never_saved_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_run_whose_last_state_was_never_saved_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "last")
     with caplog.at_level(logging.WARNING):
@@ -369,7 +414,9 @@ class WaitsForTheClock(Hook):
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_it_is_written_again_once_enough_time_has_passed_in_an_epoch_and_at_its_end(tmp_path: Path, how: str) -> None:
+def test_it_is_written_again_once_enough_time_has_passed_in_an_epoch_and_at_its_end(
+    tmp_path: Path, how: str
+) -> None:
     clock = WaitsForTheClock(steps=(3, 9), epochs=(1,))
     train(tmp_path, clock, every=0, max_epochs=3, checkpoint=how)
     assert clock.heard == [3, 9, 16, 24]
@@ -403,12 +450,21 @@ def test_a_run_that_is_killed_goes_on_from_the_newest_write(tmp_path: Path, step
 
         def on_train_batch_start(self, step: int, trainer: Any) -> None:
             if step == self.at + 1:
-                shutil.copytree(tmp_path / "cut", tmp_path / "left", ignore=shutil.ignore_patterns("control.sock"))
+                shutil.copytree(
+                    tmp_path / "cut", tmp_path / "left", ignore=shutil.ignore_patterns("control.sock")
+                )
                 trainer.stop()
 
     dies = Dies()
     dies.at = step  # type: ignore[attr-defined]
-    train(tmp_path / "cut", WaitsForTheClock(steps=(step,)), dies, every=0, max_epochs=3, accumulate_grad_batches=1)
+    train(
+        tmp_path / "cut",
+        WaitsForTheClock(steps=(step,)),
+        dies,
+        every=0,
+        max_epochs=3,
+        accumulate_grad_batches=1,
+    )
     again = train(tmp_path / "left", every=0, seed=2, max_epochs=3)
     whole = train(tmp_path / "whole", every=0, max_epochs=3)
     assert same(state_of(again), state_of(whole))
@@ -448,7 +504,14 @@ class FailsInStep(Momentum):
         return super().training_step(batch, batch_idx)
 
 
-def fail(run_dir: Path, module: Any = None, hooks: Any = (), train: Any = None, error: type[BaseException] = Boom, **options: Any) -> None:
+def fail(
+    run_dir: Path,
+    module: Any = None,
+    hooks: Any = (),
+    train: Any = None,
+    error: type[BaseException] = Boom,
+    **options: Any,
+) -> None:
     torch.manual_seed(1)
     trainer = quiet(run_dir=run_dir, hooks=list(hooks), **{"checkpoint": True, **options})
     with pytest.raises(error, match="on purpose"):
@@ -456,13 +519,18 @@ def fail(run_dir: Path, module: Any = None, hooks: Any = (), train: Any = None, 
 
 
 FAILURES: dict[str, dict[str, Any]] = {
-    "step": {"module": FailsInStep}, "hook before the step": {"hooks": lambda: [FailsIn("on_train_batch_start", 5)]},
+    "step": {"module": FailsInStep},
+    "hook before the step": {"hooks": lambda: [FailsIn("on_train_batch_start", 5)]},
     "hook after the step": {"hooks": lambda: [FailsIn("on_step_end", 5)]},
-    "loader": {"train": FailingLoader(batches(8))}, "validation": {"hooks": lambda: [FailsIn("on_validation_batch_end", 8)], "at": 8},
+    "loader": {"train": FailingLoader(batches(8))},
+    "validation": {"hooks": lambda: [FailsIn("on_validation_batch_end", 8)], "at": 8},
     "epoch end": {"hooks": lambda: [FailsIn("on_train_epoch_end", 8)], "at": 8},
-    "interrupt": {"hooks": lambda: [FailsIn("on_train_batch_start", 5, KeyboardInterrupt)], "error": KeyboardInterrupt},
+    "interrupt": {
+        "hooks": lambda: [FailsIn("on_train_batch_start", 5, KeyboardInterrupt)],
+        "error": KeyboardInterrupt,
+    },
     "before the update": {"hooks": lambda: [FailsIn("on_before_optimizer_step", 5)]},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("where", FAILURES)
@@ -486,7 +554,9 @@ def test_a_failure_inside_an_accumulation_window_leaves_a_state_that_trains_on(t
     assert train(tmp_path, every=0, seed=2, accumulate_grad_batches=3, val=batches(1)).global_step == 3
 
 
-def test_weights_that_an_optimizer_has_left_half_updated_do_not_replace_the_state_before(tmp_path: Path) -> None:
+def test_weights_that_an_optimizer_has_left_half_updated_do_not_replace_the_state_before(
+    tmp_path: Path,
+) -> None:
     class Torn(torch.optim.AdamW):
         def step(self, closure: Any = None) -> Any:
             self.count = getattr(self, "count", 0) + 1
@@ -508,7 +578,9 @@ def test_a_run_that_fails_before_its_first_update_leaves_nothing(tmp_path: Path)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_disk_that_fails_too_does_not_hide_the_first_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_fails_too_does_not_hide_the_first_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "checkpoints").write_text("a file, so that no checkpoint can be written")
     fail(tmp_path, hooks=[FailsIn("on_train_batch_start", 5)])
     assert "could not be written" in caplog.text
@@ -528,7 +600,9 @@ def test_a_state_that_is_not_finite_leaves_the_one_before(tmp_path: Path) -> Non
 # ---- when it cannot be written -----------------------------------------------------------------------------------
 
 
-def test_a_run_that_cannot_write_it_trains_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_cannot_write_it_trains_on_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "checkpoints").write_text("a file, so that no checkpoint can be written")
     heard: list[str] = []
 

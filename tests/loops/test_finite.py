@@ -134,7 +134,9 @@ class PoisonedByHand(Poisoned):
 
 
 @pytest.mark.parametrize("kind", [Poisoned, PoisonedByHand])
-def test_skip_leaves_an_update_out_whose_gradient_is_not_finite_though_its_loss_is(kind: type[Poisoned], tmp_path: Path) -> None:
+def test_skip_leaves_an_update_out_whose_gradient_is_not_finite_though_its_loss_is(
+    kind: type[Poisoned], tmp_path: Path
+) -> None:
     net = kind(at=1)
     twin = Net()
     twin.load_state_dict(net.state_dict())
@@ -209,7 +211,10 @@ def test_an_epoch_in_which_every_update_was_skipped_is_told(caplog: pytest.LogCa
     for each in data:
         each[1].fill_(math.nan)
     quiet(nonfinite="skip").fit(Net(), data)
-    assert "No update was made in epoch 0: 3 were left out, the last because loss or gradients were not finite" in caplog.text
+    assert (
+        "No update was made in epoch 0: 3 were left out, the last because loss or gradients were not finite"
+        in caplog.text
+    )
     caplog.clear()
     quiet(nonfinite="skip").fit(Net(), poisoned(at=1))
     assert "No update" not in caplog.text
@@ -224,14 +229,21 @@ def test_a_run_that_cannot_recover_stops_at_the_end_of_the_epoch() -> None:
     assert trainer.current_epoch == 0
 
 
-@pytest.mark.parametrize(("losses", "tensors", "expected"), [
-    ([], [], True), ([1.0, 2.0], [], True), ([1.0, math.nan], [], False), ([torch.tensor(math.inf)], [], False),
-    ([torch.tensor([1.0])], [torch.ones(2), torch.empty(0)], True),
-    ([], [torch.tensor([1e300], dtype=torch.float64), torch.ones(2)], True),
-    ([], [torch.ones(2), torch.tensor([[0.0, math.nan]])], False), ([], [torch.tensor([-math.inf, 1.0])], False),
-    ([], [torch.tensor([complex(1, math.nan)])], False),
-    ([torch.empty((), device="meta")], [torch.empty(2, device="meta")], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "tensors", "expected"),
+    [
+        ([], [], True),
+        ([1.0, 2.0], [], True),
+        ([1.0, math.nan], [], False),
+        ([torch.tensor(math.inf)], [], False),
+        ([torch.tensor([1.0])], [torch.ones(2), torch.empty(0)], True),
+        ([], [torch.tensor([1e300], dtype=torch.float64), torch.ones(2)], True),
+        ([], [torch.ones(2), torch.tensor([[0.0, math.nan]])], False),
+        ([], [torch.tensor([-math.inf, 1.0])], False),
+        ([], [torch.tensor([complex(1, math.nan)])], False),
+        ([torch.empty((), device="meta")], [torch.empty(2, device="meta")], True),
+    ],
+)
 def test_what_counts_as_finite(losses: list[Any], tensors: list[torch.Tensor], expected: bool) -> None:
     assert all_finite(losses, tensors) is expected
 
@@ -259,7 +271,9 @@ def test_a_gradient_that_breaks_the_weights_under_a_finite_loss_is_never_saved(l
     class Breaks(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
-            return loss + (self.layer.weight * 0).norm(p=1).sqrt() if batch_idx == 3 else loss  # sqrt(0): its gradient is no number
+            return (
+                loss + (self.layer.weight * 0).norm(p=1).sqrt() if batch_idx == 3 else loss
+            )  # sqrt(0): its gradient is no number
 
     trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=2)])
     with pytest.raises(NonFiniteLoss, match="weights are not finite, though the loss was"):
@@ -296,15 +310,22 @@ class WithMoments(Net):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("save", ["sync", "async"])
-def test_an_optimizer_state_that_is_not_finite_is_never_saved(tmp_path: Path, value: float, save: str) -> None:
+def test_an_optimizer_state_that_is_not_finite_is_never_saved(
+    tmp_path: Path, value: float, save: str
+) -> None:
     keep = ModelCheckpoint(every_n_train_steps=1, filename="newest")
     trainer = quiet(run_dir=tmp_path, save=save, hooks=[Breaks(3, value), keep])
-    with pytest.raises(NonFiniteLoss, match=r"The optimizer's state is not finite, though the weights are: AdamW \(exp_avg_sq\)"):
+    with pytest.raises(
+        NonFiniteLoss,
+        match=r"The optimizer's state is not finite, though the weights are: AdamW \(exp_avg_sq\)",
+    ):
         trainer.fit(net := WithMoments(), batches(4))
     assert all(each.isfinite().all() for each in net.parameters())
     saved = read(tmp_path / "checkpoints" / "newest")
     assert saved["counters"]["step"] == 2
-    assert all(each.isfinite().all() for state in saved["optimizers"][0]["state"].values() for each in state.values())
+    assert all(
+        each.isfinite().all() for state in saved["optimizers"][0]["state"].values() for each in state.values()
+    )
     with pytest.raises(NonFiniteLoss):
         trainer.save_checkpoint(tmp_path / "after")
     assert not (tmp_path / "after").exists()
@@ -316,7 +337,9 @@ def test_counts_and_numbers_of_another_kind_are_not_looked_at(tmp_path: Path) ->
             state = next(iter(optimizers[0].state.values()))
             state.update(step=torch.tensor(math.inf), seen=torch.tensor(3), best=math.inf, name="x")
 
-    quiet(run_dir=tmp_path, hooks=[Counts(), ModelCheckpoint(every_n_train_steps=1)]).fit(WithMoments(), batches(2))
+    quiet(run_dir=tmp_path, hooks=[Counts(), ModelCheckpoint(every_n_train_steps=1)]).fit(
+        WithMoments(), batches(2)
+    )
     assert (tmp_path / "checkpoints").is_dir()
 
 
@@ -331,7 +354,9 @@ def test_state_in_lists_is_looked_at_too(tmp_path: Path) -> None:
                 next(iter(optimizers[0].state.values()))["old_dirs"][0][0] = math.nan
 
     with pytest.raises(NonFiniteLoss, match="The optimizer's state is not finite"):
-        quiet(run_dir=tmp_path, hooks=[BreaksDirections(), ModelCheckpoint(every_n_train_steps=1)]).fit(Searches(), batches(4))
+        quiet(run_dir=tmp_path, hooks=[BreaksDirections(), ModelCheckpoint(every_n_train_steps=1)]).fit(
+            Searches(), batches(4)
+        )
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["epoch=0-step=2"]
 
 

@@ -48,7 +48,9 @@ def fit(loader: Any, *hooks: Hook, resume: str | None = None, mixture: Any = Non
 
 
 def records(rank: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(f"run/batches/rank-{rank}.jsonl").read_text().splitlines() if line]
+    return [
+        json.loads(line) for line in Path(f"run/batches/rank-{rank}.jsonl").read_text().splitlines() if line
+    ]
 
 
 class Unseeded(IterableDataset[Any]):
@@ -96,7 +98,10 @@ def test_it_is_written_when_the_batch_is_fetched_before_anything_else_is_done_wi
             batch[0].zero_()  # what is done to it afterwards does not count
 
     fit(batches(6), Saves(2, 5), Looks())
-    assert [(each["loader"], each["epoch"], each["batch"]) for each in records()] == [("train", 0, 2), ("train", 0, 5)]
+    assert [(each["loader"], each["epoch"], each["batch"]) for each in records()] == [
+        ("train", 0, 2),
+        ("train", 0, 5),
+    ]
 
 
 def test_only_the_first_batch_after_a_save_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +125,9 @@ def test_several_saves_at_one_place_are_one_record() -> None:
 
 def test_a_run_without_a_directory_gets_none_for_it(tmp_path: Path) -> None:
     trainer = quiet(hooks=[Hook()])
-    trainer.on("train_batch_end")(lambda trainer, batch_idx: batch_idx == 1 and trainer.save_checkpoint(tmp_path / "c"))
+    trainer.on("train_batch_end")(
+        lambda trainer, batch_idx: batch_idx == 1 and trainer.save_checkpoint(tmp_path / "c")
+    )
     trainer.fit(Net(), batches(4))
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
 
@@ -147,16 +154,24 @@ def test_the_expected_batch_is_no_news(name: str, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("name", ["c2", "end0"])
-def test_another_batch_than_before_is_a_warning_and_a_record_in_the_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_batch_than_before_is_a_warning_and_a_record_in_the_log(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fit(DataLoader(Unseeded(), 3), Saves(2, at_ends=True), max_epochs=2, logger=True)
     fit(DataLoader(Unseeded(), 3), resume=name, max_epochs=2, logger=True)
     batch, epoch = (2, 0) if name == "c2" else (0, 1)
-    said = (f"The train loader (DataLoader of Unseeded) did not deliver the expected batch: batch {batch} of epoch {epoch} is not the "
-            "one that followed this checkpoint before.")  # fmt: skip
+    said = (
+        f"The train loader (DataLoader of Unseeded) did not deliver the expected batch: batch {batch} of epoch {epoch} is not the "
+        "one that followed this checkpoint before."
+    )
     assert caplog.text.count(DIFFERENT) == 1 and said in caplog.text
     assert "Seed its shuffle" in caplog.text and "If you changed the data on purpose" in caplog.text
     (record,) = [each for each in read_log("run") if each["type"] == "warning"]
-    assert said in record["message"] and (record["batch"], record["epoch"], record["loader"]) == (batch, epoch, "train")
+    assert said in record["message"] and (record["batch"], record["epoch"], record["loader"]) == (
+        batch,
+        epoch,
+        "train",
+    )
 
 
 def test_a_state_that_lags_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +182,9 @@ def test_a_state_that_lags_is_found_out(caplog: pytest.LogCaptureFixture) -> Non
     assert DIFFERENT in caplog.text and "The state must count the batches that were yielded" in caplog.text
 
 
-def test_other_numbers_with_the_same_labels_are_said_to_be_augmentation_perhaps(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_numbers_with_the_same_labels_are_said_to_be_augmentation_perhaps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Augmented(Samples):
         def __getitem__(self, index: int) -> Any:
             x, y = super().__getitem__(index)
@@ -175,21 +192,32 @@ def test_other_numbers_with_the_same_labels_are_said_to_be_augmentation_perhaps(
 
     fit(DataLoader(Augmented(), 3), Saves(2))
     fit(DataLoader(Augmented(), 3), resume="c2")
-    assert "Either random augmentation is not repeated, or these are other samples with the same labels" in caplog.text
+    assert (
+        "Either random augmentation is not repeated, or these are other samples with the same labels"
+        in caplog.text
+    )
 
 
-@pytest.mark.parametrize("other", [
-    lambda: DataLoader(Samples(), 4), lambda: DataLoader(Samples(18), 3), lambda: DataLoader(Unseeded(12), 3),
-], ids=["batch size", "length", "kind"])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: DataLoader(Samples(), 4),
+        lambda: DataLoader(Samples(18), 3),
+        lambda: DataLoader(Unseeded(12), 3),
+    ],
+    ids=["batch size", "length", "kind"],
+)
 def test_a_loader_that_was_changed_on_purpose_is_not_expected_to_deliver_the_same(
-    other: Any, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    other: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     fit(DataLoader(Samples(), 3), Saves(2))
     fit(other(), resume="c2")
     assert "when the checkpoint was made" in caplog.text and DIFFERENT not in caplog.text
 
 
-def test_a_batch_that_was_never_fetched_is_written_down_by_the_resumed_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_was_never_fetched_is_written_down_by_the_resumed_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fit(DataLoader(Unseeded(), 3), Saves(2, stop=2))
     assert not Path("run/batches").exists()
     fit(DataLoader(Unseeded(), 3), resume="c2")
@@ -200,30 +228,55 @@ def test_a_batch_that_was_never_fetched_is_written_down_by_the_resumed_run(caplo
 
 def test_each_loader_of_a_mixture_is_compared(caplog: pytest.LogCaptureFixture) -> None:
     def loaders(code: Any) -> Any:
-        return {"web": DataLoader(Samples(), 3), "code": DataLoader(code, 3), "rare": DataLoader(Samples(), 3)}
+        return {
+            "web": DataLoader(Samples(), 3),
+            "code": DataLoader(code, 3),
+            "rare": DataLoader(Samples(), 3),
+        }
 
-    mixture = Mixture("alternating", pattern=["web", "web", "code", "web", "rare", "web"], epoch_length=12, when_exhausted="cycle")
+    mixture = Mixture(
+        "alternating",
+        pattern=["web", "web", "code", "web", "rare", "web"],
+        epoch_length=12,
+        when_exhausted="cycle",
+    )
     fit(loaders(Unseeded()), Saves(1, 2), mixture=mixture)
-    assert {(each["loader"], each["batch"]) for each in records()} == {(name, at) for name in ("web", "code", "rare") for at in (1, 2)}
+    assert {(each["loader"], each["batch"]) for each in records()} == {
+        (name, at) for name in ("web", "code", "rare") for at in (1, 2)
+    }
     caplog.clear()
     fit(loaders(Unseeded()), mixture=mixture, resume="c2")
-    assert "The code loader (DataLoader of Unseeded) did not deliver" in caplog.text and caplog.text.count(DIFFERENT) == 1
+    assert (
+        "The code loader (DataLoader of Unseeded) did not deliver" in caplog.text
+        and caplog.text.count(DIFFERENT) == 1
+    )
 
 
-def test_a_save_before_a_loader_of_the_mixture_was_compared_is_written_down_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_before_a_loader_of_the_mixture_was_compared_is_written_down_as_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     loaders = {"web": batches(12), "rare": batches(4)}
     mixture = Mixture("alternating", pattern=["web", "web", "web", "rare"], epoch_length=12)
     fit(loaders, Saves(1), mixture=mixture)
     fit(loaders, Saves(2), mixture=mixture, resume="c1")
-    assert {(each["loader"], each["batch"]) for each in records()} == {("web", 1), ("rare", 1), ("web", 2), ("rare", 2)}
+    assert {(each["loader"], each["batch"]) for each in records()} == {
+        ("web", 1),
+        ("rare", 1),
+        ("web", 2),
+        ("rare", 2),
+    }
     fit(loaders, mixture=mixture, resume="c2")
     assert caplog.text == ""
 
 
-def test_a_checkpoint_elsewhere_is_found_to_belong_to_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_elsewhere_is_found_to_belong_to_its_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fit_anywhere(resume: Any = None) -> None:
         trainer = quiet(logger=True)  # a directory of its own for every run
-        trainer.on("train_batch_end")(lambda trainer, batches_seen: batches_seen == 2 and trainer.save_checkpoint(tmp_path / "c"))
+        trainer.on("train_batch_end")(
+            lambda trainer, batches_seen: batches_seen == 2 and trainer.save_checkpoint(tmp_path / "c")
+        )
         trainer.fit(Net(), DataLoader(Unseeded(), 3), resume=resume)
 
     fit_anywhere()
@@ -231,7 +284,9 @@ def test_a_checkpoint_elsewhere_is_found_to_belong_to_its_run(tmp_path: Path, ca
     assert DIFFERENT in caplog.text
 
 
-def test_a_new_run_in_the_same_directory_is_not_compared_with_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_run_in_the_same_directory_is_not_compared_with_the_old_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fit(DataLoader(Unseeded(), 3), Saves(2))
     fit(DataLoader(Unseeded(), 3), Saves(2, stop=2))
     fit(DataLoader(Unseeded(), 3), resume="c2")

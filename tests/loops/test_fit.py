@@ -48,7 +48,9 @@ class Diary(Hook):
 def diary(loader: Any = None, val: Any = None, **options: Any) -> Diary:
     """The diary of a run with these options."""
     hook = Diary()
-    quiet(hooks=[hook], **options).fit(Net(), batches(4) if loader is None else loader, batches(2) if val is None else val)
+    quiet(hooks=[hook], **options).fit(
+        Net(), batches(4) if loader is None else loader, batches(2) if val is None else val
+    )
     return hook
 
 
@@ -80,19 +82,41 @@ class HearsAll(Hook):
 
 
 def test_a_run_fires_its_events_in_the_order_of_the_contract() -> None:
-    trainer = quiet(hooks=[HearsAll()], num_sanity_val_steps=1, gradient_clip_val=1.0, accumulate_grad_batches=2)
+    trainer = quiet(
+        hooks=[HearsAll()], num_sanity_val_steps=1, gradient_clip_val=1.0, accumulate_grad_batches=2
+    )
     with Recorder(trainer) as recorder:
         trainer.fit(Net(), batches(2), batches(1))
     heard = [each.event for each in recorder.calls if each.receiver == "H"]
     assert heard == [
-        "setup", "on_fit_start",
-        "on_sanity_check_start", "on_validation_start", "on_validation_end", "on_sanity_check_end",
-        "on_train_start", "on_train_epoch_start",
-        "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_train_batch_end",
-        "on_train_batch_start", "on_before_backward", "on_after_backward",
-        "on_before_optimizer_step", "on_gradient_clip", "on_after_optimizer_step", "on_train_batch_end", "on_step_end",
-        "on_validation_start", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end", "teardown",
-    ]  # fmt: skip
+        "setup",
+        "on_fit_start",
+        "on_sanity_check_start",
+        "on_validation_start",
+        "on_validation_end",
+        "on_sanity_check_end",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_start",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_train_batch_end",
+        "on_train_batch_start",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_gradient_clip",
+        "on_after_optimizer_step",
+        "on_train_batch_end",
+        "on_step_end",
+        "on_validation_start",
+        "on_validation_end",
+        "on_train_epoch_end",
+        "on_train_end",
+        "on_fit_end",
+        "teardown",
+    ]
 
 
 # ---- when validation is due --------------------------------------------------------------------------------------
@@ -117,7 +141,10 @@ def test_a_fractional_val_check_interval_is_a_share_of_the_epoch() -> None:
 
 
 def test_a_fractional_val_check_interval_needs_a_length() -> None:
-    with pytest.raises(OptionError, match=r"val_check_interval=0.5 is a fraction of an epoch, but the training loader has no length"):
+    with pytest.raises(
+        OptionError,
+        match=r"val_check_interval=0.5 is a fraction of an epoch, but the training loader has no length",
+    ):
         diary(Stream(batches(4)), val_check_interval=0.5)
 
 
@@ -193,7 +220,9 @@ def test_overfit_batches_repeats_the_same_batches_of_a_shuffled_loader() -> None
     def keep(batch: Any) -> None:
         seen.append(batch[0].flatten().tolist())
 
-    data = DataLoader(TensorDataset(torch.arange(40.0).reshape(10, 4), torch.zeros(10, 2)), batch_size=2, shuffle=True)
+    data = DataLoader(
+        TensorDataset(torch.arange(40.0).reshape(10, 4), torch.zeros(10, 2)), batch_size=2, shuffle=True
+    )
     quiet(hooks=[keep], overfit_batches=2, max_epochs=3).fit(Net(lr=1e-6), data)
     assert len(seen) == 6
     assert seen[:2] == seen[2:4] == seen[4:]
@@ -201,7 +230,9 @@ def test_overfit_batches_repeats_the_same_batches_of_a_shuffled_loader() -> None
 
 def test_fast_dev_run_does_a_few_batches_of_everything_and_writes_nothing(tmp_path: Any) -> None:
     hook = Diary()
-    trainer = quiet(hooks=[hook], fast_dev_run=2, logger=True, max_epochs=50, max_steps=50, num_sanity_val_steps=5)
+    trainer = quiet(
+        hooks=[hook], fast_dev_run=2, logger=True, max_epochs=50, max_steps=50, num_sanity_val_steps=5
+    )
     trainer.fit(Net(), batches(9), batches(9))
     assert hook.batches == [(0, 0), (0, 1)]
     assert hook.validated_after == [(0, 1)]
@@ -211,7 +242,9 @@ def test_fast_dev_run_does_a_few_batches_of_everything_and_writes_nothing(tmp_pa
 
 def test_a_trial_run_leaves_no_checkpoint_and_begins_anew_where_a_run_has_ended(tmp_path: Any) -> None:
     keep = [ModelCheckpoint(every_n_train_steps=1), ModelCheckpoint("val/loss", dirpath="best")]
-    quiet(hooks=keep, fast_dev_run=2, run_dir=tmp_path / "run").fit(Net(), batches(3), batches(1), resume="auto")
+    quiet(hooks=keep, fast_dev_run=2, run_dir=tmp_path / "run").fit(
+        Net(), batches(3), batches(1), resume="auto"
+    )
     assert not list(tmp_path.rglob("manifest.json"))
     quiet(hooks=[ModelCheckpoint(every_n_train_steps=1)], run_dir=tmp_path / "run").fit(Net(), batches(3))
     kept = {each: each.stat().st_mtime_ns for each in tmp_path.rglob("manifest.json")}
@@ -295,8 +328,18 @@ def _by_raising(trainer: Any) -> None:
 
 
 @pytest.mark.parametrize("how", [_by_flag, _by_call, _by_raising])
-@pytest.mark.parametrize("event", ["train_batch_start", "before_backward", "after_backward", "before_optimizer_step",
-                                   "after_optimizer_step", "train_batch_end", "step_end"])  # fmt: skip
+@pytest.mark.parametrize(
+    "event",
+    [
+        "train_batch_start",
+        "before_backward",
+        "after_backward",
+        "before_optimizer_step",
+        "after_optimizer_step",
+        "train_batch_end",
+        "step_end",
+    ],
+)
 def test_any_hook_can_stop_the_run_at_the_next_batch_boundary(how: Callable[[Any], None], event: str) -> None:
     def ask(trainer: Any) -> None:
         if trainer.state.batch_idx == 1:
@@ -312,7 +355,9 @@ def test_any_hook_can_stop_the_run_at_the_next_batch_boundary(how: Callable[[Any
     assert ends == ["stopped"]
 
 
-@pytest.mark.parametrize("event", ["validation_start", "validation_batch_end", "validation_end", "train_epoch_end"])
+@pytest.mark.parametrize(
+    "event", ["validation_start", "validation_batch_end", "validation_end", "train_epoch_end"]
+)
 def test_a_hook_can_stop_the_run_during_validation_and_at_the_epochs_end(event: str) -> None:
     trainer = quiet(max_epochs=5)
     trainer.on(event)(_by_raising)

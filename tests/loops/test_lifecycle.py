@@ -134,10 +134,26 @@ def place() -> Place:
 def test_everyone_is_set_up_and_torn_down_in_the_order_of_the_contract() -> None:
     quiet(hooks=[Witness("a"), Witness("b")], strategy=place()).fit(Module(), Data())
     assert HEARD == [
-        "D prepare_data", "D setup", "a setup", "b setup", "M setup", "M configure_model", "S setup",
-        "M configure_optimizers", "D train_dataloader", "a on_train_end", "b on_train_end", "S teardown",
-        "a on_fit_end", "b on_fit_end", "M on_fit_end", "D teardown", "a teardown", "b teardown", "M teardown",
-    ]  # fmt: skip
+        "D prepare_data",
+        "D setup",
+        "a setup",
+        "b setup",
+        "M setup",
+        "M configure_model",
+        "S setup",
+        "M configure_optimizers",
+        "D train_dataloader",
+        "a on_train_end",
+        "b on_train_end",
+        "S teardown",
+        "a on_fit_end",
+        "b on_fit_end",
+        "M on_fit_end",
+        "D teardown",
+        "a teardown",
+        "b teardown",
+        "M teardown",
+    ]
 
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
@@ -305,7 +321,12 @@ def test_status_follows_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ZeroDivisionError(), "error"), (KeyboardInterrupt(), "interrupted"), (SystemExit(3), "error"), (StopTraining(), "stopped")],
+    [
+        (ZeroDivisionError(), "error"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(3), "error"),
+        (StopTraining(), "stopped"),
+    ],
 )
 def test_status_says_how_the_run_ended(error: BaseException, status: str) -> None:
     trainer = quiet(hooks=[Witness("a", "on_train_batch_end", error)])
@@ -335,12 +356,22 @@ def test_status_is_error_when_on_exception_is_heard() -> None:
 
 def test_a_failure_is_told_to_hooks_module_data_and_strategy_then_everyone_is_torn_down() -> None:
     with pytest.raises(ZeroDivisionError, match="a failed"):
-        quiet(hooks=[Witness("a", "on_train_batch_end"), Witness("b")], strategy=place()).fit(Module(), Data())
+        quiet(hooks=[Witness("a", "on_train_batch_end"), Witness("b")], strategy=place()).fit(
+            Module(), Data()
+        )
     start = HEARD.index("a on_train_batch_end")
     assert HEARD[start + 1 :] == [
-        "a on_exception", "b on_exception", "M on_exception", "D on_exception", "S on_exception",
-        "S teardown", "D teardown", "a teardown", "b teardown", "M teardown",
-    ]  # fmt: skip
+        "a on_exception",
+        "b on_exception",
+        "M on_exception",
+        "D on_exception",
+        "S on_exception",
+        "S teardown",
+        "D teardown",
+        "a teardown",
+        "b teardown",
+        "M teardown",
+    ]
 
 
 def test_failures_in_on_exception_and_teardown_do_not_keep_the_others_from_hearing() -> None:
@@ -356,14 +387,32 @@ def test_failures_in_on_exception_and_teardown_do_not_keep_the_others_from_heari
     module, data, strategy = Module(), Data(), place()
     module.fails_in, data.fails_in, strategy.fails_in = "on_exception", "teardown", "teardown"
     with pytest.raises(ZeroDivisionError, match="b failed") as caught:
-        quiet(hooks=[FailsAgain("a"), FailsAgain("b", "on_train_batch_end")], strategy=strategy).fit(module, data)
+        quiet(hooks=[FailsAgain("a"), FailsAgain("b", "on_train_batch_end")], strategy=strategy).fit(
+            module, data
+        )
     start = HEARD.index("b on_train_batch_end")
     assert HEARD[start + 1 :] == [
-        "a on_exception", "b on_exception", "M on_exception", "D on_exception", "S on_exception",
-        "S teardown", "D teardown", "a teardown", "b teardown", "M teardown",
-    ]  # fmt: skip
+        "a on_exception",
+        "b on_exception",
+        "M on_exception",
+        "D on_exception",
+        "S on_exception",
+        "S teardown",
+        "D teardown",
+        "a teardown",
+        "b teardown",
+        "M teardown",
+    ]
     notes = "\n".join(caught.value.__notes__)
-    for text in ("a failed again", "b failed again", "M failed", "S failed", "D failed", "a failed at last", "b failed at last"):
+    for text in (
+        "a failed again",
+        "b failed again",
+        "M failed",
+        "S failed",
+        "D failed",
+        "a failed at last",
+        "b failed at last",
+    ):
         assert text in notes
 
 
@@ -437,7 +486,10 @@ def test_teardown_reaches_just_those_whose_setup_began(failing: str, torn_down: 
     hooks = [Witness(name, "setup" if name == failing else "") for name in ("a", "b", "c")]
     with pytest.raises(ZeroDivisionError, match=f"{failing} failed"):
         quiet(hooks=hooks, strategy=place()).fit(Module(), Data())
-    assert [each for each in HEARD if each.endswith("teardown")] == ["D teardown", *(f"{name} teardown" for name in torn_down)]
+    assert [each for each in HEARD if each.endswith("teardown")] == [
+        "D teardown",
+        *(f"{name} teardown" for name in torn_down),
+    ]
 
 
 def test_a_module_whose_set_up_fails_is_torn_down_and_the_strategy_is_not() -> None:
@@ -453,7 +505,12 @@ def test_a_strategy_whose_set_up_fails_is_torn_down_too() -> None:
     strategy.fails_in = "setup"
     with pytest.raises(ZeroDivisionError, match="S failed"):
         quiet(hooks=[Witness("a")], strategy=strategy).fit(Module(), Data())
-    assert [each for each in HEARD if each.endswith("teardown")] == ["S teardown", "D teardown", "a teardown", "M teardown"]
+    assert [each for each in HEARD if each.endswith("teardown")] == [
+        "S teardown",
+        "D teardown",
+        "a teardown",
+        "M teardown",
+    ]
 
 
 def test_a_failing_teardown_of_a_good_run_is_raised_after_everyone_was_torn_down() -> None:
@@ -472,7 +529,9 @@ def test_a_misspelt_event_of_the_module_fails_before_anything_is_set_up() -> Non
     class Misspelt(Net):
         def on_train_batch_ends(self) -> None: ...
 
-    with pytest.raises(HookError, match="Misspelt.on_train_batch_ends is no event. Did you mean 'on_train_batch_end'"):
+    with pytest.raises(
+        HookError, match="Misspelt.on_train_batch_ends is no event. Did you mean 'on_train_batch_end'"
+    ):
         quiet(hooks=[Witness("a")]).fit(Misspelt(), batches())
     assert "a setup" not in HEARD
     assert "a teardown" not in HEARD

@@ -29,7 +29,9 @@ MUCH = Waiting(data=30.0, first=1.0, epochs=3, training=60.0, batches=1000)
         ({"epochs": 10, "first": 29.0}, True),
     ],
 )
-def test_only_a_run_that_waits_for_most_of_its_time_is_warned(changed: dict[str, Any], expected: bool) -> None:
+def test_only_a_run_that_waits_for_most_of_its_time_is_warned(
+    changed: dict[str, Any], expected: bool
+) -> None:
     values = {name: getattr(MUCH, name) for name in ("data", "first", "epochs", "training", "batches")}
     assert mostly_waits(Waiting(**{**values, **changed})) is expected
 
@@ -37,22 +39,60 @@ def test_only_a_run_that_waits_for_most_of_its_time_is_warned(changed: dict[str,
 @pytest.mark.parametrize(
     ("loader", "cores", "on_cuda", "words", "not_words"),
     [
-        (LoaderFacts("train", 0), 8, False, ["main process", "num_workers=7", "8 cores"], ["prefetch_batches", "pin_memory"]),
+        (
+            LoaderFacts("train", 0),
+            8,
+            False,
+            ["main process", "num_workers=7", "8 cores"],
+            ["prefetch_batches", "pin_memory"],
+        ),
         (LoaderFacts("train", 0), 1, False, ["num_workers=2", "1 core)"], []),
         (LoaderFacts("train", 0), 2, False, ["num_workers=2", "2 cores)"], []),
         (LoaderFacts("train", None), 2, False, ["num_workers=2"], []),
-        (LoaderFacts("train", 1), 2, False, ["num_workers=2) instead of 1 (", "2 cores)"], ["num_workers=1", "__getitem__"]),
+        (
+            LoaderFacts("train", 1),
+            2,
+            False,
+            ["num_workers=2) instead of 1 (", "2 cores)"],
+            ["num_workers=1", "__getitem__"],
+        ),
         (LoaderFacts("train", 1), 1, False, ["num_workers=2) instead of 1 ("], []),
-        (LoaderFacts("train", 2, may_run_ahead=True), 2, False, ["2 workers are not enough", "__getitem__", "prefetch_batches"], ["num_workers"]),
+        (
+            LoaderFacts("train", 2, may_run_ahead=True),
+            2,
+            False,
+            ["2 workers are not enough", "__getitem__", "prefetch_batches"],
+            ["num_workers"],
+        ),
         (LoaderFacts("train", 16), 64, False, ["num_workers=32) instead of 16"], []),
         (LoaderFacts("train", 0), 64, True, ["num_workers=8"], []),
         (LoaderFacts("train", None), 4, False, ["torch.utils.data.DataLoader(dataset, num_workers=3)"], []),
-        (LoaderFacts("train", 2, may_run_ahead=True), 8, True, ["num_workers=7) instead of 2 (", "pin_memory=True", "prefetch_batches=2"], []),
-        (LoaderFacts("train", 2, pinned=True, ahead=2, may_run_ahead=True), 8, True, ["num_workers=7) instead of 2"], ["pin_memory", "prefetch_batches"]),
-        (LoaderFacts("train", 8, persistent=True), 8, False, ["less work for each sample"], ["num_workers", "pin_memory", "prefetch"]),
+        (
+            LoaderFacts("train", 2, may_run_ahead=True),
+            8,
+            True,
+            ["num_workers=7) instead of 2 (", "pin_memory=True", "prefetch_batches=2"],
+            [],
+        ),
+        (
+            LoaderFacts("train", 2, pinned=True, ahead=2, may_run_ahead=True),
+            8,
+            True,
+            ["num_workers=7) instead of 2"],
+            ["pin_memory", "prefetch_batches"],
+        ),
+        (
+            LoaderFacts("train", 8, persistent=True),
+            8,
+            False,
+            ["less work for each sample"],
+            ["num_workers", "pin_memory", "prefetch"],
+        ),
     ],
-)  # fmt: skip
-def test_the_advice_fits_the_loader(loader: LoaderFacts, cores: int, on_cuda: bool, words: list[str], not_words: list[str]) -> None:
+)
+def test_the_advice_fits_the_loader(
+    loader: LoaderFacts, cores: int, on_cuda: bool, words: list[str], not_words: list[str]
+) -> None:
     said = advice(MUCH, [loader], cores, on_cuda)
     assert said.startswith("Training waits for data 50% of its time (30.0 s of 60.0 s, 30.0 ms a batch). ")
     assert all(each in said for each in words) and not any(each in said for each in not_words), said
@@ -93,22 +133,31 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "Training waits for data" in each.getMessage()]
 
 
-def test_a_run_with_a_slow_loader_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_with_a_slow_loader_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.1)
     with caplog.at_level(logging.WARNING, "hookline"):
         quiet(max_epochs=2).fit(Net(), DataLoader(Sleeps(), batch_size=2))
     said = warnings_of(caplog)
-    assert len(said) == 1 and "'train' makes its batches in the main process: DataLoader(..., num_workers=" in said[0]
+    assert (
+        len(said) == 1
+        and "'train' makes its batches in the main process: DataLoader(..., num_workers=" in said[0]
+    )
 
 
-def test_a_fast_dev_run_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fast_dev_run_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.0)
     monkeypatch.setattr(loader_advice, "ENOUGH_BATCHES", 1)
     quiet(fast_dev_run=3).fit(Net(), DataLoader(Sleeps(), batch_size=2))
     assert warnings_of(caplog) == []
 
 
-def test_a_run_that_does_not_wait_says_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_does_not_wait_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.0)
 
     class Slow(Net):

@@ -107,7 +107,10 @@ def test_any_iterable_of_batches_is_a_loader() -> None:
 
 
 def test_training_without_a_loader_says_where_it_may_come_from() -> None:
-    with pytest.raises(OptionError, match=r"needs a training loader, and got none: pass it to fit, or return it from Net.train_dataloader"):
+    with pytest.raises(
+        OptionError,
+        match=r"needs a training loader, and got none: pass it to fit, or return it from Net.train_dataloader",
+    ):
         quiet().fit(Net())
 
 
@@ -128,7 +131,10 @@ def test_a_val_loader_without_a_validation_step_is_refused_before_training() -> 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    with pytest.raises(OptionError, match=r"There is a val loader, but NoValidation has no validation_step\(self, batch, batch_idx\)"):
+    with pytest.raises(
+        OptionError,
+        match=r"There is a val loader, but NoValidation has no validation_step\(self, batch, batch_idx\)",
+    ):
         quiet().fit(NoValidation(), batches(), batches(1))
 
 
@@ -210,7 +216,9 @@ def test_num_training_batches_is_that_of_one_epoch() -> None:
     assert trainer.num_training_batches == 3
 
 
-def test_an_empty_validation_loader_is_said_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_validation_loader_is_said_and_the_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trainer = quiet()
     metrics = trainer.fit(Net(), batches(2), DataLoader([]))  # type: ignore[arg-type]
     assert "The validation loader 'val' is empty; nothing is validated." in caplog.text
@@ -225,7 +233,9 @@ def test_validating_on_an_empty_loader_is_refused_because_it_is_empty() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"limit_val_batches": 0}])
-def test_nobody_is_warned_who_says_that_there_is_no_validation(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_is_warned_who_says_that_there_is_no_validation(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     class Without(Net):
         def val_dataloader(self) -> Any:
             return []

@@ -12,7 +12,16 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import SKIP_STEP, STEP_DONE, Hook, HooklineError, LossError, NonFiniteLoss, OptionError, Recorder
+from hookline import (
+    SKIP_STEP,
+    STEP_DONE,
+    Hook,
+    HooklineError,
+    LossError,
+    NonFiniteLoss,
+    OptionError,
+    Recorder,
+)
 
 
 class Manual(Net):
@@ -47,7 +56,10 @@ class Gan(Net):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.player.parameters(), lr=0.01), torch.optim.SGD(self.layer.parameters(), lr=0.01)]
+        return [
+            torch.optim.SGD(self.player.parameters(), lr=0.01),
+            torch.optim.SGD(self.layer.parameters(), lr=0.01),
+        ]
 
 
 def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
@@ -95,7 +107,13 @@ def test_every_call_fires_its_events() -> None:
     trainer = quiet(hooks=[Listen()])
     with Recorder(trainer) as recorder:
         trainer.fit(Gan(), batches(1))
-    turn = ["on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_after_optimizer_step"]
+    turn = [
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+    ]
     heard = [each.event for each in recorder.calls if each.receiver == "H"]
     assert heard == [*turn, *turn, "on_train_batch_end", "on_step_end"]
 
@@ -178,7 +196,10 @@ def test_a_scheduler_can_be_stepped_by_hand() -> None:
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch", "frequency": 100}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "epoch", "frequency": 100},
+            }
 
     trainer = quiet()
     trainer.fit(Scheduled(), batches(3))
@@ -293,11 +314,15 @@ class ForgetsAndOnlySteps(Net):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(("kind", "call"), [(Forgets, r"self\.manual_backward\(\)"), (ForgetsAndOnlySteps, r"step\(\) on what")])
+@pytest.mark.parametrize(
+    ("kind", "call"), [(Forgets, r"self\.manual_backward\(\)"), (ForgetsAndOnlySteps, r"step\(\) on what")]
+)
 def test_training_by_hand_without_saying_so_is_refused_not_done_twice(kind: type[Net], call: str) -> None:
     net = kind()
     before = copy.deepcopy(net.state_dict())
-    with pytest.raises(HooklineError, match=f"{kind.__name__} has called {call}.*automatic_optimization = False"):
+    with pytest.raises(
+        HooklineError, match=f"{kind.__name__} has called {call}.*automatic_optimization = False"
+    ):
         quiet().fit(net, batches(2))
     assert torch.equal(net.layer.weight, before["layer.weight"])
 

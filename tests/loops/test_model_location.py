@@ -48,7 +48,11 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def shown(module: nn.Module, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
-    fit = {} if isinstance(module, Net) else {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD(module.parameters(), 0.1)}
+    fit = (
+        {}
+        if isinstance(module, Net)
+        else {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD(module.parameters(), 0.1)}
+    )
     Trainer(max_epochs=1, run_dir="runs/x", logger=False, **options).fit(module, batches(2), **fit)
     return last_line(capsys)
 
@@ -95,8 +99,15 @@ if __name__ == "__main__":
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, encoding="utf-8", check=False, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
+    )
 
 
 def script(name: str = "train.py", classes: str = "nets.py") -> str:
@@ -110,17 +121,33 @@ def script(name: str = "train.py", classes: str = "nets.py") -> str:
     return name
 
 
-@pytest.mark.parametrize(("name", "classes", "before"), [
-    ("train.py", "nets.py", "from nets import Sized; model = Sized.load_from_checkpoint("),
-    ("train.py", "my_project/models/nets.py", "from my_project.models.nets import Sized; model = Sized.load_from_checkpoint("),
-    ("code/train.py", "code/nets.py", 'import sys; sys.path.insert(0, "code"); from nets import Sized; model = Sized.load_from_checkpoint('),
-    ("train.py", "", "import hookline; hookline.load_weights(model, "),
-], ids=["beside the script", "package", "script elsewhere", "in the script"])  # fmt: skip
-def test_the_last_line_is_code_that_loads_the_model_in_a_new_process(name: str, classes: str, before: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "classes", "before"),
+    [
+        ("train.py", "nets.py", "from nets import Sized; model = Sized.load_from_checkpoint("),
+        (
+            "train.py",
+            "my_project/models/nets.py",
+            "from my_project.models.nets import Sized; model = Sized.load_from_checkpoint(",
+        ),
+        (
+            "code/train.py",
+            "code/nets.py",
+            'import sys; sys.path.insert(0, "code"); from nets import Sized; model = Sized.load_from_checkpoint(',
+        ),
+        ("train.py", "", "import hookline; hookline.load_weights(model, "),
+    ],
+    ids=["beside the script", "package", "script elsewhere", "in the script"],
+)
+def test_the_last_line_is_code_that_loads_the_model_in_a_new_process(
+    name: str, classes: str, before: str
+) -> None:
     trained = python(script(name, classes))
     assert trained.returncode == 0, trained.stderr
     line = trained.stderr.splitlines()[-1]
-    assert line.startswith(f'Model: runs/x/checkpoints/last (step 4). Load it: {before}"runs/x/checkpoints/last")')
+    assert line.startswith(
+        f'Model: runs/x/checkpoints/last (step 4). Load it: {before}"runs/x/checkpoints/last")'
+    )
     made = "" if classes else "from train import Sized\nmodel = Sized(3)\n"
     check = "\nimport torch\nfor name, each in torch.load('weights.pt').items(): assert torch.equal(each, model.state_dict()[name])\nprint(model.names)"
     loaded = python("-c", made + line.partition("Load it: ")[2] + check)
@@ -128,12 +155,17 @@ def test_the_last_line_is_code_that_loads_the_model_in_a_new_process(name: str, 
     assert classes == "" or loaded.stdout.split() == ["('b',", "'c')"]
 
 
-@pytest.mark.parametrize(("how", "first", "code"), [
-    ("term", "Unfinished: SIGTERM has ended the run at step 2, 2 batches of the first epoch.", 143),
-    ("int", "Interrupted at step 2, 2 batches of the first epoch.", 130),
-    ("fail", "Failed: ValueError: on purpose, in ", 1),
-])  # fmt: skip
-def test_a_run_that_does_not_reach_its_end_says_how_to_resume_and_where_the_model_is(how: str, first: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "first", "code"),
+    [
+        ("term", "Unfinished: SIGTERM has ended the run at step 2, 2 batches of the first epoch.", 143),
+        ("int", "Interrupted at step 2, 2 batches of the first epoch.", 130),
+        ("fail", "Failed: ValueError: on purpose, in ", 1),
+    ],
+)
+def test_a_run_that_does_not_reach_its_end_says_how_to_resume_and_where_the_model_is(
+    how: str, first: str, code: int
+) -> None:
     done = python(script(), how)
     assert done.returncode in (code, -2 if how == "int" else code), done.stderr
     words, saved, resume, model = done.stderr.splitlines()[-4:]
@@ -143,7 +175,11 @@ def test_a_run_that_does_not_reach_its_end_says_how_to_resume_and_where_the_mode
     assert model.startswith("Model: runs/x/checkpoints/last (step 2). Load it: from nets import Sized; ")
 
 
-@pytest.mark.parametrize("cls", [type("Here", (Net,), {}), type("Main", (Net,), {"__module__": "__main__"})], ids=["made in a test", "main"])
+@pytest.mark.parametrize(
+    "cls",
+    [type("Here", (Net,), {}), type("Main", (Net,), {"__module__": "__main__"})],
+    ids=["made in a test", "main"],
+)
 def test_a_class_that_no_module_has_is_not_imported(cls: type) -> None:
     assert import_of(cls) == ""
 
@@ -153,14 +189,20 @@ def test_an_installed_class_is_imported_as_it_is() -> None:
     assert import_of(Trainer) == "from hookline.trainer import Trainer"
 
 
-@pytest.mark.parametrize("made", [
-    lambda: nn.Linear(4, 2), lambda: Sized(3, backbone=nn.Linear(1, 1)),
-], ids=["plain", "an argument that no checkpoint can hold"])  # fmt: skip
-def test_a_module_that_cannot_be_made_again_is_loaded_into_one_that_was(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [lambda: nn.Linear(4, 2), lambda: Sized(3, backbone=nn.Linear(1, 1))],
+    ids=["plain", "an argument that no checkpoint can hold"],
+)
+def test_a_module_that_cannot_be_made_again_is_loaded_into_one_that_was(
+    made: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     module = made()
     line = shown(module, capsys)
     call = line.partition("Load it: ")[2]
-    assert call.startswith('import hookline; hookline.load_weights(model, "runs/x/checkpoints/last")  # model: ')
+    assert call.startswith(
+        'import hookline; hookline.load_weights(model, "runs/x/checkpoints/last")  # model: '
+    )
     model = made()
     exec(call, {"model": model})
     assert same(weights(model), weights(module))
@@ -181,11 +223,17 @@ def test_ten_lines_of_torch_and_safetensors_load_it(capsys: pytest.CaptureFixtur
 
 def test_the_best_one_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     keep = ModelCheckpoint("val/score", mode="max", filename="best")
-    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(Scripted(1, 3, 2), batches(2), batches(1))
-    assert last_line(capsys).startswith("Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load it: ")
+    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(
+        Scripted(1, 3, 2), batches(2), batches(1)
+    )
+    assert last_line(capsys).startswith(
+        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load it: "
+    )
 
 
-def test_a_run_that_keeps_nothing_says_so_and_a_trial_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_keeps_nothing_says_so_and_a_trial_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert shown(Net(), capsys, checkpoint=False) == "Model: not saved, because of checkpoint=False."
     assert "Model:" not in shown(Net(), capsys, fast_dev_run=True)
     assert not Path("runs/x/checkpoints").exists()
@@ -196,18 +244,31 @@ def test_what_a_hook_has_saved_is_named_without_a_last_checkpoint(capsys: pytest
     assert line.startswith("Model: runs/x/checkpoints/mine (step 2). Load it: ")
 
 
-def test_a_resumed_run_that_keeps_nothing_does_not_call_the_old_checkpoint_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_that_keeps_nothing_does_not_call_the_old_checkpoint_its_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown(Net(), capsys)
-    Trainer(max_epochs=2, run_dir="runs/x", logger=False, checkpoint=False).fit(Net(), batches(2), resume="auto")
-    assert last_line(capsys).startswith("Model: the last state, of step 4, is NOT saved. The newest checkpoint is runs/x/checkpoints/last (step 2). ")
+    Trainer(max_epochs=2, run_dir="runs/x", logger=False, checkpoint=False).fit(
+        Net(), batches(2), resume="auto"
+    )
+    assert last_line(capsys).startswith(
+        "Model: the last state, of step 4, is NOT saved. The newest checkpoint is runs/x/checkpoints/last (step 2). "
+    )
 
 
 def test_after_restore_best_the_code_loads_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     keep = ModelCheckpoint("val/score", filename="best", restore_best=True)
-    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(Scripted(3, 1, 2), batches(2), batches(1))
+    Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(
+        Scripted(3, 1, 2), batches(2), batches(1)
+    )
     line = last_line(capsys)
-    assert line.startswith("Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 1, step 4). Load it: ")
-    assert '"run/checkpoints/best"' in line.partition("Load it: ")[2] and "checkpoints/last" not in line.partition("Load it: ")[2]
+    assert line.startswith(
+        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 1, step 4). Load it: "
+    )
+    assert (
+        '"run/checkpoints/best"' in line.partition("Load it: ")[2]
+        and "checkpoints/last" not in line.partition("Load it: ")[2]
+    )
 
 
 def test_without_a_progress_bar_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,7 +283,10 @@ def test_a_finished_run_that_is_started_again_says_where_it_is_and_how_to_start_
     shown(Net(), capsys)
     Trainer(max_epochs=1, run_dir="runs/x", logger=False).fit(Net(), batches(2), resume="auto")
     assert last_line(capsys).startswith("Model: runs/x/checkpoints/last (step 2). Load it: ")
-    assert "Nothing to train: this run was completed at step 2. To train longer, raise its limits (max_epochs, max_steps, max_time)." in caplog.text
+    assert (
+        "Nothing to train: this run was completed at step 2. To train longer, raise its limits (max_epochs, max_steps, max_time)."
+        in caplog.text
+    )
     assert "To start over, pass resume=None (on the command line: hookline fit --fresh)" in caplog.text
     caplog.clear()
     Trainer(max_epochs=1, run_dir="y", logger=False).fit(Net(), batches(2), resume="runs/x/checkpoints/last")
@@ -244,7 +308,13 @@ class Remembers(Hook):
         self.seen.append(weights(module))
 
 
-def train(*hooks: Any, averaged: bool = False, scores: tuple[float, ...] = (2, 1, 3), resume: Any = None, **options: Any) -> tuple[Trainer, Net, Remembers]:
+def train(
+    *hooks: Any,
+    averaged: bool = False,
+    scores: tuple[float, ...] = (2, 1, 3),
+    resume: Any = None,
+    **options: Any,
+) -> tuple[Trainer, Net, Remembers]:
     torch.manual_seed(1)
     remembers = Remembers()
     averaging = [WeightAveraging(decay=0.5)] if averaged else []
@@ -260,7 +330,11 @@ def test_load_best_puts_the_weights_that_were_scored_into_the_module(averaged: b
     trainer, module, remembers = train(ModelCheckpoint("val/score"), averaged=averaged)
     last = weights(module)
     report = trainer.load_best()
-    assert (report.source, report.step, report.weights) == ("run/checkpoints/epoch=1-step=4", 4, "averaged" if averaged else "raw")
+    assert (report.source, report.step, report.weights) == (
+        "run/checkpoints/epoch=1-step=4",
+        4,
+        "averaged" if averaged else "raw",
+    )
     assert same(weights(module), remembers.seen[1]) and not same(weights(module), last)
     module.scores = [0.0] * 9
     trainer.validate(loaders=batches(1))  # measures them, not the average of the end
@@ -282,7 +356,9 @@ def test_load_best_of_one_of_two_monitors() -> None:
 
 def test_load_best_says_what_is_missing() -> None:
     trainer, _, _ = train(ModelCheckpoint())
-    with pytest.raises(CheckpointError, match=r"no monitor has kept a checkpoint below run.*ModelCheckpoint\(monitor="):
+    with pytest.raises(
+        CheckpointError, match=r"no monitor has kept a checkpoint below run.*ModelCheckpoint\(monitor="
+    ):
         trainer.load_best()
     with pytest.raises(OptionError, match="needs a module"):
         Trainer(logger=False).load_best()
@@ -317,7 +393,9 @@ def test_restore_best_leaves_the_best_weights_in_the_module_and_the_last_ones_on
     assert same(weights(module), remembers.seen[1])
     load_weights(other := Net(), "run/checkpoints/last", weights="raw")
     assert same(weights(other), last) and read_manifest("run/checkpoints/last")["step"] == 6
-    again, module, _ = train(ModelCheckpoint("val/score", restore_best=True), averaged=averaged, resume="auto")
+    again, module, _ = train(
+        ModelCheckpoint("val/score", restore_best=True), averaged=averaged, resume="auto"
+    )
     assert again.global_step == 6 and same(weights(module), remembers.seen[1])
     longer = {"max_epochs": 4, "scores": (2, 1, 3, 4)}
     _, resumed, _ = train(ModelCheckpoint("val/score"), averaged=averaged, resume="auto", **longer)

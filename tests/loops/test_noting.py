@@ -18,7 +18,11 @@ from hookline.loops.noting import last_words
 
 
 def records(kind: str) -> list[dict]:
-    return [each for each in map(json.loads, Path("run/log.jsonl").read_text().splitlines()) if each["type"] == kind]
+    return [
+        each
+        for each in map(json.loads, Path("run/log.jsonl").read_text().splitlines())
+        if each["type"] == kind
+    ]
 
 
 def logged(**options) -> Trainer:
@@ -46,7 +50,9 @@ def test_every_skipped_update_is_in_the_log_with_its_reason():
     trainer.on("before_optimizer_step")(lambda batch_idx: SKIP_STEP if batch_idx == 2 else None)
     trainer.fit(Skips(), batches(4))
     assert [(each["step"], each["batch"], each["reason"], each["number"]) for each in records("skip")] == [
-        (1, 1, "no_loss", 1), (1, 2, "hook", 2)]  # fmt: skip
+        (1, 1, "no_loss", 1),
+        (1, 2, "hook", 2),
+    ]
 
 
 def test_a_run_that_skips_all_the_time_does_not_fill_its_log():
@@ -61,9 +67,17 @@ def test_a_failure_is_in_the_log_with_who_failed_where():
     with pytest.raises(RuntimeError):
         logged(hooks=[Fails()]).fit(Net(), batches(5))
     (failure,) = records("failure")
-    assert {key: failure[key] for key in ("step", "epoch", "rank", "exception", "message", "who", "event")} == {
-        "step": 3, "epoch": 0, "rank": 0, "exception": "RuntimeError", "message": "broken on purpose", "who": "hook 'fails'",
-        "event": "on_step_end"}  # fmt: skip
+    assert {
+        key: failure[key] for key in ("step", "epoch", "rank", "exception", "message", "who", "event")
+    } == {
+        "step": 3,
+        "epoch": 0,
+        "rank": 0,
+        "exception": "RuntimeError",
+        "message": "broken on purpose",
+        "who": "hook 'fails'",
+        "event": "on_step_end",
+    }
     assert [row["hook"] for row in records("cost")[0]["rows"]] == ["fails"]
 
 
@@ -75,13 +89,19 @@ def test_a_failing_step_is_the_modules_and_has_no_hook_to_blame():
     with pytest.raises(ValueError, match="no data") as failed:
         logged().fit(Breaks(), batches(2))
     assert "who" not in records("failure")[0]
-    assert last_words(failed.value).note() == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
+    assert (
+        last_words(failed.value).note() == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
+    )
 
 
 def test_rows_say_whether_they_are_values_of_a_step_or_means():
     logged(log_every_n_steps=1).fit(Net(), batches(2), batches(1))
     assert [(each["over"], sorted(each["metrics"])) for each in records("metrics")] == [
-        ("step", ["lr", "train/loss"]), ("step", ["lr", "train/loss"]), ("evaluation", ["val/loss"]), ("epoch", ["train/loss"])]  # fmt: skip
+        ("step", ["lr", "train/loss"]),
+        ("step", ["lr", "train/loss"]),
+        ("evaluation", ["val/loss"]),
+        ("epoch", ["train/loss"]),
+    ]
 
 
 # ---- the last words -----------------------------------------------------------------------------------------------
@@ -128,7 +148,9 @@ def test_a_checkpoint_that_the_failure_asked_for_is_the_one_that_is_named():
 def test_nothing_saved_is_said_too_and_no_resume_is_offered():
     with pytest.raises(RuntimeError) as failed:
         quiet(hooks=[Fails()]).fit(Net(), batches(5))
-    assert failed.value.__notes__[-1].splitlines()[1:] == ["Nothing was saved, so there is nothing to resume from."]
+    assert failed.value.__notes__[-1].splitlines()[1:] == [
+        "Nothing was saved, so there is nothing to resume from."
+    ]
 
 
 def test_a_checkpoint_that_is_gone_is_not_offered():
@@ -142,6 +164,7 @@ def test_a_checkpoint_that_is_gone_is_not_offered():
 
 def test_mistakes_before_the_run_get_no_last_words():
     with pytest.raises(Exception, match="no optimizer") as failed:
+
         class Forgets(Net):
             def prepare_data(self):
                 raise RuntimeError("no optimizer")
@@ -218,7 +241,11 @@ def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():
         logged(max_epochs=2).fit(Wider(), batches(3), resume="auto")
     assert records("failure")[-1]["exception"] == "CheckpointError"
     end = records("end")[-1]
-    assert (end["status"], end["step"]) == ("completed", 3) == (json.loads(Path("run/run.json").read_text())["status"], 3)
+    assert (
+        (end["status"], end["step"])
+        == ("completed", 3)
+        == (json.loads(Path("run/run.json").read_text())["status"], 3)
+    )
 
 
 def test_a_run_that_is_taken_up_and_then_fails_has_failed():
@@ -257,8 +284,11 @@ def interruptible():
 def test_an_interrupt_says_where_the_run_was_and_how_to_resume_and_a_notebook_shows_only_that():
     with pytest.raises(KeyboardInterrupt) as ended:
         quiet(run_dir="run", max_epochs=3, hooks=[Interrupted()]).fit(Net(), batches(5))
-    lines = ["Interrupted at step 7, 1 epoch and 2 batches.", "Saved: run/checkpoints/step-7, at step 7.",
-             "To resume: trainer.fit(module, ..., resume='run/checkpoints/step-7')"]  # fmt: skip
+    lines = [
+        "Interrupted at step 7, 1 epoch and 2 batches.",
+        "Saved: run/checkpoints/step-7, at step 7.",
+        "To resume: trainer.fit(module, ..., resume='run/checkpoints/step-7')",
+    ]
     assert type(ended.value) is KeyboardInterrupt and ended.value.__notes__[-1].splitlines() == lines
     assert ended.value._render_traceback_() == lines  # what IPython shows in place of the traceback
 
@@ -267,8 +297,10 @@ def test_an_interrupt_says_where_the_run_was_and_how_to_resume_and_a_notebook_sh
 def test_a_second_interrupt_shows_where_it_came():
     with pytest.raises(KeyboardInterrupt) as ended:
         quiet(run_dir="run", max_epochs=3, hooks=[Interrupted(times=2)]).fit(Net(), batches(5))
-    assert ended.value.__notes__[-1] == ("Interrupted at step 7, 1 epoch and 2 batches.\n"
-                                         "Nothing was saved, so there is nothing to resume from.")  # fmt: skip
+    assert ended.value.__notes__[-1] == (
+        "Interrupted at step 7, 1 epoch and 2 batches.\n"
+        "Nothing was saved, so there is nothing to resume from."
+    )
     assert not hasattr(ended.value, "_render_traceback_")
 
 
@@ -277,7 +309,10 @@ def test_an_interrupt_that_a_hook_raises_keeps_its_traceback():
     trainer.on("step_end")(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt) as ended:
         trainer.fit(Net(), batches(5))
-    assert not hasattr(ended.value, "_render_traceback_") and "Interrupted at step 1" in ended.value.__notes__[-1]
+    assert (
+        not hasattr(ended.value, "_render_traceback_")
+        and "Interrupted at step 1" in ended.value.__notes__[-1]
+    )
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -286,4 +321,6 @@ def test_an_interrupt_before_the_first_batch_is_not_called_nothing_to_train(capl
     trainer.on("fit_start")(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt) as ended:
         trainer.fit(Net(), batches(5))
-    assert "Nothing to train" not in caplog.text and ended.value._render_traceback_() == ["Interrupted at step 0, 0 epochs."]
+    assert "Nothing to train" not in caplog.text and ended.value._render_traceback_() == [
+        "Interrupted at step 0, 0 epochs."
+    ]

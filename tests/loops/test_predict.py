@@ -79,9 +79,16 @@ def test_predict_fires_its_own_events_in_order() -> None:
     with Recorder(trainer) as recorder:
         trainer.predict(Net(), batches(1))
     assert [each.event for each in recorder.calls] == [
-        "setup", "on_predict_start", "on_predict_epoch_start", "on_predict_batch_start", "predict_step",
-        "on_predict_batch_end", "on_predict_epoch_end", "on_predict_end", "teardown",
-    ]  # fmt: skip
+        "setup",
+        "on_predict_start",
+        "on_predict_epoch_start",
+        "on_predict_batch_start",
+        "predict_step",
+        "on_predict_batch_end",
+        "on_predict_epoch_end",
+        "on_predict_end",
+        "teardown",
+    ]
     assert [len(each) for each in listen.all] == [1]
 
 

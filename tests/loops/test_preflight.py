@@ -50,7 +50,10 @@ class Plateau(Validates):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/acc", "strict": self.strict}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "monitor": "val/acc", "strict": self.strict},
+        }
 
 
 # ---- metrics of a validation that there is not --------------------------------------------------------------------
@@ -59,7 +62,11 @@ class Plateau(Validates):
 @pytest.mark.parametrize("monitor", ["val/loss", "val/acc", "val_loss", "val/late", "val/dl_web/loss"])
 @pytest.mark.parametrize("net", [Net, Validates])
 def test_a_metric_of_validation_without_validation_data_is_refused(net: type[Net], monitor: str) -> None:
-    for hook in (EarlyStopping(monitor), EarlyStopping(monitor, check_on_train_epoch_end=True), ModelCheckpoint(monitor)):
+    for hook in (
+        EarlyStopping(monitor),
+        EarlyStopping(monitor, check_on_train_epoch_end=True),
+        ModelCheckpoint(monitor),
+    ):
         said = refused(net(), hook)
         assert f"{type(hook).__name__} needs the metric {monitor!r}" in said and "'train/loss'" in said
         assert "no validation data" in said and "strict=False" in said
@@ -67,7 +74,9 @@ def test_a_metric_of_validation_without_validation_data_is_refused(net: type[Net
 
 def test_it_is_refused_in_a_name_too() -> None:
     assert "'val/acc'" in refused(Net(), ModelCheckpoint(filename="{epoch}-{val/acc:.2f}"))
-    assert "'val/acc'" in refused(Net(), ModelCheckpoint(filename="{epoch}-{val/acc:.2f}", every_n_train_steps=1))
+    assert "'val/acc'" in refused(
+        Net(), ModelCheckpoint(filename="{epoch}-{val/acc:.2f}", every_n_train_steps=1)
+    )
 
 
 def test_a_learning_rate_schedule_that_waits_for_one_is_refused() -> None:
@@ -77,12 +86,20 @@ def test_a_learning_rate_schedule_that_waits_for_one_is_refused() -> None:
 
 @pytest.mark.parametrize("off", [0, 0.0])
 def test_validation_that_is_switched_off_is_the_reason_that_is_given(off: float) -> None:
-    assert f"limit_val_batches={off} switches validation off" in refused(Net(), EarlyStopping(), val=batches(1), limit_val_batches=off)
+    assert f"limit_val_batches={off} switches validation off" in refused(
+        Net(), EarlyStopping(), val=batches(1), limit_val_batches=off
+    )
 
 
 def test_hooks_that_act_after_validations_only_need_one() -> None:
-    for hook in (EarlyStopping("train/loss", check_on_train_epoch_end=False), ModelCheckpoint(save_on_train_epoch_end=False)):
-        assert f"{type(hook).__name__} acts after validations, and this run has no validation data" in refused(Net(), hook)
+    for hook in (
+        EarlyStopping("train/loss", check_on_train_epoch_end=False),
+        ModelCheckpoint(save_on_train_epoch_end=False),
+    ):
+        assert (
+            f"{type(hook).__name__} acts after validations, and this run has no validation data"
+            in refused(Net(), hook)
+        )
 
 
 def test_a_hook_of_ones_own_says_what_it_needs() -> None:
@@ -98,7 +115,11 @@ def test_a_hook_of_ones_own_says_what_it_needs() -> None:
 
 
 def test_strict_false_is_the_way_round(caplog: pytest.LogCaptureFixture) -> None:
-    hooks = [EarlyStopping(strict=False), ModelCheckpoint("val/loss", strict=False), ModelCheckpoint(save_on_train_epoch_end=False, dirpath="b", strict=False)]
+    hooks = [
+        EarlyStopping(strict=False),
+        ModelCheckpoint("val/loss", strict=False),
+        ModelCheckpoint(save_on_train_epoch_end=False, dirpath="b", strict=False),
+    ]
     quiet(hooks=hooks).fit(Net(), batches(1))
     assert "EarlyStopping monitors 'val/loss', which was not logged" in caplog.text
 
@@ -152,7 +173,9 @@ def test_a_metric_that_is_not_among_the_declared_ones_is_refused() -> None:
     assert "`logs_metrics = ('val/f1',)`" in refused(LogsInTraining(), EarlyStopping("val/f1"))
 
 
-@pytest.mark.parametrize("odd", [True, None, 3, "val/acc", torch.nn.Identity()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "odd", [True, None, 3, "val/acc", torch.nn.Identity()], ids=lambda each: type(each).__name__
+)
 def test_an_attribute_of_a_module_with_another_meaning_declares_nothing(odd: Any) -> None:
     net = Net()
     net.logs_metrics = odd
@@ -172,13 +195,18 @@ def test_names_that_tell_nothing_are_judged_when_they_are_looked_for() -> None:
 @pytest.mark.parametrize("options", [{}, {"check_val_every_n_epoch": 2}, {"num_sanity_val_steps": 2}])
 def test_an_interval_longer_than_an_epoch_is_refused_before_training(options: dict[str, int]) -> None:
     said = refused(Net(), val=batches(1), val_check_interval=3, **options)
-    assert "val_check_interval=3 would never come: an epoch has 2 batches" in said and "check_val_every_n_epoch" in said
+    assert (
+        "val_check_interval=3 would never come: an epoch has 2 batches" in said
+        and "check_val_every_n_epoch" in said
+    )
 
 
 def test_a_fraction_of_an_epoch_without_a_length_is_refused_before_training() -> None:
     starts = Starts()
     with pytest.raises(OptionError, match="val_check_interval=0.5 is a fraction"):
-        quiet(val_check_interval=0.5, hooks=[starts], max_steps=2).fit(Net(), (each for each in batches(4)), batches(1))
+        quiet(val_check_interval=0.5, hooks=[starts], max_steps=2).fit(
+            Net(), (each for each in batches(4)), batches(1)
+        )
     assert not starts.started
 
 

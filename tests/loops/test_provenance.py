@@ -18,11 +18,23 @@ from hookline.loops import provenance
 from hookline.loops.provenance import git_state, versions
 from hookline.redaction import command_line
 
-pytestmark = [pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"), pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"),
+    pytest.mark.timeout(120),
+]
 
 
 def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false", *arguments]
+    command = [
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@example.com",
+        "-c",
+        "commit.gpgsign=false",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -68,7 +80,9 @@ def test_no_git_is_no_error(repository: Path, monkeypatch: pytest.MonkeyPatch) -
     assert git_state(repository) == {"commit": None, "dirty": None, "problem": "git is not installed"}
 
 
-def test_the_environment_does_not_choose_another_repository(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_does_not_choose_another_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     git(other, "init", "-q")
@@ -85,7 +99,9 @@ def test_a_damaged_repository_says_why(repository: Path) -> None:
     assert state["commit"] is None and state["problem"] and "\x1b" not in state["problem"]
 
 
-def test_a_git_that_hangs_is_not_waited_for(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_git_that_hangs_is_not_waited_for(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = tmp_path / "bin" / "git"
     slow.parent.mkdir()
     slow.write_text("#!/bin/sh\nsleep 30\n")
@@ -93,19 +109,31 @@ def test_a_git_that_hangs_is_not_waited_for(repository: Path, tmp_path: Path, mo
     monkeypatch.setenv("PATH", f"{slow.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(provenance, "GIT_SECONDS", 0.2)
     began = time.monotonic()
-    assert git_state(repository) == {"commit": None, "dirty": None, "problem": "git did not answer within 0.2 s"}
+    assert git_state(repository) == {
+        "commit": None,
+        "dirty": None,
+        "problem": "git did not answer within 0.2 s",
+    }
     assert time.monotonic() - began < 15
 
 
-def test_a_repository_that_is_slow_to_search_has_its_commit_still(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_is_slow_to_search_has_its_commit_still(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, slow = shutil.which("git"), tmp_path / "bin" / "git"
     slow.parent.mkdir()
-    slow.write_text(f'#!/bin/sh\nfor a in "$@"; do if [ "$a" = status ]; then exec sleep 30; fi; done\nexec {real} "$@"\n')
+    slow.write_text(
+        f'#!/bin/sh\nfor a in "$@"; do if [ "$a" = status ]; then exec sleep 30; fi; done\nexec {real} "$@"\n'
+    )
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     commit = git(repository, "rev-parse", "HEAD")
     monkeypatch.setenv("PATH", f"{slow.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(provenance, "GIT_SECONDS", 3.0)
-    assert git_state(repository) == {"commit": commit, "dirty": None, "problem": "git did not answer within 3 s"}
+    assert git_state(repository) == {
+        "commit": commit,
+        "dirty": None,
+        "problem": "git did not answer within 3 s",
+    }
 
 
 def test_nothing_in_the_repository_is_run_or_written(repository: Path, tmp_path: Path) -> None:
@@ -121,16 +149,22 @@ def test_nothing_in_the_repository_is_run_or_written(repository: Path, tmp_path:
     assert {each: each.stat().st_mtime_ns for each in (repository / ".git").rglob("*")} == before
 
 
-def test_a_script_is_known_by_its_own_repository_wherever_it_is_started(repository: Path, tmp_path: Path) -> None:
-    (repository / "train.py").write_text(textwrap.dedent(f"""
+def test_a_script_is_known_by_its_own_repository_wherever_it_is_started(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "train.py").write_text(
+        textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from tiny import Net, batches, quiet
         quiet(run_dir="run", logger=True).fit(Net(), batches())
-    """))
+    """)
+    )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    subprocess.run([sys.executable, str(repository / "train.py"), "--api_key", "s3cr3tvalue"], cwd=elsewhere, check=True)
+    subprocess.run(
+        [sys.executable, str(repository / "train.py"), "--api_key", "s3cr3tvalue"], cwd=elsewhere, check=True
+    )
     record = json.loads((elsewhere / "run" / "run.json").read_text())
     assert record["git"] == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": True}
     assert record["command"].endswith("train.py --api_key ...") and record["directory"] == str(elsewhere)
@@ -142,9 +176,16 @@ def test_versions_are_those_of_what_is_imported() -> None:
     assert "lightning" not in found or "lightning" in sys.modules
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ("https://me:pw@host/data/a.csv?sig=1", "https://host/..."), ("--data=http://host:80/a#b", "--data=http://host:80/..."),
-    ("s3://bucket/data/a.csv?sig=1", "'s3://bucket/data/a.csv?...'"), ("sftp://me:pw@host/run", "sftp://host/run"),
-])  # fmt: skip
-def test_a_web_address_on_the_command_line_has_its_host_alone_and_other_urls_keep_their_path(given: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("https://me:pw@host/data/a.csv?sig=1", "https://host/..."),
+        ("--data=http://host:80/a#b", "--data=http://host:80/..."),
+        ("s3://bucket/data/a.csv?sig=1", "'s3://bucket/data/a.csv?...'"),
+        ("sftp://me:pw@host/run", "sftp://host/run"),
+    ],
+)
+def test_a_web_address_on_the_command_line_has_its_host_alone_and_other_urls_keep_their_path(
+    given: str, said: str
+) -> None:
     assert command_line(["fit", given]) == f"fit {said}"

@@ -70,7 +70,11 @@ def test_it_is_there_before_anything_is_set_up_and_says_that_the_run_trains() ->
 
 
 def test_a_fit_that_leaves_nothing_leaves_no_record(tmp_path: Path) -> None:
-    for options in ({"logger": False}, {"fast_dev_run": True, "logger": True}, {"logger": False, "run_dir": "made-for-it"}):
+    for options in (
+        {"logger": False},
+        {"fast_dev_run": True, "logger": True},
+        {"logger": False, "run_dir": "made-for-it"},
+    ):
         quiet(**options).fit(Net(), batches())
     assert os.listdir() == []
     (tmp_path / "mine").mkdir()
@@ -114,7 +118,9 @@ def test_short_epochs_do_not_write_it_every_time(monkeypatch: pytest.MonkeyPatch
 # ---- what it means -----------------------------------------------------------------------------------------------
 
 
-def test_a_record_without_a_checkpoint_does_not_mean_that_the_run_can_be_resumed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_without_a_checkpoint_does_not_mean_that_the_run_can_be_resumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(RuntimeError):
         quiet(hooks=[Fails(2, RuntimeError("on purpose"))], run_dir="run", logger=True).fit(Net(), batches())
     first = read()
@@ -188,12 +194,20 @@ def test_ctrl_c_is_an_interruption() -> None:
 
 def test_every_session_of_a_resumed_run_is_kept() -> None:
     for epochs in (1, 2, 3):
-        quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=epochs).fit(Net(), batches(), resume="auto")
+        quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=epochs).fit(
+            Net(), batches(), resume="auto"
+        )
     record = read()
     assert record["starts"] == 3
     assert [(each["first_step"], each["step"], each["status"]) for each in record["sessions"]] == [
-        (0, 4, "completed"), (4, 8, "completed"), (8, 12, "completed")]  # fmt: skip
-    assert record["sessions"][0]["resumed_from"] is None and "checkpoints" in record["sessions"][1]["resumed_from"]
+        (0, 4, "completed"),
+        (4, 8, "completed"),
+        (8, 12, "completed"),
+    ]
+    assert (
+        record["sessions"][0]["resumed_from"] is None
+        and "checkpoints" in record["sessions"][1]["resumed_from"]
+    )
     assert record["started_at"] == record["sessions"][0]["started_at"]
 
 
@@ -227,7 +241,11 @@ def test_sessions_are_bounded() -> None:
     quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=2).fit(Net(), batches(), resume="auto")
     now = read()
     assert len(now["sessions"]) == MOST_SESSIONS and now["starts"] == 5001
-    assert (now["sessions"][0]["step"], now["sessions"][-2]["step"], now["sessions"][-1]["step"]) == (0, 4999, 8)
+    assert (now["sessions"][0]["step"], now["sessions"][-2]["step"], now["sessions"][-1]["step"]) == (
+        0,
+        4999,
+        8,
+    )
 
 
 KILLED = """
@@ -255,7 +273,9 @@ def test_a_killed_run_is_told_from_a_running_one_and_its_session_stays() -> None
 
     listed = list_runs(Path())
     assert [(each.status, each.is_certain) for each in listed.runs] == [("killed", True)]
-    quiet(hooks=[ModelCheckpoint()], run_dir="run", logger=True, max_epochs=2).fit(Net(), batches(), resume="auto")
+    quiet(hooks=[ModelCheckpoint()], run_dir="run", logger=True, max_epochs=2).fit(
+        Net(), batches(), resume="auto"
+    )
     record = read()
     assert [each["status"] for each in record["sessions"]] == ["killed", "completed"]
     assert record["sessions"][0]["ended_at"] and (record["status"], record["step"]) == ("completed", 8)
@@ -293,11 +313,22 @@ def test_settings_are_recorded_without_secrets() -> None:
     record = read()
     assert SECRET not in RECORD.read_text()
     assert record["module"]["class"].endswith("Wide") and record["module"]["hparams"]["width"] == 4
-    assert record["hooks"]["sends"]["params"] == {"url": "https://hooks.slack.com/...", "token": "(not shown)", "every": 3}
+    assert record["hooks"]["sends"]["params"] == {
+        "url": "https://hooks.slack.com/...",
+        "token": "(not shown)",
+        "every": 3,
+    }
     assert (record["options"]["seed"], record["config"]) == (7, None)
     assert record["settings"]["optimizers.0.groups.0.lr"] == 0.25
-    assert record["versions"]["torch"] == torch.__version__ and {"python", "hookline", "numpy"} <= record["versions"].keys()
-    assert record["machine"]["device"] == "cpu" and record["machine"]["world_size"] == 1 and record["machine"]["host"]
+    assert (
+        record["versions"]["torch"] == torch.__version__
+        and {"python", "hookline", "numpy"} <= record["versions"].keys()
+    )
+    assert (
+        record["machine"]["device"] == "cpu"
+        and record["machine"]["world_size"] == 1
+        and record["machine"]["host"]
+    )
     assert record["command"] and record["directory"]
 
 
@@ -323,14 +354,38 @@ def test_the_settings_of_loaders_are_recorded() -> None:
             return {"loss": self.layer(batch[0]).sum()}
 
     load = torch.utils.data.DataLoader
-    several = {"tokens": load(data, batch_size=5), "own": load(data, batch_size=2, sampler=Own()), "pairs": load(data, batch_sampler=Pairs())}
-    quiet(run_dir="run", logger=True).fit(Validated(), load(data, batch_size=4, shuffle=True, drop_last=True), several)
+    several = {
+        "tokens": load(data, batch_size=5),
+        "own": load(data, batch_size=2, sampler=Own()),
+        "pairs": load(data, batch_sampler=Pairs()),
+    }
+    quiet(run_dir="run", logger=True).fit(
+        Validated(), load(data, batch_size=4, shuffle=True, drop_last=True), several
+    )
     found = read()["data"]
-    assert found["train"] == {"batch_size": 4, "shuffle": True, "drop_last": True, "num_workers": 0, "samples": 10, "batches": 2}
-    assert found["val"]["tokens"] == {"batch_size": 5, "shuffle": False, "drop_last": False, "num_workers": 0, "samples": 10, "batches": 2}
+    assert found["train"] == {
+        "batch_size": 4,
+        "shuffle": True,
+        "drop_last": True,
+        "num_workers": 0,
+        "samples": 10,
+        "batches": 2,
+    }
+    assert found["val"]["tokens"] == {
+        "batch_size": 5,
+        "shuffle": False,
+        "drop_last": False,
+        "num_workers": 0,
+        "samples": 10,
+        "batches": 2,
+    }
     own, pairs = found["val"]["own"], found["val"]["pairs"]
     assert own["sampler"].endswith("Own") and own["shuffle"] is None and own["batch_size"] == 2
-    assert pairs["batch_sampler"].endswith("Pairs") and (pairs["shuffle"], pairs["batch_size"], pairs["batches"]) == (None, None, 2)
+    assert pairs["batch_sampler"].endswith("Pairs") and (
+        pairs["shuffle"],
+        pairs["batch_size"],
+        pairs["batches"],
+    ) == (None, None, 2)
 
 
 def test_of_plain_iterables_the_number_of_batches_is_recorded() -> None:
@@ -360,7 +415,8 @@ def test_a_record_that_begins_with_a_checkpoint_has_the_settings() -> None:
 
 
 def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secrets(tmp_path: Path) -> None:
-    (tmp_path / "parts.py").write_text(textwrap.dedent("""
+    (tmp_path / "parts.py").write_text(
+        textwrap.dedent("""
         from hookline import DataModule
         from hookline.testing import TinyModule, tiny_batches
 
@@ -370,8 +426,10 @@ def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secr
 
         class Model(TinyModule):
             pass
-    """))
-    (tmp_path / "run.toml").write_text(textwrap.dedent(f"""
+    """)
+    )
+    (tmp_path / "run.toml").write_text(
+        textwrap.dedent(f"""
         module = "parts.Model"
         datamodule = "parts.Data"
         allow = ["parts"]
@@ -383,14 +441,28 @@ def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secr
         [config.service]
         api_key = "{SECRET}"
         nested = [{{password = "{SECRET}", size = 3}}]
-    """))
-    given = ["fit", "run.toml", "--trainer.max_epochs", "1", f"--config.token={SECRET}", "--config.width", "5"]
+    """)
+    )
+    given = [
+        "fit",
+        "run.toml",
+        "--trainer.max_epochs",
+        "1",
+        f"--config.token={SECRET}",
+        "--config.width",
+        "5",
+    ]
     subprocess.run([sys.executable, "-m", "hookline", *given], cwd=tmp_path, check=True)
     record = json.loads((tmp_path / RECORD).read_text())
     assert SECRET not in (tmp_path / RECORD).read_text()
-    assert record["command"].endswith("fit run.toml --trainer.max_epochs 1 --config.token=... --config.width 5")
+    assert record["command"].endswith(
+        "fit run.toml --trainer.max_epochs 1 --config.token=... --config.width 5"
+    )
     assert record["config"]["trainer"]["max_epochs"] == 1 and record["config"]["config"]["width"] == 5
-    assert record["config"]["config"]["service"] == {"api_key": "(not shown)", "nested": [{"password": "(not shown)", "size": 3}]}
+    assert record["config"]["config"]["service"] == {
+        "api_key": "(not shown)",
+        "nested": [{"password": "(not shown)", "size": 3}],
+    }
     assert record["config"]["config"]["where"] == "https://host/..."
 
 
@@ -399,7 +471,11 @@ def test_the_best_value_of_every_monitor_is_recorded() -> None:
     trainer = quiet(hooks=hooks, run_dir="run", logger=True, max_epochs=3)
     trainer.fit(Net(), batches(), batches())
     found = read()["monitors"]
-    assert found["model_checkpoint"] == {"metric": "val/loss", "mode": "min", "best": hooks[0].best_model_score}
+    assert found["model_checkpoint"] == {
+        "metric": "val/loss",
+        "mode": "min",
+        "best": hooks[0].best_model_score,
+    }
     assert found["early_stopping"]["best"] == hooks[1].best_score
     assert read()["checkpoint"]["step"] == 12
 
@@ -407,7 +483,9 @@ def test_the_best_value_of_every_monitor_is_recorded() -> None:
 # ---- what may go wrong -------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_cannot_be_written_is_warned_of_once_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_cannot_be_written_is_warned_of_once_and_ends_no_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     RECORD.mkdir(parents=True)
     trainer = quiet(run_dir="run", logger=True, max_epochs=3, hooks=[ModelCheckpoint()])
     trainer.fit(Net(), batches())
@@ -435,7 +513,13 @@ def test_objects_of_the_user_cannot_break_it() -> None:
     class Odd(Hook):
         def __init__(self, value: Any = None) -> None:
             super().__init__()
-            self.value = {"nan": float("nan"), "big": 10**6000, 3: "\ud800", "text": "x" * 10**7, "many": list(range(10**5))}
+            self.value = {
+                "nan": float("nan"),
+                "big": 10**6000,
+                3: "\ud800",
+                "text": "x" * 10**7,
+                "many": list(range(10**5)),
+            }
             self.value["self"] = self.value
 
         @property
@@ -451,7 +535,9 @@ def test_a_huge_configuration_is_left_out_and_the_rest_stays_readable() -> None:
     trainer.resolved_config = {f"k{n}": {f"j{m}": "x" * 900 for m in range(50)} for n in range(400)}
     trainer.fit(Net(), batches())
     record = read()
-    assert record["config"] is None and record["status"] == "completed" and record["options"]["max_epochs"] == 1
+    assert (
+        record["config"] is None and record["status"] == "completed" and record["options"]["max_epochs"] == 1
+    )
 
 
 def test_a_mapping_that_raises_is_said_in_the_record() -> None:
@@ -467,9 +553,11 @@ def test_a_mapping_that_raises_is_said_in_the_record() -> None:
 
 def test_the_record_is_whole_at_any_moment() -> None:
     """A reader that looks all the time never finds half of it, or none."""
-    code = ("import json, pathlib, sys, time\npath = pathlib.Path('run/run.json')\n"
-            "while not path.exists(): time.sleep(0.001)\nprint('here', flush=True)\n"
-            "while True:\n    if json.loads(path.read_text())['status'] == 'completed': break\nprint('end')")  # fmt: skip
+    code = (
+        "import json, pathlib, sys, time\npath = pathlib.Path('run/run.json')\n"
+        "while not path.exists(): time.sleep(0.001)\nprint('here', flush=True)\n"
+        "while True:\n    if json.loads(path.read_text())['status'] == 'completed': break\nprint('end')"
+    )
     reader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         trainer = quiet(run_dir="run", logger=True, max_epochs=20)

@@ -47,8 +47,13 @@ IN_ORDER = ["first", "user", "late user", "built-in", "monitor"]
 
 
 def noting(seen: list[str]) -> list[Notes]:
-    return [Notes("monitor", seen, "monitor"), Notes("user", seen), Notes("built-in", seen, "builtin"), Notes("late user", seen),
-            Notes("first", seen, "monitor", order=-1)]  # fmt: skip
+    return [
+        Notes("monitor", seen, "monitor"),
+        Notes("user", seen),
+        Notes("built-in", seen, "builtin"),
+        Notes("late user", seen),
+        Notes("first", seen, "monitor", order=-1),
+    ]
 
 
 def test_hooks_get_their_state_in_the_order_in_which_they_hear_of_the_checkpoint(tmp_path: Path) -> None:
@@ -57,7 +62,9 @@ def test_hooks_get_their_state_in_the_order_in_which_they_hear_of_the_checkpoint
     trainer.fit(Net(), batches(1))
     trainer.save_checkpoint(tmp_path / "kept")
     quiet(hooks=noting(seen), max_epochs=2).fit(Net(), batches(1), resume=tmp_path / "kept")
-    assert seen == [f"{name}: {call}" for call in ("on_load_checkpoint", "load_state_dict") for name in IN_ORDER]
+    assert seen == [
+        f"{name}: {call}" for call in ("on_load_checkpoint", "load_state_dict") for name in IN_ORDER
+    ]
 
 
 def test_hooks_are_asked_for_their_state_in_the_same_order(tmp_path: Path) -> None:
@@ -76,7 +83,9 @@ def test_monitors_get_their_state_when_a_checkpoint_is_evaluated(tmp_path: Path,
     again, stopping = ModelCheckpoint("val/loss"), EarlyStopping("val/loss")
     trainer = quiet(run_dir=tmp_path, hooks=[again, stopping])
     during: list[Any] = []
-    trainer.on(f"{verb if verb != 'validate' else 'validation'}_start")(lambda: during.append(again.best_model_score))
+    trainer.on(f"{verb if verb != 'validate' else 'validation'}_start")(
+        lambda: during.append(again.best_model_score)
+    )
     getattr(trainer, verb)(Net(), batches(1), checkpoint="best")
     assert again.best_model_score == stopping.best_score == keep.best_model_score is not None
     assert again.best_model_path == keep.best_model_path

@@ -30,10 +30,14 @@ class Noisy(Net):
 
 def shuffled() -> DataLoader[Any]:
     inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
-    return DataLoader(TensorDataset(inputs, inputs[:, :2]), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
+    return DataLoader(
+        TensorDataset(inputs, inputs[:, :2]), 4, shuffle=True, generator=torch.Generator().manual_seed(3)
+    )
 
 
-def terminated(run_dir: Path, event: str, at: int, hooks: Any = (), net: type[Net] = Noisy, resume: Any = None) -> None:
+def terminated(
+    run_dir: Path, event: str, at: int, hooks: Any = (), net: type[Net] = Noisy, resume: Any = None
+) -> None:
     """A run that gets SIGTERM when an event is heard and so many batches were seen."""
     torch.manual_seed(1)
     trainer = quiet(run_dir=run_dir, max_epochs=3, seed=1, hooks=hooks)
@@ -52,7 +56,9 @@ def terminated(run_dir: Path, event: str, at: int, hooks: Any = (), net: type[Ne
 def finish(run_dir: Path, hooks: Any = (), net: type[Net] = Noisy) -> Net:
     torch.manual_seed(1)
     module = net()
-    quiet(run_dir=run_dir, max_epochs=3, seed=1, hooks=hooks).fit(module, shuffled(), batches(2), resume="auto")
+    quiet(run_dir=run_dir, max_epochs=3, seed=1, hooks=hooks).fit(
+        module, shuffled(), batches(2), resume="auto"
+    )
     return module
 
 
@@ -61,7 +67,9 @@ def finish(run_dir: Path, hooks: Any = (), net: type[Net] = Noisy) -> Net:
 
 @pytest.mark.parametrize("at", [6, 8])
 @pytest.mark.parametrize("event", ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start"])
-def test_a_run_cut_again_while_it_is_taken_up_ends_as_the_whole_one(tmp_path: Path, event: str, at: int) -> None:
+def test_a_run_cut_again_while_it_is_taken_up_ends_as_the_whole_one(
+    tmp_path: Path, event: str, at: int
+) -> None:
     whole = finish(tmp_path / "whole")
     terminated(tmp_path / "cut", "on_train_batch_end", at)
     terminated(tmp_path / "cut", event, at if event != "setup" else 0, resume="auto")
@@ -135,7 +143,9 @@ class DoubleMomentum(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = closure() if closure is not None else None
         for parameter in self.param_groups[0]["params"]:
-            momentum = self.state[parameter].setdefault("momentum", torch.zeros(parameter.shape, dtype=torch.float64))
+            momentum = self.state[parameter].setdefault(
+                "momentum", torch.zeros(parameter.shape, dtype=torch.float64)
+            )
             momentum.mul_(0.9).add_(parameter.grad.double())
             parameter.data.sub_((0.1 * momentum).to(parameter.dtype))
         return loss
@@ -159,7 +169,9 @@ class Scheduled(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for _ in range(self.schedulers)]
+        return [optimizer], [
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for _ in range(self.schedulers)
+        ]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
@@ -204,7 +216,9 @@ def test_a_filter_of_another_kind_begins_to_count_at_the_resume(tmp_path: Path) 
 def train_until(run_dir: Path, epochs: int) -> ModelCheckpoint:
     """Each epoch scores less than the one before."""
     keep = ModelCheckpoint(monitor="score", mode="max", save_top_k=1, save_last=True)
-    quiet(run_dir=run_dir, max_epochs=epochs, hooks=[keep]).fit(GetsWorse(), batches(2), batches(1), resume="auto")
+    quiet(run_dir=run_dir, max_epochs=epochs, hooks=[keep]).fit(
+        GetsWorse(), batches(2), batches(1), resume="auto"
+    )
     return keep
 
 
@@ -237,7 +251,9 @@ def test_the_best_checkpoint_is_still_known_when_the_run_has_been(
 def test_a_moved_run_writes_nothing_at_its_old_place(tmp_path: Path) -> None:
     def train(name: str, epochs: int) -> None:
         keep = ModelCheckpoint(monitor="val/loss", save_top_k=2)
-        quiet(run_dir=tmp_path / name, max_epochs=epochs, hooks=[keep]).fit(Net(0.01), batches(2), batches(1), resume="auto")
+        quiet(run_dir=tmp_path / name, max_epochs=epochs, hooks=[keep]).fit(
+            Net(0.01), batches(2), batches(1), resume="auto"
+        )
 
     train("old", 2)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -263,7 +279,9 @@ def test_the_best_of_a_trainer_that_has_trained_is_not_that_of_another_run(tmp_p
 
 def test_a_finished_run_taken_up_by_a_path_and_killed_goes_on(tmp_path: Path) -> None:
     def train(resume: Any, fail_at: int = -1) -> Any:
-        trainer = quiet(run_dir=tmp_path, max_epochs=3, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)])
+        trainer = quiet(
+            run_dir=tmp_path, max_epochs=3, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)]
+        )
 
         def fail(step: int) -> None:
             if step == fail_at:
@@ -313,11 +331,16 @@ def test_validating_a_checkpoint_of_a_module_that_makes_its_layers_late(tmp_path
 # ---- where -------------------------------------------------------------------------------------------------------
 
 
-def test_a_relative_run_dir_stays_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_run_dir_stays_where_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(every_n_train_steps=1)], checkpoint=True)
     trainer.on("on_step_end", once=True, after="2 steps")(lambda: os.chdir(tmp_path / "elsewhere"))
     trainer.fit(Net(), batches(4))
-    assert sorted(each.name for each in (tmp_path / "run" / "checkpoints").iterdir()) == ["epoch=0-step=4", "last"]
+    assert sorted(each.name for each in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "epoch=0-step=4",
+        "last",
+    ]
     assert not list((tmp_path / "elsewhere").iterdir())

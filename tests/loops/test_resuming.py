@@ -35,7 +35,9 @@ class Looks(Hook):
         self.path, self.step = path, step
 
 
-def train(run_dir: Path, *hooks: Any, resume: Any = "auto", seed: int = 1, every: int = 2, **options: Any) -> tuple[Any, Net]:
+def train(
+    run_dir: Path, *hooks: Any, resume: Any = "auto", seed: int = 1, every: int = 2, **options: Any
+) -> tuple[Any, Net]:
     torch.manual_seed(seed)
     net = Net()
     keep = ModelCheckpoint(every_n_train_steps=every, save_top_k=-1)
@@ -53,23 +55,35 @@ def saved(run_dir: Path) -> list[str]:
     return sorted(each.name for each in (run_dir / "checkpoints").iterdir())
 
 
-def test_auto_begins_afresh_then_goes_on_from_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_begins_afresh_then_goes_on_from_the_newest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _, whole = train(tmp_path / "whole")
     assert "begins afresh" in caplog.text
     fail_at(tmp_path / "cut", 5)
     assert saved(tmp_path / "cut") == ["epoch=0-step=2", "epoch=0-step=4"]
     caplog.clear()
     trainer, net = train(tmp_path / "cut", seed=2)
-    assert "going on from" in caplog.text and "step 4" in caplog.text and "newest of 2 whole ones" in caplog.text
+    assert (
+        "going on from" in caplog.text and "step 4" in caplog.text and "newest of 2 whole ones" in caplog.text
+    )
     assert trainer.global_step == 12
     assert torch.equal(net.layer.weight, whole.layer.weight)
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "delete", "empty", "manifest"])
-def test_auto_passes_over_a_damaged_one_and_says_which_file(tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str) -> None:
+def test_auto_passes_over_a_damaged_one_and_says_which_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
+) -> None:
     _, whole = train(tmp_path / "whole")
     fail_at(tmp_path / "cut", 5)
-    file = tmp_path / "cut" / "checkpoints" / "epoch=0-step=4" / ("manifest.json" if harm == "manifest" else "model.safetensors")
+    file = (
+        tmp_path
+        / "cut"
+        / "checkpoints"
+        / "epoch=0-step=4"
+        / ("manifest.json" if harm == "manifest" else "model.safetensors")
+    )
     data = file.read_bytes()
     if harm == "delete":
         file.unlink()
@@ -130,9 +144,11 @@ def test_a_new_run_in_an_old_directory_does_not_go_on_from_the_old_ones_checkpoi
 def test_without_a_run_dir_the_newest_run_goes_on_in_its_own_directory(tmp_path: Path) -> None:
     for step in (3, 5):
         with pytest.raises(RuntimeError, match="killed"):
-            quiet(default_root_dir=tmp_path, max_epochs=2, hooks=[ModelCheckpoint(every_n_train_steps=2), Fails(step)]).fit(
-                Net(), batches(4)
-            )
+            quiet(
+                default_root_dir=tmp_path,
+                max_epochs=2,
+                hooks=[ModelCheckpoint(every_n_train_steps=2), Fails(step)],
+            ).fit(Net(), batches(4))
     trainer = quiet(default_root_dir=tmp_path, max_epochs=2)
     trainer.fit(Net(), batches(4), resume="auto")
     runs = sorted((tmp_path / "runs").iterdir())
@@ -156,7 +172,10 @@ def test_best_is_found_by_the_scores_in_the_manifests(tmp_path: Path) -> None:
     trainer.test(Scored(), batches(1), checkpoint="best")
     from safetensors.torch import load_file
 
-    assert torch.equal(measured[0], load_file(tmp_path / "checkpoints" / "epoch=0-step=2" / "model.safetensors")["layer.weight"])
+    assert torch.equal(
+        measured[0],
+        load_file(tmp_path / "checkpoints" / "epoch=0-step=2" / "model.safetensors")["layer.weight"],
+    )
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -221,8 +240,17 @@ def test_a_save_that_fails_does_not_hide_what_the_run_failed_of(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("event", ["on_before_backward", "on_after_backward", "on_before_optimizer_step",
-                                   "on_after_optimizer_step", "on_train_batch_end", "on_step_end"])  # fmt: skip
+@pytest.mark.parametrize(
+    "event",
+    [
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+        "on_train_batch_end",
+        "on_step_end",
+    ],
+)
 def test_a_batch_that_failed_half_way_is_trained_once(tmp_path: Path, event: str, accumulate: int) -> None:
     class FailsHere(Hook):
         def __init__(self) -> None:
@@ -245,7 +273,11 @@ def test_a_batch_that_failed_half_way_is_trained_once(tmp_path: Path, event: str
     with pytest.raises(RuntimeError, match="killed"):
         fit([FailsHere(), ModelCheckpoint(save_on_exception=True)])
     again = fit([], resume="auto")
-    assert (again.global_step, again.state.batches_seen, again.state.samples_seen) == (12 // accumulate, 12, 36)
+    assert (again.global_step, again.state.batches_seen, again.state.samples_seen) == (
+        12 // accumulate,
+        12,
+        36,
+    )
     if (event, accumulate) != ("on_before_optimizer_step", 3):  # there the window has lost what it had before
         assert torch.equal(again.module.layer.weight, whole.module.layer.weight)
         assert again.state.lr == whole.state.lr
@@ -288,14 +320,19 @@ def test_looking_for_a_checkpoint_removes_nothing_that_is_not_the_runs_own(tmp_p
     assert not left.exists() and (mine / "thesis.txt").read_text() == "mine"
 
 
-def test_what_is_told_of_a_checkpoint_names_what_was_passed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_told_of_a_checkpoint_names_what_was_passed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path / "a", resume=None, max_epochs=1)
     caplog.clear()
     train(tmp_path / "b", resume=tmp_path / "a", max_epochs=2)
     assert f"resume={str(tmp_path / 'a')!r}: going on from" in caplog.text and "auto" not in caplog.text
     caplog.clear()
     quiet(run_dir=tmp_path / "a").validate(Net(), batches(1), checkpoint=str(tmp_path / "a"))
-    assert f"checkpoint={str(tmp_path / 'a')!r}: the weights are those of" in caplog.text and "resume" not in caplog.text
+    assert (
+        f"checkpoint={str(tmp_path / 'a')!r}: the weights are those of" in caplog.text
+        and "resume" not in caplog.text
+    )
     with pytest.raises(OptionError, match="checkpoint='beste'"):
         quiet(run_dir=tmp_path / "a").validate(Net(), batches(1), checkpoint="beste")
     caplog.clear()
@@ -338,7 +375,9 @@ class Renamed(Counts):
     pass
 
 
-def test_state_that_no_hook_claims_and_hooks_that_find_none_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_no_hook_claims_and_hooks_that_find_none_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path, Counts(), resume=None, max_epochs=1)
     assert "state" not in caplog.text
     renamed = Renamed()
@@ -348,12 +387,16 @@ def test_state_that_no_hook_claims_and_hooks_that_find_none_are_told(tmp_path: P
     assert "holds no state of these hooks, which begin afresh: renamed." in caplog.text
 
 
-def test_a_resume_with_the_same_hooks_has_nothing_to_tell_of_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resume_with_the_same_hooks_has_nothing_to_tell_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path, Counts(), Fails(-1), resume=None, max_epochs=1)
     counts = Counts()
     train(tmp_path, counts, max_epochs=2)  # the one that is missing kept nothing
     assert counts.n == 8 and "state of" not in caplog.text
-    quiet(run_dir=tmp_path).validate(Net(), batches(1), checkpoint="auto")  # hooks of the training are not needed there
+    quiet(run_dir=tmp_path).validate(
+        Net(), batches(1), checkpoint="auto"
+    )  # hooks of the training are not needed there
     assert "state of" not in caplog.text
 
 
@@ -363,7 +406,9 @@ def test_a_hook_whose_state_cannot_be_taken_or_given_is_named(tmp_path: Path, me
         train(tmp_path, Counts(), resume=None, max_epochs=1)
     with pytest.raises(KeyError) as failed:
         train(tmp_path, Counts(method), max_epochs=2)
-    assert any(f"raised by hook 'counts' in {method} (Counts) at epoch" in note for note in failed.value.__notes__)
+    assert any(
+        f"raised by hook 'counts' in {method} (Counts) at epoch" in note for note in failed.value.__notes__
+    )
     assert f"in hook 'counts', {method}, epoch" in failed.value.__notes__[-1]
 
 
@@ -377,11 +422,19 @@ def damage(run_dir: Path, file: str = "model.safetensors") -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize(("file", "resume"), [
-    ("model.safetensors", "auto"), ("model.safetensors", "path"), ("manifest.json", "auto"), ("manifest.json", "best"),
-    ("manifest.json", "path"),
-])  # fmt: skip
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_by_itself(tmp_path: Path, file: str, resume: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "resume"),
+    [
+        ("model.safetensors", "auto"),
+        ("model.safetensors", "path"),
+        ("manifest.json", "auto"),
+        ("manifest.json", "best"),
+        ("manifest.json", "path"),
+    ],
+)
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_by_itself(
+    tmp_path: Path, file: str, resume: str
+) -> None:
     fail_at(tmp_path, 5)
     before = {path: (path / file).read_bytes() for path in damage(tmp_path, file)}
     with pytest.raises(CheckpointError) as refused:
@@ -397,20 +450,26 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_anew_by_itself(tmp
 
 def test_best_is_refused_if_no_checkpoint_was_kept_for_a_score(tmp_path: Path) -> None:
     fail_at(tmp_path, 5)
-    with pytest.raises(CheckpointError, match=r"(?s)none of them can be used.*no monitor has kept it.*resume='auto'"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)none of them can be used.*no monitor has kept it.*resume='auto'"
+    ):
         train(tmp_path, resume="best")
 
 
 def test_weights_are_not_taken_from_damaged_checkpoints_and_each_is_named(tmp_path: Path) -> None:
     fail_at(tmp_path, 5)
     damage(tmp_path)
-    with pytest.raises(CheckpointError, match=r"(?s)none of them can be used.*step=2.*step=4|step=4.*step=2") as refused:
+    with pytest.raises(
+        CheckpointError, match=r"(?s)none of them can be used.*step=2.*step=4|step=4.*step=2"
+    ) as refused:
         quiet(run_dir=tmp_path).validate(Net(), batches(1), checkpoint="auto")
     assert "fresh" not in str(refused.value)
 
 
 @pytest.mark.parametrize("resume", ["auto", "best"])
-def test_a_kill_in_the_very_first_save_leaves_nothing_that_keeps_a_run_from_beginning(tmp_path: Path, resume: str) -> None:
+def test_a_kill_in_the_very_first_save_leaves_nothing_that_keeps_a_run_from_beginning(
+    tmp_path: Path, resume: str
+) -> None:
     train(tmp_path / "other")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     half = tmp_path / "run" / "checkpoints" / ".epoch=0-step=2.0badcafe-1.new"
@@ -427,7 +486,9 @@ def test_weights_that_a_hook_exports_into_the_run_directory_are_not_a_checkpoint
     assert trainer.global_step == 12
 
 
-def test_checkpoints_of_an_earlier_run_are_named_when_a_run_begins_beside_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_of_an_earlier_run_are_named_when_a_run_begins_beside_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     train(tmp_path)
     fail_at(tmp_path, 1, resume=None)  # a new run, that ended before its first checkpoint
     caplog.clear()
@@ -436,7 +497,9 @@ def test_checkpoints_of_an_earlier_run_are_named_when_a_run_begins_beside_them(t
     assert "6 checkpoints below" in caplog.text and "belong to an earlier run" in caplog.text
 
 
-def test_a_checkpoint_that_a_dead_job_had_moved_aside_is_put_back_by_the_job_that_holds_the_lock(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_dead_job_had_moved_aside_is_put_back_by_the_job_that_holds_the_lock(
+    tmp_path: Path,
+) -> None:
     fail_at(tmp_path, 3)
     (only,) = (tmp_path / "checkpoints").iterdir()
     only.rename(only.with_name(f".{only.name}.0badcafe-1.old"))

@@ -91,8 +91,10 @@ def test_the_system_asks_for_signs_of_life() -> None:
         keep_alive(line)
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_KEEPIDLE"):
-            waits = [line.getsockopt(socket.IPPROTO_TCP, getattr(socket, each))
-                     for each in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")]  # fmt: skip
+            waits = [
+                line.getsockopt(socket.IPPROTO_TCP, getattr(socket, each))
+                for each in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+            ]
             assert waits[0] + waits[1] * waits[2] <= 5
 
 

@@ -52,7 +52,9 @@ def test_validation_goes_out_as_a_row_of_its_own_at_the_step_it_was_done() -> No
 
 def test_the_sanity_check_is_not_logged() -> None:
     rows = Rows()
-    quiet(logger=rows, num_sanity_val_steps=1, max_steps=1, check_val_every_n_epoch=5).fit(Net(), batches(4), batches(1))
+    quiet(logger=rows, num_sanity_val_steps=1, max_steps=1, check_val_every_n_epoch=5).fit(
+        Net(), batches(4), batches(1)
+    )
     assert rows.column("val/loss") == []
 
 
@@ -64,7 +66,11 @@ def test_what_a_step_logs_goes_out_with_its_step() -> None:
 
     rows = Rows()
     quiet(logger=rows, log_every_n_steps=1).fit(Logging(), batches(3))
-    assert [(step, row["mine"]) for step, _, row in rows.rows if "mine" in row] == [(1, 0.0), (2, 1.0), (3, 2.0)]
+    assert [(step, row["mine"]) for step, _, row in rows.rows if "mine" in row] == [
+        (1, 0.0),
+        (2, 1.0),
+        (3, 2.0),
+    ]
 
 
 def test_what_a_hook_logs_at_the_end_of_a_step_has_that_very_step_number() -> None:
@@ -72,7 +78,11 @@ def test_what_a_hook_logs_at_the_end_of_a_step_has_that_very_step_number() -> No
     trainer = quiet(logger=rows, log_every_n_steps=1)
     trainer.on("step_end")(lambda trainer, step: trainer.log("mine", step))
     trainer.fit(Net(), batches(3))
-    assert [(step, row["mine"]) for step, _, row in rows.rows if "mine" in row] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert [(step, row["mine"]) for step, _, row in rows.rows if "mine" in row] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
 
 
 def test_what_a_hook_logs_at_the_epochs_end_goes_out_with_the_epoch() -> None:
@@ -111,7 +121,9 @@ def test_metrics_that_are_returned_are_logged_instead() -> None:
 def test_metrics_are_heard_even_if_nothing_is_logged_anywhere() -> None:
     seen: list[float] = []
     trainer = quiet(log_every_n_steps=2)
-    trainer.on("train_metrics", when=lambda step: step == 2)(lambda metrics: seen.append(metrics.get("lr", -1.0)))
+    trainer.on("train_metrics", when=lambda step: step == 2)(
+        lambda metrics: seen.append(metrics.get("lr", -1.0))
+    )
     trainer.fit(Net(), batches(3))
     assert seen == [0.1]
 
@@ -161,7 +173,17 @@ def test_a_run_that_writes_nothing_makes_no_directory(tmp_path: Path) -> None:
 
 # ---- the state as a dictionary -----------------------------------------------------------------------------------
 
-NINE = ("model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params", "status")
+NINE = (
+    "model",
+    "optimizer",
+    "device",
+    "current_epoch",
+    "current_batch_idx",
+    "latest_loss",
+    "avg_loss",
+    "model_params",
+    "status",
+)
 
 
 class Snapshots(Hook):
@@ -223,7 +245,9 @@ def test_the_nine_keys_are_there_from_the_first_moment_on() -> None:
 def test_the_state_follows_the_batches() -> None:
     hook, trainer = snapshots()
     ends = hook.at["batch end"]
-    assert [(each["current_epoch"], each["current_batch_idx"]) for each in ends] == [(e, b) for e in range(2) for b in range(3)]
+    assert [(each["current_epoch"], each["current_batch_idx"]) for each in ends] == [
+        (e, b) for e in range(2) for b in range(3)
+    ]
     assert all(each["optimizer"] is trainer.optimizers[0] for each in ends)
     assert all(each["status"] == "training" for each in ends)
 
@@ -249,7 +273,9 @@ def test_the_state_at_an_epochs_start_is_not_that_of_the_last_epochs_end() -> No
 
 def test_the_newest_training_loss_is_still_there_after_a_validation() -> None:
     hook, _ = snapshots()
-    for end, before, after in zip(hook.at["batch end"][2::3], hook.at["validation start"], hook.at["epoch end"], strict=True):
+    for end, before, after in zip(
+        hook.at["batch end"][2::3], hook.at["validation start"], hook.at["epoch end"], strict=True
+    ):
         assert end["latest_loss"] == before["latest_loss"] == after["latest_loss"]
         assert end["avg_loss"] == before["avg_loss"] == after["avg_loss"]
         assert end["current_batch_idx"] == after["current_batch_idx"] == 2
@@ -319,7 +345,9 @@ def test_a_validation_whose_end_fails_is_in_the_log(event: str) -> None:
 def test_a_sanity_check_that_fails_is_not_in_the_log() -> None:
     rows = Rows()
     with pytest.raises(RuntimeError, match="a hook fails"):
-        quiet(logger=rows, num_sanity_val_steps=1, hooks=[Fails("on_validation_end")]).fit(Net(), batches(2), batches(2))
+        quiet(logger=rows, num_sanity_val_steps=1, hooks=[Fails("on_validation_end")]).fit(
+            Net(), batches(2), batches(2)
+        )
     assert rows.rows == []
 
 
@@ -377,7 +405,10 @@ def test_a_logger_that_fails_as_well_does_not_hide_the_first_error() -> None:
 def test_a_validation_of_a_loop_written_by_hand_is_in_the_log_too(tmp_path: Path) -> None:
     rows = Rows()
     net = torch.nn.Linear(4, 2)
-    with pytest.raises(RuntimeError, match="a hook fails"), Line(net, hooks=[Fails("on_validation_end")], logger=rows) as line:
+    with (
+        pytest.raises(RuntimeError, match="a hook fails"),
+        Line(net, hooks=[Fails("on_validation_end")], logger=rows) as line,
+    ):
         for batch in line.epoch(batches(1)):
             for _ in line.validation(batches(2)):
                 line.log("val/loss", torch.nn.functional.mse_loss(net(batch[0]), batch[1]))

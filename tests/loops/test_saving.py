@@ -30,7 +30,10 @@ class Rich(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.9), "interval": self.interval}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.9), "interval": self.interval},
+        }
 
     interval = "step"
 
@@ -50,7 +53,9 @@ class SaveAt(Hook):
             trainer.save_checkpoint(self.path)
 
 
-def interrupted_and_whole(cls: type[Rich], loader: Any, save: Hook, path: Path, **options: Any) -> tuple[Any, Any]:
+def interrupted_and_whole(
+    cls: type[Rich], loader: Any, save: Hook, path: Path, **options: Any
+) -> tuple[Any, Any]:
     """A run that went through, and one that took up its checkpoint in the middle, from other weights."""
     torch.manual_seed(1)
     whole = quiet(hooks=[save], **options)
@@ -88,8 +93,15 @@ def test_a_checkpoint_is_written_at_the_save_point_after_the_step_and_its_valida
     with Recorder(trainer) as recorder:
         trainer.fit(Net(), batches(2), batches(1))
     heard = [each.event for each in recorder.calls if each.receiver == "H"]
-    assert heard == ["on_train_batch_end", "on_step_end", "on_train_batch_end", "on_step_end", "on_validation_end",
-                     "on_save_checkpoint", "on_checkpoint_save"]  # fmt: skip
+    assert heard == [
+        "on_train_batch_end",
+        "on_step_end",
+        "on_train_batch_end",
+        "on_step_end",
+        "on_validation_end",
+        "on_save_checkpoint",
+        "on_checkpoint_save",
+    ]
 
 
 def test_one_asked_for_at_the_epochs_end_is_written_after_everyone_has_heard_it(tmp_path: Path) -> None:
@@ -135,7 +147,11 @@ def test_on_checkpoint_save_gets_the_exact_path_the_step_and_the_reason(tmp_path
     trainer = quiet(hooks=[Listen()], run_dir=tmp_path / "run", checkpoint=True)
     trainer.fit(Net(), batches())
     folder = tmp_path / "run" / "checkpoints"
-    assert seen == [(folder / "step-2", 2, "interval"), (tmp_path / "best one", 2, "best"), (folder / "last", 4, "last")]
+    assert seen == [
+        (folder / "step-2", 2, "interval"),
+        (tmp_path / "best one", 2, "best"),
+        (folder / "last", 4, "last"),
+    ]
 
 
 def test_a_checkpoint_may_be_edited_while_it_is_put_together(tmp_path: Path) -> None:
@@ -217,13 +233,17 @@ def test_a_run_resumed_at_an_epochs_end_ends_as_the_whole_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("step", [5, 6, 7, 8])
 @pytest.mark.parametrize("cls", [Rich, ByEpoch])
-def test_a_run_resumed_in_the_middle_of_an_epoch_ends_as_the_whole_one(cls: type[Rich], step: int, tmp_path: Path) -> None:
+def test_a_run_resumed_in_the_middle_of_an_epoch_ends_as_the_whole_one(
+    cls: type[Rich], step: int, tmp_path: Path
+) -> None:
     """Four batches per epoch: the last of these numbers is the save point after an epoch's last batch."""
     path = tmp_path / "c"
     assert_same_end(*interrupted_and_whole(cls, batches(4), SaveAt(step, path), path, max_epochs=3))
 
 
-def test_a_data_loader_that_draws_a_seed_does_not_shift_the_random_numbers_of_a_resumed_run(tmp_path: Path) -> None:
+def test_a_data_loader_that_draws_a_seed_does_not_shift_the_random_numbers_of_a_resumed_run(
+    tmp_path: Path,
+) -> None:
     data = TensorDataset(torch.randn(12, 4), torch.randn(12, 2))
     loader = DataLoader(data, batch_size=3)
     path = tmp_path / "c"
@@ -236,7 +256,9 @@ def test_an_open_accumulation_window_is_resumed(tmp_path: Path) -> None:
             if batches_seen == 3:
                 trainer.save_checkpoint(tmp_path / "c")
 
-    whole, resumed = interrupted_and_whole(Rich, batches(4), InTheMiddle(), tmp_path / "c", max_epochs=2, accumulate_grad_batches=2)
+    whole, resumed = interrupted_and_whole(
+        Rich, batches(4), InTheMiddle(), tmp_path / "c", max_epochs=2, accumulate_grad_batches=2
+    )
     assert_same_end(whole, resumed)
 
 
@@ -398,8 +420,16 @@ def test_the_order_of_restoring_is_that_of_the_contract(tmp_path: Path) -> None:
     trainer.save_checkpoint(tmp_path / "c")
     order.clear()
     trainer.fit(Net2(), Data(), resume=tmp_path / "c")
-    assert order == ["H setup", "M on_load_checkpoint", "M load_state_dict", "D load_state_dict 5", "H on_load_checkpoint",
-                     "H load_state_dict", "H on_checkpoint_load", "H on_fit_start"]  # fmt: skip
+    assert order == [
+        "H setup",
+        "M on_load_checkpoint",
+        "M load_state_dict",
+        "D load_state_dict 5",
+        "H on_load_checkpoint",
+        "H load_state_dict",
+        "H on_checkpoint_load",
+        "H on_fit_start",
+    ]
 
 
 def test_a_finished_run_trains_nothing_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -480,7 +510,11 @@ class Keys(Hook):
 def test_every_key_of_a_checkpoint_is_documented_and_there(options: dict[str, Any]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     table = page.partition("### The keys of `checkpoint`")[2].partition("```")[0]
-    documented = [key for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)]
+    documented = [
+        key
+        for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
+        for key in re.findall(r"`(\w+)`", row)
+    ]
     saves, loads = Keys(), Keys()
     trainer = quiet(hooks=[saves], **options)
     trainer.on("step_end", once=True)(lambda trainer: trainer.save_checkpoint("kept"))

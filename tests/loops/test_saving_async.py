@@ -36,8 +36,11 @@ class Saved(Hook):
 def fit(run_dir: Path, *hooks: Any, last: bool = False, **options: Any) -> Any:
     torch.manual_seed(0)
     how = {"checkpoint": "async"} if last else {"save": "async"}
-    trainer = quiet(run_dir=run_dir, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), *hooks],
-                    **{"max_epochs": 2, **how, **options})  # fmt: skip
+    trainer = quiet(
+        run_dir=run_dir,
+        hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1), *hooks],
+        **{"max_epochs": 2, **how, **options},
+    )
     trainer.fit(Net(), batches(4))
     return trainer
 
@@ -59,7 +62,9 @@ def test_everyone_is_told_on_the_main_thread_when_it_is_durable_with_the_saved_s
     assert not [each for each in threading.enumerate() if each.name == "hookline save"]
 
 
-def test_training_goes_on_while_one_is_written_and_waits_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_while_one_is_written_and_waits_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_write = threading.Event()
     really = background.write
 
@@ -74,7 +79,9 @@ def test_training_goes_on_while_one_is_written_and_waits_before_the_next(tmp_pat
         def on_step_end(self, step: int) -> None:
             steps.append(step)
             if step == 3:
-                assert not (tmp_path / "checkpoints" / "epoch=0-step=2").exists()  # asked for at 2, and training goes on
+                assert not (
+                    tmp_path / "checkpoints" / "epoch=0-step=2"
+                ).exists()  # asked for at 2, and training goes on
                 may_write.set()
 
     saved = Saved()
@@ -83,7 +90,9 @@ def test_training_goes_on_while_one_is_written_and_waits_before_the_next(tmp_pat
     assert saved.told[0][0] == 2 and saved.told[0][1] > 2
 
 
-def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class AsksForTheImpossible(Hook):
         def on_step_end(self, trainer: Any, step: int) -> None:
             if step == 8:  # the very last thing
@@ -94,7 +103,9 @@ def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(tmp_pat
         fit(tmp_path / "a", AsksForTheImpossible())
     failed: list[Any] = []
     listener = Hook()
-    listener.__dict__["on_checkpoint_failed"] = lambda path, step, exception: failed.append((Path(path).name, step, exception))
+    listener.__dict__["on_checkpoint_failed"] = lambda path, step, exception: failed.append(
+        (Path(path).name, step, exception)
+    )
     trainer = fit(tmp_path / "b", AsksForTheImpossible(), listener, on_save_error="warn")
     assert trainer.status == "completed"
     assert "goes on without it" in caplog.text
@@ -134,9 +145,16 @@ def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
         flush(handle)
 
     monkeypatch.setattr(os, "fsync", hang)
-    trainer = quiet(run_dir=tmp_path, hooks=[ModelCheckpoint(every_n_train_steps=4)], save="async", on_save_error=on_save_error)
+    trainer = quiet(
+        run_dir=tmp_path,
+        hooks=[ModelCheckpoint(every_n_train_steps=4)],
+        save="async",
+        on_save_error=on_save_error,
+    )
     try:
-        with pytest.raises(CheckpointError) if on_save_error == "raise" else contextlib.nullcontext() as raised:
+        with (
+            pytest.raises(CheckpointError) if on_save_error == "raise" else contextlib.nullcontext() as raised
+        ):
             trainer.fit(Net(), batches(4))
     finally:
         answers.set()
@@ -144,7 +162,9 @@ def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
     assert "epoch=0-step=4 could not be written: it was still not on the disk after 0 s" in said
 
 
-def test_a_hook_hears_of_a_checkpoint_before_a_newer_one_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_hears_of_a_checkpoint_before_a_newer_one_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second_batch, write, seen = threading.Event(), background.write, list[tuple[int, int]]()
 
     def late(*given: Any) -> Any:

@@ -23,7 +23,10 @@ class Scheduled(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), **self.schedule}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ExponentialLR(optimizer, 0.5), **self.schedule},
+        }
 
 
 class Rates(Hook):
@@ -162,7 +165,13 @@ class Plateau(Net):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer, factor=0.5, patience=0), **self.schedule}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": ReduceLROnPlateau(optimizer, factor=0.5, patience=0),
+                **self.schedule,
+            },
+        }
 
 
 def test_a_plateau_scheduler_gets_the_epochs_metric() -> None:
@@ -183,7 +192,9 @@ def test_a_plateau_scheduler_without_a_metric_to_watch_is_refused() -> None:
 
 
 def test_a_metric_that_nobody_logged_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(OptionError, match=r"monitors 'val_loss', which was not logged. Did you mean 'val/loss'"):
+    with pytest.raises(
+        OptionError, match=r"monitors 'val_loss', which was not logged. Did you mean 'val/loss'"
+    ):
         quiet().fit(Plateau("val_loss"), batches(), batches(1))
 
 
@@ -202,7 +213,10 @@ def test_every_optimizer_has_its_own_schedule() -> None:
             first = torch.optim.SGD([self.layer.weight], lr=1.0)
             second = torch.optim.SGD([self.layer.bias], lr=1.0)
             by_step = {"scheduler": LambdaLR(first, lambda n: 0.9**n), "interval": "step"}
-            return [{"optimizer": first, "lr_scheduler": by_step}, {"optimizer": second, "lr_scheduler": ExponentialLR(second, 0.5)}]
+            return [
+                {"optimizer": first, "lr_scheduler": by_step},
+                {"optimizer": second, "lr_scheduler": ExponentialLR(second, 0.5)},
+            ]
 
     trainer = quiet(max_epochs=2)
     trainer.fit(Two(), batches(3))

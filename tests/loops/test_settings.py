@@ -22,7 +22,9 @@ CHANGED = "Settings have changed since the checkpoint was made:"
 class Layers(Net):
     def __init__(self, p: float = 0.1, own: float = 0.5) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.LayerNorm(4)) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Dropout(p), nn.LayerNorm(4)) for _ in range(3)
+        )
         self.attention_dropout = own
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -55,7 +57,9 @@ def fit(module: Any, resume: Any = None, *hooks: Hook, **options: Any) -> Any:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [each.getMessage().splitlines() for each in caplog.records if each.getMessage().startswith(CHANGED)]
+    found = [
+        each.getMessage().splitlines() for each in caplog.records if each.getMessage().startswith(CHANGED)
+    ]
     assert len(found) <= 1, "once for all of them"
     return [line.strip() for line in found[0][1:]] if found else []
 
@@ -77,18 +81,31 @@ def scheduled(make: Any, lr: float = 0.1) -> Any:
 
 
 def test_nothing_is_said_if_nothing_has_changed_but_the_limits(caplog: pytest.LogCaptureFixture) -> None:
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "precision": "bf16-mixed"}
+    options: dict[str, Any] = {
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 1.0,
+        "precision": "bf16-mixed",
+    }
     fit(Layers(), **options)
     fit(Layers(), "c", max_epochs=3, max_steps=5, **options)
     assert caplog.text == ""
 
 
-def test_each_setting_is_a_line_with_both_values_and_the_one_that_is_used(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_setting_is_a_line_with_both_values_and_the_one_that_is_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fit(Configured(adam(lr=0.1)))
     trainer = fit(
-        Configured(adam(lr=0.01, betas=(0.8, 0.9), weight_decay=0.5), p=0.3, own=0.2), "c", max_epochs=2, seed=2,
-        accumulate_grad_batches=2, gradient_clip_val=0.5, gradient_clip_algorithm="value", precision="bf16-mixed", nonfinite="skip",
-    )  # fmt: skip
+        Configured(adam(lr=0.01, betas=(0.8, 0.9), weight_decay=0.5), p=0.3, own=0.2),
+        "c",
+        max_epochs=2,
+        seed=2,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.5,
+        gradient_clip_algorithm="value",
+        precision="bf16-mixed",
+        nonfinite="skip",
+    )
     assert changes(caplog) == [
         "accumulate_grad_batches: 1 in the checkpoint, 2 now; 2 is used",
         "gradient_clip_val: None in the checkpoint, 0.5 now; 0.5 is used",
@@ -114,12 +131,21 @@ def test_it_is_in_the_log_of_the_run_too() -> None:
     assert "accumulate_grad_batches: 1 in the checkpoint, 2 now; 2 is used" in record["message"]
 
 
-@pytest.mark.parametrize("make", [
-    lambda optimizer: StepLR(optimizer, 2, gamma=0.5), lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=40),
-    lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (step + 1)),
-    lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), CosineAnnealingLR(optimizer, 9)], [2]),
-], ids=["step", "one cycle", "lambda", "sequence"])  # fmt: skip
-def test_a_learning_rate_that_a_scheduler_has_changed_is_no_news(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
+        lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=40),
+        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+        lambda optimizer: SequentialLR(
+            optimizer, [LinearLR(optimizer), CosineAnnealingLR(optimizer, 9)], [2]
+        ),
+    ],
+    ids=["step", "one cycle", "lambda", "sequence"],
+)
+def test_a_learning_rate_that_a_scheduler_has_changed_is_no_news(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     fit(Configured(scheduled(make)))
     fit(Configured(scheduled(make)), "c", max_epochs=2)
     fit(Configured(scheduled(make)), "c", max_epochs=3)
@@ -138,7 +164,9 @@ def test_a_learning_rate_that_a_hook_has_changed_is_no_news(caplog: pytest.LogCa
 
 def test_a_schedulers_arguments_are_those_of_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     fit(Configured(scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 10))))
-    trainer = fit(Configured(scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 20), lr=0.5)), "c", max_epochs=2)
+    trainer = fit(
+        Configured(scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 20), lr=0.5)), "c", max_epochs=2
+    )
     assert changes(caplog) == [
         "lr of SGD: 0.1 in the checkpoint, 0.5 now; 0.1 is used",
         "T_max of CosineAnnealingLR: 10 in the checkpoint, 20 now; 10 is used",
@@ -166,7 +194,9 @@ def test_it_is_said_again_at_the_next_resume_as_long_as_it_is_so(caplog: pytest.
     assert caplog.text == ""
 
 
-def test_a_new_learning_rate_that_is_set_as_advised_is_used_and_no_longer_news(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_learning_rate_that_is_set_as_advised_is_used_and_no_longer_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Sets(Hook):
         def on_checkpoint_load(self, optimizers: Any) -> None:
             optimizers[0].param_groups[0]["lr"] = 0.2
@@ -197,7 +227,9 @@ def test_a_checkpoint_without_settings_is_resumed_in_silence(caplog: pytest.LogC
 
 
 def test_layers_that_differ_keep_their_own_values() -> None:
-    rates = nn.Sequential(*(nn.Dropout(p) for p in (0.1, 0.2)), nn.BatchNorm1d(3, momentum=0.3), nn.Conv1d(1, 1, 1))
+    rates = nn.Sequential(
+        *(nn.Dropout(p) for p in (0.1, 0.2)), nn.BatchNorm1d(3, momentum=0.3), nn.Conv1d(1, 1, 1)
+    )
     found = module_settings(rates)
     assert found["*.p"] == [0.1, 0.2] and found["*.momentum"] == 0.3 and found["*.padding_mode"] == "zeros"
     assert not any("training" in name or "features" in name for name in found)

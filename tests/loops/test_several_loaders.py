@@ -26,7 +26,10 @@ Batch = tuple[Tensor, Tensor]
 def marked(first: int, n: int, size: int = 3) -> list[Batch]:
     """`n` batches; `mark` says which one each is."""
     generator = torch.Generator().manual_seed(first)
-    made = [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
+    made = [
+        (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
+        for _ in range(n)
+    ]
     for index, (x, _) in enumerate(made):
         x[0, 0] = (first + index) / 100
     return made
@@ -48,8 +51,8 @@ class Seen(Hook):
         self.batches: list[tuple[int, str, int]] = []
 
     def on_train_batch_end(
-        self, trainer: Any, batch: Any, dataloader_idx: int, dataloader_name: str, batches_seen: int,
-    ) -> None:  # fmt: skip
+        self, trainer: Any, batch: Any, dataloader_idx: int, dataloader_name: str, batches_seen: int
+    ) -> None:
         self.batches.append((dataloader_idx, dataloader_name, mark(batch)))
         if batches_seen in self.cuts:
             assert self.folder is not None
@@ -98,18 +101,22 @@ def test_without_a_mixture_each_loader_has_its_turn_until_every_batch_was_drawn_
 
 
 ORDERS: list[dict[str, Any]] = [
-    {"order": "sequential"}, {"order": "round_robin"}, {"order": "round_robin", "burst": 2}, {"order": "random"},
-    {"order": "alternating", "pattern": ["web", "code", "code"]}, {"order": "weighted", "weights": {"web": 3, "code": 1}},
+    {"order": "sequential"},
+    {"order": "round_robin"},
+    {"order": "round_robin", "burst": 2},
+    {"order": "random"},
+    {"order": "alternating", "pattern": ["web", "code", "code"]},
+    {"order": "weighted", "weights": {"web": 3, "code": 1}},
     {"order": "random", "weights": {"web": 3, "code": 1}, "seed": 5, "burst": 2},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("settings", ORDERS, ids=shown)
 @pytest.mark.parametrize("epoch_length", ["sum", "max", "min", 11])
 @pytest.mark.parametrize("when_exhausted", [None, "cycle", "end"])
 def test_training_visits_what_the_schedule_says_and_equals_the_loop_by_hand(
-    settings: dict[str, Any], epoch_length: Any, when_exhausted: Any,
-) -> None:  # fmt: skip
+    settings: dict[str, Any], epoch_length: Any, when_exhausted: Any
+) -> None:
     mixture = Mixture(**settings, epoch_length=epoch_length, when_exhausted=when_exhausted)
     data, seen = two(), Seen()
     torch.manual_seed(3)
@@ -156,10 +163,17 @@ def endless(first: int) -> Any:
     return Endless()
 
 
-@pytest.mark.parametrize("settings", [
-    {"order": "round_robin"}, {"order": "random"}, {"order": "weighted", "weights": {"web": 1, "code": 1}}, {"order": "sequential"},
-    {"order": "alternating", "pattern": ["web", "code"]},
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"order": "round_robin"},
+        {"order": "random"},
+        {"order": "weighted", "weights": {"web": 1, "code": 1}},
+        {"order": "sequential"},
+        {"order": "alternating", "pattern": ["web", "code"]},
+    ],
+    ids=shown,
+)
 def test_endless_loaders_train_for_a_fixed_number_of_batches(settings: dict[str, Any]) -> None:
     seen = Seen()
     data = {"code": marked(0, 2), "web": endless(100)}
@@ -183,7 +197,9 @@ def test_a_loader_of_unknown_length_may_end_early_and_the_window_it_was_in_is_cl
 
     seen = Seen()
     trainer = quiet(hooks=[seen], accumulate_grad_batches=4)
-    trainer.fit(Net(), {"web": Short(), "code": marked(50, 3)}, mixture=Mixture(epoch_length=20, when_exhausted="end"))
+    trainer.fit(
+        Net(), {"web": Short(), "code": marked(50, 3)}, mixture=Mixture(epoch_length=20, when_exhausted="end")
+    )
     assert seen.names == "wcwcc" and trainer.global_step == 2
 
 
@@ -195,7 +211,11 @@ def test_a_loader_that_ends_before_its_length_is_an_error_not_another_pass() -> 
             return super().__getitem__(index)
 
     with pytest.raises(OptionError, match="'web' ended after 2 of 4 batches"):
-        quiet().fit(Net(), {"web": DataLoader(Lying(8), batch_size=2), "code": marked(0, 4)}, mixture=Mixture(epoch_length=20))
+        quiet().fit(
+            Net(),
+            {"web": DataLoader(Lying(8), batch_size=2), "code": marked(0, 4)},
+            mixture=Mixture(epoch_length=20),
+        )
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------
@@ -206,22 +226,32 @@ class NoLength:
         return iter(())
 
 
-@pytest.mark.parametrize(("data", "mixture", "text"), [
-    (two(), {"order": "alternating", "pattern": ["wbe", "code"]}, "pattern names 'wbe'.*Did you mean 'web'"),
-    (two(), {"order": "weighted", "weights": {"web": 1, "cod": 1}}, "weights names 'cod'.*'code'"),
-    (two(), {"order": "weighted", "weights": {"web": 0, "code": 0}}, "all weights are 0"),
-    (two(), {"order": "weighted", "weights": {"web": 1}}, "nothing about the loader 'code'"),
-    (two(), {"loss_weights": {"cde": 1}}, "loss_weights names 'cde'"),
-    (two(), {"optimizers": {"cde": 0}}, "optimizers names 'cde'"),
-    (two(), {"optimizers": {"code": 1}}, "'code' is to train optimizer 1, and there are only: 0 .SGD."),
-    (two(), {"ordre": "random"}, "no setting 'ordre'.*'order'"),
-    (two(), "random", "takes a hookline.Mixture or a table"),
-    ({"web": [], "code": marked(0, 2)}, None, "training loader 'web' is empty"),
-    ({"web": NoLength(), "code": marked(0, 2)}, None, "'web' has no length; give a number of batches"),
-    ({1: marked(0, 2), "1": marked(0, 2)}, None, "Two train loaders have the same name"),
-    ({}, None, "fit needs a training loader"),
-], ids=shown)  # fmt: skip
-def test_what_cannot_work_is_refused_with_names_before_the_first_batch(data: Any, mixture: Any, text: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "mixture", "text"),
+    [
+        (
+            two(),
+            {"order": "alternating", "pattern": ["wbe", "code"]},
+            "pattern names 'wbe'.*Did you mean 'web'",
+        ),
+        (two(), {"order": "weighted", "weights": {"web": 1, "cod": 1}}, "weights names 'cod'.*'code'"),
+        (two(), {"order": "weighted", "weights": {"web": 0, "code": 0}}, "all weights are 0"),
+        (two(), {"order": "weighted", "weights": {"web": 1}}, "nothing about the loader 'code'"),
+        (two(), {"loss_weights": {"cde": 1}}, "loss_weights names 'cde'"),
+        (two(), {"optimizers": {"cde": 0}}, "optimizers names 'cde'"),
+        (two(), {"optimizers": {"code": 1}}, "'code' is to train optimizer 1, and there are only: 0 .SGD."),
+        (two(), {"ordre": "random"}, "no setting 'ordre'.*'order'"),
+        (two(), "random", "takes a hookline.Mixture or a table"),
+        ({"web": [], "code": marked(0, 2)}, None, "training loader 'web' is empty"),
+        ({"web": NoLength(), "code": marked(0, 2)}, None, "'web' has no length; give a number of batches"),
+        ({1: marked(0, 2), "1": marked(0, 2)}, None, "Two train loaders have the same name"),
+        ({}, None, "fit needs a training loader"),
+    ],
+    ids=shown,
+)
+def test_what_cannot_work_is_refused_with_names_before_the_first_batch(
+    data: Any, mixture: Any, text: str
+) -> None:
     seen = Seen()
     with pytest.raises(OptionError, match=text):
         quiet(hooks=[seen]).fit(Net(), data, mixture=mixture)
@@ -261,7 +291,9 @@ class Meddling(Hook):
         return SKIP_BATCH if batch_idx in self.skip else END_EPOCH if batch_idx in self.end else None
 
 
-def windows(data: dict[str, Any], picks: str, skip: tuple[int, ...], size: int, lr: float = 0.1) -> dict[str, Tensor]:
+def windows(
+    data: dict[str, Any], picks: str, skip: tuple[int, ...], size: int, lr: float = 0.1
+) -> dict[str, Tensor]:
     """Windows of `size` batches, the mean of the losses that are there, by hand."""
     torch.manual_seed(3)
     net = Net(lr)
@@ -287,7 +319,9 @@ def test_windows_go_across_loaders_and_a_skipped_batch_only_leaves_its_window(sk
     expected = windows(data, "wcwcwcww", skip, 3)
     for name, value in trainer.module.state_dict().items():
         torch.testing.assert_close(value, expected[name])
-    assert trainer.global_step == sum(1 for start in (0, 3, 6) if not {*range(start, min(start + 3, 8))} <= set(skip))
+    assert trainer.global_step == sum(
+        1 for start in (0, 3, 6) if not {*range(start, min(start + 3, 8))} <= set(skip)
+    )
 
 
 def test_no_loss_and_a_loss_that_is_not_finite_leave_their_loaders_mean_alone() -> None:
@@ -463,9 +497,12 @@ def test_new_weights_hold_from_the_next_window_and_are_written_to_the_log(tmp_pa
 
 def test_the_documented_names_do_the_same() -> None:
     seen = Seen()
-    hooks = [seen, At(1, lambda trainer: trainer.loaders.update_weights({"web": 0, "code": 1})),
-             At(5, lambda trainer: trainer.add_dataloader(marked(300, 2), "new", weight=1)),
-             At(9, lambda trainer: trainer.loaders.rebuild_schedule(burst=2))]  # fmt: skip
+    hooks = [
+        seen,
+        At(1, lambda trainer: trainer.loaders.update_weights({"web": 0, "code": 1})),
+        At(5, lambda trainer: trainer.add_dataloader(marked(300, 2), "new", weight=1)),
+        At(9, lambda trainer: trainer.loaders.rebuild_schedule(burst=2)),
+    ]
     quiet(hooks=hooks).fit(Net(), two(), mixture=WEIGHTED)
     assert seen.names == "wwww" + "cccc" + "cncn" + "ccnn"
 
@@ -480,11 +517,16 @@ def test_a_loader_that_was_added_has_its_number_metrics_and_no_loss_weight() -> 
     assert trainer.num_batches() == {"web": 4, "code": 4, "new": 2}
 
 
-@pytest.mark.parametrize("mixture", [
-    Mixture(window=4), Mixture("alternating", pattern=["web", "code"], window=4, epoch_length=12),
-    Mixture("weighted", {"web": 1, "code": 1}, window=4, epoch_length=12),
-    Mixture(window=4, loss_weights={"code": 2, "web": 3}, optimizers={"code": 0}),
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        Mixture(window=4),
+        Mixture("alternating", pattern=["web", "code"], window=4, epoch_length=12),
+        Mixture("weighted", {"web": 1, "code": 1}, window=4, epoch_length=12),
+        Mixture(window=4, loss_weights={"code": 2, "web": 3}, optimizers={"code": 0}),
+    ],
+    ids=shown,
+)
 def test_a_loader_can_be_taken_out_and_come_back(mixture: Mixture) -> None:
     seen, data = Seen(), two(10, 6)
     weight = 1.0 if mixture.weights else None
@@ -494,33 +536,46 @@ def test_a_loader_can_be_taken_out_and_come_back(mixture: Mixture) -> None:
         if mixture.pattern:
             trainer.loaders.rebuild_schedule(pattern=["web", "code"])
 
-    quiet(hooks=[seen, At(1, lambda trainer: trainer.loaders.remove("code")), At(6, back)]).fit(Net(), data, mixture=mixture)
+    quiet(hooks=[seen, At(1, lambda trainer: trainer.loaders.remove("code")), At(6, back)]).fit(
+        Net(), data, mixture=mixture
+    )
     assert seen.names[:10] == "wcwc" + "wwww" + "cw" or seen.names[:10] == "wcwc" + "wwww" + "wc"
     assert [number for _, name, number in seen.batches if name == "code"][:3] == [200, 201, 202]
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    (lambda loaders: loaders.set_weights({"wbe": 1}), "weights names 'wbe'"),
-    (lambda loaders: loaders.set_weights({"web": 0}), "all weights are 0"),
-    (lambda loaders: loaders.set_weights({"web": -1}), "web"),
-    (lambda loaders: loaders.add("web", marked(0, 2), 1), "a loader named 'web' already"),
-    (lambda loaders: loaders.add("new", marked(0, 2)), "'new' needs a weight"),
-    (lambda loaders: loaders.add("new", [], 1), "'new' is empty"),
-    (lambda loaders: loaders.add("new", Samples(), 1), "is a dataset"),
-    (lambda loaders: loaders.remove("cde"), "no loader named 'cde'.*'code'"),
-    (lambda loaders: loaders.remove("web"), "all weights are 0"),
-    (lambda loaders: (loaders.remove("code"), loaders.remove("web")), "'web' is the only loader"),
-    (lambda loaders: (loaders.remove("code"), loaders.add("code", [1], 1)), "another loader named 'code'"),
-    (lambda loaders: loaders.rebuild_schedule(brst=1), "no setting 'brst'.*'burst'"),
-    (lambda loaders: loaders.rebuild_schedule(loss_weights={"web": 2}), "loss_weights belongs to the whole run"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda loaders: loaders.set_weights({"wbe": 1}), "weights names 'wbe'"),
+        (lambda loaders: loaders.set_weights({"web": 0}), "all weights are 0"),
+        (lambda loaders: loaders.set_weights({"web": -1}), "web"),
+        (lambda loaders: loaders.add("web", marked(0, 2), 1), "a loader named 'web' already"),
+        (lambda loaders: loaders.add("new", marked(0, 2)), "'new' needs a weight"),
+        (lambda loaders: loaders.add("new", [], 1), "'new' is empty"),
+        (lambda loaders: loaders.add("new", Samples(), 1), "is a dataset"),
+        (lambda loaders: loaders.remove("cde"), "no loader named 'cde'.*'code'"),
+        (lambda loaders: loaders.remove("web"), "all weights are 0"),
+        (lambda loaders: (loaders.remove("code"), loaders.remove("web")), "'web' is the only loader"),
+        (
+            lambda loaders: (loaders.remove("code"), loaders.add("code", [1], 1)),
+            "another loader named 'code'",
+        ),
+        (lambda loaders: loaders.rebuild_schedule(brst=1), "no setting 'brst'.*'burst'"),
+        (
+            lambda loaders: loaders.rebuild_schedule(loss_weights={"web": 2}),
+            "loss_weights belongs to the whole run",
+        ),
+    ],
+)
 def test_a_wrong_change_fails_in_the_hook_that_made_it(change: Any, text: str) -> None:
     seen = Seen()
 
     def attempt(trainer: Any) -> None:
         with pytest.raises(OptionError, match=text):
             change(trainer.loaders)
-        trainer.loaders.rebuild_schedule(weights={name: float(name == "web") for name in trainer.loaders.names})
+        trainer.loaders.rebuild_schedule(
+            weights={name: float(name == "web") for name in trainer.loaders.names}
+        )
 
     quiet(hooks=[seen, At(1, attempt)]).fit(Net(), two(), mixture=WEIGHTED)
     assert seen.names == "w" * 16
@@ -537,14 +592,29 @@ def test_orders_without_weights_have_none_to_set() -> None:
 # ---- resume ----------------------------------------------------------------------------------------------------------
 
 
-def ended(data: dict[str, Any], hooks: list[Any], seed: int, mixture: Any, resume: Path | None = None, **options: Any) -> Any:
+def ended(
+    data: dict[str, Any],
+    hooks: list[Any],
+    seed: int,
+    mixture: Any,
+    resume: Path | None = None,
+    **options: Any,
+) -> Any:
     torch.manual_seed(seed)
     trainer = quiet(**{"max_epochs": 3, "hooks": hooks, **options})
     metrics = dict(trainer.fit(Dropping(), data, mixture=mixture, resume=resume))
     return {**trainer.module.state_dict(), "drawn next": torch.rand(3)}, metrics
 
 
-def check_resume(make: Any, folder: Path, cuts: tuple[int, ...], mixture: Any, change: Any = None, again: Any = None, **options: Any) -> None:
+def check_resume(
+    make: Any,
+    folder: Path,
+    cuts: tuple[int, ...],
+    mixture: Any,
+    change: Any = None,
+    again: Any = None,
+    **options: Any,
+) -> None:
     """Cut a run after these batches: each time the rest sees the same batches and ends with the same weights and metrics."""
     extra = [change] if change else []
     whole = Seen(folder, cuts)
@@ -552,32 +622,48 @@ def check_resume(make: Any, folder: Path, cuts: tuple[int, ...], mixture: Any, c
     assert len(whole.batches) > max(cuts)
     for cut in cuts:
         rest = Seen()
-        got, numbers = ended((again or make)(), [rest, *extra], 1000 + cut, mixture, folder / f"after-{cut}", **options)
+        got, numbers = ended(
+            (again or make)(), [rest, *extra], 1000 + cut, mixture, folder / f"after-{cut}", **options
+        )
         assert rest.batches == whole.batches[cut:], f"cut after {cut} batches"
-        assert all(torch.equal(value, got[name]) for name, value in expected.items()), f"cut after {cut} batches"
+        assert all(torch.equal(value, got[name]) for name, value in expected.items()), (
+            f"cut after {cut} batches"
+        )
         assert numbers == metrics
 
 
 def shuffled(workers: int = 0) -> dict[str, Any]:
     """Seven, three and one batches an epoch, with random numbers drawn in the dataset."""
     noise = "python numpy torch"
-    return {name: DataLoader(Samples(n, noise), batch_size=2, shuffle=True, num_workers=workers)
-            for name, n in (("web", 13), ("code", 6), ("math", 2))}  # fmt: skip
+    return {
+        name: DataLoader(Samples(n, noise), batch_size=2, shuffle=True, num_workers=workers)
+        for name, n in (("web", 13), ("code", 6), ("math", 2))
+    }
 
 
 THREE: list[dict[str, Any]] = [
-    {"order": "sequential", "epoch_length": 14}, {"order": "round_robin"}, {"order": "round_robin", "epoch_length": 12, "burst": 2},
+    {"order": "sequential", "epoch_length": 14},
+    {"order": "round_robin"},
+    {"order": "round_robin", "epoch_length": 12, "burst": 2},
     {"order": "alternating", "pattern": ["web", "code", "code", "math"], "epoch_length": "max"},
     {"order": "weighted", "weights": {"web": 3, "code": 5, "math": 2}, "epoch_length": 13},
     {"order": "random", "weights": {"web": 3, "code": 5, "math": 2}, "epoch_length": 13},
     {"order": "random", "when_exhausted": "end", "window": 3},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("settings", THREE, ids=shown)
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_resumed_run_sees_the_same_batches_of_the_same_loaders(settings: Any, accumulate: int, tmp_path: Path) -> None:
-    check_resume(shuffled, tmp_path, (1, 2, 5, 6, 11, 12, 13, 17), Mixture(**settings), accumulate_grad_batches=accumulate)
+def test_a_resumed_run_sees_the_same_batches_of_the_same_loaders(
+    settings: Any, accumulate: int, tmp_path: Path
+) -> None:
+    check_resume(
+        shuffled,
+        tmp_path,
+        (1, 2, 5, 6, 11, 12, 13, 17),
+        Mixture(**settings),
+        accumulate_grad_batches=accumulate,
+    )
 
 
 def test_a_loader_with_workers_can_be_cut_in_its_second_pass(tmp_path: Path) -> None:
@@ -585,18 +671,30 @@ def test_a_loader_with_workers_can_be_cut_in_its_second_pass(tmp_path: Path) -> 
     check_resume(lambda: shuffled(1), tmp_path, (5, 14), mixture, max_epochs=2)
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"order": "sequential", "epoch_length": 14}, {"order": "weighted", "weights": {"web": 1, "code": 4}, "epoch_length": 9},
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"order": "sequential", "epoch_length": 14},
+        {"order": "weighted", "weights": {"web": 1, "code": 4}, "epoch_length": 9},
+    ],
+    ids=shown,
+)
 def test_generators_of_the_loaders_own_are_taken_up(settings: Any, tmp_path: Path) -> None:
     def make() -> dict[str, Any]:
-        return {name: DataLoader(Samples(n), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
-                for name, n in (("web", 13), ("code", 6))}  # fmt: skip
+        return {
+            name: DataLoader(
+                Samples(n), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)
+            )
+            for name, n in (("web", 13), ("code", 6))
+        }
 
     check_resume(make, tmp_path, (3, 6, 8, 9, 10, 14, 17), Mixture(**settings))
 
 
-@pytest.mark.parametrize("settings", [{"order": "round_robin"}, {"order": "random"}, {"order": "sequential"}], ids=shown)
+@pytest.mark.parametrize(
+    "settings", [{"order": "round_robin"}, {"order": "random"}, {"order": "sequential"}], ids=shown
+)
 def test_streams_of_unknown_length_are_resumed_too(settings: Any, tmp_path: Path) -> None:
     class Stream:
         def __init__(self, first: int, n: int) -> None:
@@ -641,23 +739,34 @@ def test_a_loader_that_can_say_where_it_is_is_taken_at_its_word(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("order", ["weighted", "random"])
-@pytest.mark.parametrize("change", [
-    lambda loaders: loaders.set_weights({"web": 1, "math": 7}), lambda loaders: loaders.remove("code"),
-    lambda loaders: loaders.rebuild_schedule(burst=2, epoch_length=15),
-], ids=["weights", "remove", "rebuild"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loaders: loaders.set_weights({"web": 1, "math": 7}),
+        lambda loaders: loaders.remove("code"),
+        lambda loaders: loaders.rebuild_schedule(burst=2, epoch_length=15),
+    ],
+    ids=["weights", "remove", "rebuild"],
+)
 def test_a_change_made_by_a_hook_is_in_the_checkpoint(order: Any, change: Any, tmp_path: Path) -> None:
     mixture = Mixture(order, {"web": 3, "code": 5, "math": 2}, epoch_length=12, window=3)
-    check_resume(shuffled, tmp_path, (4, 5, 6, 7, 12, 13, 20), mixture, At(4, lambda trainer: change(trainer.loaders)))
+    check_resume(
+        shuffled, tmp_path, (4, 5, 6, 7, 12, 13, 20), mixture, At(4, lambda trainer: change(trainer.loaders))
+    )
 
 
 @pytest.mark.parametrize("order", ["weighted", "random"])
-def test_a_loader_that_was_added_must_be_there_again_and_then_the_resume_is_exact(order: Any, tmp_path: Path) -> None:
+def test_a_loader_that_was_added_must_be_there_again_and_then_the_resume_is_exact(
+    order: Any, tmp_path: Path
+) -> None:
     new = {"new": marked(300, 4)}
     mixture = Mixture(order, {"web": 3, "code": 5}, epoch_length=12, window=3)
     larger = Mixture(order, {"web": 3, "code": 5, "new": 4}, epoch_length=12, window=3)
     cuts = (4, 7, 13)
     whole = Seen(tmp_path, cuts)
-    expected, metrics = ended(two(), [whole, At(2, lambda trainer: trainer.loaders.add("new", new["new"], 4))], 1, mixture)
+    expected, metrics = ended(
+        two(), [whole, At(2, lambda trainer: trainer.loaders.add("new", new["new"], 4))], 1, mixture
+    )
 
     class Again(Hook):
         def on_train_start(self, trainer: Any, resumed: bool) -> None:
@@ -670,14 +779,23 @@ def test_a_loader_that_was_added_must_be_there_again_and_then_the_resume_is_exac
             got, numbers = ended(data, [rest, *hooks], 7, settings, tmp_path / f"after-{cut}")
             assert rest.batches == whole.batches[cut:] and numbers == metrics
             assert all(torch.equal(value, got[name]) for name, value in expected.items())
-    with pytest.raises(CheckpointError, match="draws batches from 'new', and this run has only 'web', 'code'"):
+    with pytest.raises(
+        CheckpointError, match="draws batches from 'new', and this run has only 'web', 'code'"
+    ):
         ended(two(), [], 7, mixture, tmp_path / "after-7")
 
 
 def test_other_settings_after_a_resume_hold_from_the_next_window(tmp_path: Path) -> None:
     ended(two(), [Seen(tmp_path, (5,))], 1, WEIGHTED, max_epochs=1)
     rest = Seen()
-    ended(two(), [rest], 1, Mixture("weighted", {"web": 0, "code": 1}, epoch_length=16, window=4), tmp_path / "after-5", max_epochs=1)
+    ended(
+        two(),
+        [rest],
+        1,
+        Mixture("weighted", {"web": 0, "code": 1}, epoch_length=16, window=4),
+        tmp_path / "after-5",
+        max_epochs=1,
+    )
     assert rest.names == "www" + "c" * 8
 
 
@@ -707,7 +825,9 @@ def test_a_batch_whose_step_failed_comes_again_after_the_resume(tmp_path: Path) 
     assert counted and {name: metrics[name] for name in counted} == {name: expected[name] for name in counted}
 
 
-def test_validation_comes_at_the_same_batches_after_a_resume_whatever_became_of_the_epochs_length(tmp_path: Path) -> None:
+def test_validation_comes_at_the_same_batches_after_a_resume_whatever_became_of_the_epochs_length(
+    tmp_path: Path,
+) -> None:
     class Validated(Hook):
         def __init__(self) -> None:
             self.at: list[int] = []

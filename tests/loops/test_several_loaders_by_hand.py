@@ -17,15 +17,27 @@ from hookline.data.mixing import schedule
 TRAIN, SKIP, NONE, END = "train", "skip", "none", "end"
 MIXTURES = st.one_of(
     st.builds(Mixture, st.sampled_from(["round_robin", "sequential"])),
-    st.builds(lambda web, length, burst: Mixture("weighted", {"web": web, "code": 1.0}, burst=burst, epoch_length=length),
-              st.floats(0.2, 5.0), st.integers(1, 9), st.integers(1, 3)),
-    st.builds(lambda seed, length: Mixture("random", seed=seed, epoch_length=length), st.integers(0, 99), st.integers(1, 9)),
-)  # fmt: skip
+    st.builds(
+        lambda web, length, burst: Mixture(
+            "weighted", {"web": web, "code": 1.0}, burst=burst, epoch_length=length
+        ),
+        st.floats(0.2, 5.0),
+        st.integers(1, 9),
+        st.integers(1, 3),
+    ),
+    st.builds(
+        lambda seed, length: Mixture("random", seed=seed, epoch_length=length),
+        st.integers(0, 99),
+        st.integers(1, 9),
+    ),
+)
 
 
 def loader(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(2, 4, generator=generator), torch.randn(2, 2, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(2, 4, generator=generator), torch.randn(2, 2, generator=generator)) for _ in range(n)
+    ]
 
 
 class Odd(Net):
@@ -34,7 +46,11 @@ class Odd(Net):
     deeds: list[str]
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None if self.deeds[batch_idx % len(self.deeds)] == NONE else super().training_step(batch, batch_idx)
+        return (
+            None
+            if self.deeds[batch_idx % len(self.deeds)] == NONE
+            else super().training_step(batch, batch_idx)
+        )
 
 
 class Steers(Hook):
@@ -46,9 +62,15 @@ class Steers(Hook):
         return {SKIP: SKIP_BATCH, END: END_EPOCH}.get(self.deeds[batch_idx % len(self.deeds)])
 
 
-def by_hand(net: Odd, data: dict[str, list[Any]], mixture: Mixture, epochs: int, accumulate: int, deeds: list[str]) -> int:
+def by_hand(
+    net: Odd, data: dict[str, list[Any]], mixture: Mixture, epochs: int, accumulate: int, deeds: list[str]
+) -> int:
     """The same batches in plain PyTorch; returns the number of updates."""
-    optimizer, lengths, names = net.configure_optimizers(), {name: len(each) for name, each in data.items()}, list(data)
+    optimizer, lengths, names = (
+        net.configure_optimizers(),
+        {name: len(each) for name, each in data.items()},
+        list(data),
+    )
     updates = 0
     for epoch in range(epochs):
         picks = list(schedule(mixture, lengths, epoch))
@@ -89,8 +111,14 @@ def by_hand(net: Odd, data: dict[str, list[Any]], mixture: Mixture, epochs: int,
 
 
 @settings(max_examples=60, deadline=None)
-@given(mixture=MIXTURES, web=st.integers(1, 5), code=st.integers(1, 4), epochs=st.integers(1, 2), accumulate=st.integers(1, 4),
-       deeds=st.lists(st.sampled_from([TRAIN, TRAIN, TRAIN, SKIP, NONE, END]), min_size=1, max_size=9))  # fmt: skip
+@given(
+    mixture=MIXTURES,
+    web=st.integers(1, 5),
+    code=st.integers(1, 4),
+    epochs=st.integers(1, 2),
+    accumulate=st.integers(1, 4),
+    deeds=st.lists(st.sampled_from([TRAIN, TRAIN, TRAIN, SKIP, NONE, END]), min_size=1, max_size=9),
+)
 def test_skipped_batches_missing_losses_and_ended_epochs_inside_a_window(
     mixture: Mixture, web: int, code: int, epochs: int, accumulate: int, deeds: list[str]
 ) -> None:

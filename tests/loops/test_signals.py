@@ -99,9 +99,13 @@ class Hears(Hook):
 OPTIONS: dict[str, Any] = {"max_epochs": 3, "seed": 1, "accumulate_grad_batches": 2, "val_check_interval": 3}
 
 
-def train(path: Path, *hooks: Any, resume: str | None = None, **options: Any) -> tuple[Any, Any, dict[str, int]]:
+def train(
+    path: Path, *hooks: Any, resume: str | None = None, **options: Any
+) -> tuple[Any, Any, dict[str, int]]:
     counter = Counter()
-    trainer = quiet(run_dir=path, hooks=[counter, WeightAveraging(decay=0.5), *hooks], **{**OPTIONS, **options})
+    trainer = quiet(
+        run_dir=path, hooks=[counter, WeightAveraging(decay=0.5), *hooks], **{**OPTIONS, **options}
+    )
     torch.manual_seed(3 if resume is None else 4)
     module = Dropping()
     trainer.fit(module, batches(5), batches(3), resume=resume)
@@ -109,10 +113,19 @@ def train(path: Path, *hooks: Any, resume: str | None = None, **options: Any) ->
 
 
 PLACES = [
-    ("on_train_batch_start", 1), ("on_train_batch_end", 2), ("on_before_backward", 4), ("on_step_end", 1),
-    ("on_validation_batch_start", 2), ("on_validation_end", 1), ("on_validation_start", 1), ("on_train_epoch_end", 1),
-    ("on_train_epoch_start", 2), ("on_train_start", 1), ("on_train_batch_end", 5), ("on_validation_batch_end", 5),
-]  # fmt: skip
+    ("on_train_batch_start", 1),
+    ("on_train_batch_end", 2),
+    ("on_before_backward", 4),
+    ("on_step_end", 1),
+    ("on_validation_batch_start", 2),
+    ("on_validation_end", 1),
+    ("on_validation_start", 1),
+    ("on_train_epoch_end", 1),
+    ("on_train_epoch_start", 2),
+    ("on_train_start", 1),
+    ("on_train_batch_end", 5),
+    ("on_validation_batch_end", 5),
+]
 
 
 @pytest.mark.parametrize(("event", "at"), PLACES)
@@ -180,8 +193,12 @@ def test_ctrl_c_saves_and_then_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "step-1" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
-def test_a_second_signal_ends_the_run_at_once(tmp_path: Path, number: int, error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_second_signal_ends_the_run_at_once(
+    tmp_path: Path, number: int, error: type[BaseException]
+) -> None:
     recorder = Hears("on_train_batch_end", "on_train_end", "on_exception")
     with pytest.raises(error):
         train(tmp_path, recorder, Kill("on_before_backward", 2, number, again=True))
@@ -224,7 +241,11 @@ def test_handlers_are_given_back_and_the_users_own_stay(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) is term and signal.getsignal(signal.SIGUSR1) is handler
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not [each for each in threading.enumerate() if each.name == "hookline grace period" and each.join(5) and each.is_alive()]
+    assert not [
+        each
+        for each in threading.enumerate()
+        if each.name == "hookline grace period" and each.join(5) and each.is_alive()
+    ]
 
 
 def test_a_run_inside_a_run_ends_with_it_and_both_are_saved(tmp_path: Path) -> None:
@@ -267,8 +288,12 @@ print("not reached")
 
 
 def start(run_dir: Path, body: str, grace: float = 60.0) -> subprocess.Popen[str]:
-    code = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parents[1]), run_dir=str(run_dir), body=body, grace=grace)
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    code = textwrap.dedent(SCRIPT).format(
+        tests=str(Path(__file__).parents[1]), run_dir=str(run_dir), body=body, grace=grace
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None and child.stdout.readline() == "ready\n"
     return child
 

@@ -139,7 +139,10 @@ def test_a_scheduler_with_milestones_is_saved_and_restored() -> None:
     class Milestones(Net):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
-            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2]),
+            }
 
     first = quiet(max_epochs=1)
     first.on("train_epoch_end")(lambda: first.save_checkpoint(Path("one")))
@@ -194,7 +197,9 @@ def test_clipping_by_hand_clips_true_gradients_in_half_precision_too() -> None:
     torch.testing.assert_close(change(), change(precision="16-mixed"), rtol=0.05, atol=1e-3)
 
 
-def test_a_manual_step_that_returns_nothing_is_watched_and_its_numbers_are_logged_if_it_returns_them() -> None:
+def test_a_manual_step_that_returns_nothing_is_watched_and_its_numbers_are_logged_if_it_returns_them() -> (
+    None
+):
     silent = Manual()
     silent.returns = False
     with pytest.raises(NonFiniteLoss):
@@ -285,7 +290,9 @@ def test_validating_on_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_a_stop_is_honoured_at_the_next_batch_of_any_verb(verb: str) -> None:
     trainer, seen = quiet(), []
-    event = {"validate": "validation_batch_end", "test": "test_batch_end", "predict": "predict_batch_end"}[verb]
+    event = {"validate": "validation_batch_end", "test": "test_batch_end", "predict": "predict_batch_end"}[
+        verb
+    ]
 
     @trainer.on(event)
     def stop(batch_idx: int, dataloader_idx: int) -> None:

@@ -57,7 +57,9 @@ def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(mine, theirs), name
 
 
-def by_hand(net: Net, windows: list[list[Batch]], planned: int = 1, before_step: Callable[[], Any] = lambda: None) -> None:
+def by_hand(
+    net: Net, windows: list[list[Batch]], planned: int = 1, before_step: Callable[[], Any] = lambda: None
+) -> None:
     """Each window is one update; losses are divided by `planned`, and rescaled if the window holds fewer."""
     optimizer = net.configure_optimizers()
     for window in windows:
@@ -139,7 +141,10 @@ class TwoPart(Net):
         return F.mse_loss(self.layer(self.first(batch[0])), batch[1])
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.first.parameters(), lr=0.1), torch.optim.Adam(self.layer.parameters(), lr=0.01)]
+        return [
+            torch.optim.SGD(self.first.parameters(), lr=0.1),
+            torch.optim.Adam(self.layer.parameters(), lr=0.01),
+        ]
 
 
 def test_two_optimizers_equal_a_loop_written_by_hand_and_count_one_step() -> None:
@@ -172,7 +177,14 @@ def test_every_optimizer_has_its_own_events() -> None:
             heard.append(("after", optimizer_idx))
 
     quiet(hooks=[Listen()]).fit(TwoPart(), batches(1))
-    assert heard == [("zero_grad", 0), ("zero_grad", 1), ("before", 0), ("after", 0), ("before", 1), ("after", 1)]
+    assert heard == [
+        ("zero_grad", 0),
+        ("zero_grad", 1),
+        ("before", 0),
+        ("after", 0),
+        ("before", 1),
+        ("after", 1),
+    ]
 
 
 def test_bf16_mixed_equals_a_loop_written_by_hand() -> None:
@@ -232,7 +244,9 @@ def test_gradients_are_unscaled_when_hooks_see_them() -> None:
 
     class Look(Hook):
         def on_before_optimizer_step(self, module: Net) -> None:
-            norms.append(float(nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])))
+            norms.append(
+                float(nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None]))
+            )
 
     net, twin = twins()
     data = [(x, y * 0.01) for x, y in batches(1)]
@@ -644,7 +658,9 @@ def test_step_context_tells_of_one_update() -> None:
 
     class Look(Hook):
         def on_step_end(self, ctx: Any) -> None:
-            seen.append((ctx.step, ctx.loss, ctx.lr, ctx.tokens_seen, ctx.model, ctx.optimizer, ctx.grad_norm))
+            seen.append(
+                (ctx.step, ctx.loss, ctx.lr, ctx.tokens_seen, ctx.model, ctx.optimizer, ctx.grad_norm)
+            )
 
     net, twin = twins()
     trainer = quiet(accumulate_grad_batches=2, hooks=[Look()])
@@ -692,7 +708,9 @@ def test_what_hooks_are_handed_never_holds_the_graph() -> None:
         """Keeps everything it gets, as careless hooks do."""
 
         def on_train_batch_end(self, outputs: Any, loss: float, metrics: Any) -> None:
-            kept.extend([outputs["loss"], outputs["nested"][0], loss, *metrics.values(), *metrics.raw().values()])
+            kept.extend(
+                [outputs["loss"], outputs["nested"][0], loss, *metrics.values(), *metrics.raw().values()]
+            )
 
     class Nested(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -721,8 +739,14 @@ def test_tokens_and_samples_are_counted() -> None:
     assert ask.seen == (2 * 4 * 12, 2 * 4 * 3, 8)
 
 
-@pytest.mark.parametrize("extra", [{}, {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3},
-                                   {"accumulate_by": "tokens", "accumulate_grad_batches": 3}])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3},
+        {"accumulate_by": "tokens", "accumulate_grad_batches": 3},
+    ],
+)
 def test_a_hundred_steps_never_read_from_the_device(extra: dict[str, Any]) -> None:
     """On the meta device every host read raises."""
 
@@ -738,8 +762,14 @@ def test_a_hundred_steps_never_read_from_the_device(extra: dict[str, Any]) -> No
     assert trainer.module.layer.weight.is_meta
 
 
-@pytest.mark.parametrize("give", [lambda loss: 0.5, lambda loss: loss.detach(), lambda loss: {"loss": loss}], ids=["float", "detached", "dict"])
-def test_a_hook_that_returns_a_loss_that_cannot_be_differentiated_is_named(give: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize(
+    "give",
+    [lambda loss: 0.5, lambda loss: loss.detach(), lambda loss: {"loss": loss}],
+    ids=["float", "detached", "dict"],
+)
+def test_a_hook_that_returns_a_loss_that_cannot_be_differentiated_is_named(
+    give: Callable[[Tensor], Any],
+) -> None:
     class Good(Hook):
         def on_before_backward(self, loss: Tensor) -> Any:
             return loss * 2
@@ -748,7 +778,9 @@ def test_a_hook_that_returns_a_loss_that_cannot_be_differentiated_is_named(give:
         def on_before_backward(self, loss: Tensor) -> Any:
             return give(loss)
 
-    with pytest.raises(LossError, match=r"was returned as the loss, and cannot be differentiated\. Return a tensor") as failed:
+    with pytest.raises(
+        LossError, match=r"was returned as the loss, and cannot be differentiated\. Return a tensor"
+    ) as failed:
         quiet(hooks=[Good(), Bad()]).fit(Net(), batches(1))
     assert any("raised by hook 'bad' in on_before_backward" in note for note in failed.value.__notes__)
 

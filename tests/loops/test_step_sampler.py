@@ -16,8 +16,17 @@ from hookline.loops.step_sampler import DeviceClock, HostClock, StepSampler, clo
 from hookline.plan import Plan, noop
 
 PAUSE, LONG = 0.02, 0.1
-MARKED = ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
-          "on_gradient_clip", "on_after_optimizer_step", "on_step_skipped", "on_train_batch_end")  # fmt: skip
+MARKED = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_gradient_clip",
+    "on_after_optimizer_step",
+    "on_step_skipped",
+    "on_train_batch_end",
+)
 
 
 class Slow(Net):
@@ -52,7 +61,9 @@ def sampled(module: Any, count: int = 3, **options: Any) -> Any:
 
 def test_forward_backward_and_optimizer_are_told_apart() -> None:
     seconds = sampled(Slow())
-    assert seconds["forward"] >= PAUSE and seconds["backward"] >= 2 * PAUSE and seconds["optimizer"] >= 3 * PAUSE
+    assert (
+        seconds["forward"] >= PAUSE and seconds["backward"] >= 2 * PAUSE and seconds["optimizer"] >= 3 * PAUSE
+    )
 
 
 def test_the_estimates_are_those_of_all_steps_and_not_more_than_the_training() -> None:
@@ -166,8 +177,13 @@ def test_a_failure_in_a_sampled_step_leaves_no_marks(where: str) -> None:
             raise RuntimeError("broken")
         return Net.training_step(self, *args) if where == "training_step" else None
 
-    setattr(Fails, where, (lambda self, batch, batch_idx: fail(self, batch, batch_idx)) if where == "training_step"
-            else (lambda self: fail(self)))  # fmt: skip
+    setattr(
+        Fails,
+        where,
+        (lambda self, batch, batch_idx: fail(self, batch, batch_idx))
+        if where == "training_step"
+        else (lambda self: fail(self)),
+    )
     trainer = quiet()
     with pytest.raises(RuntimeError, match="broken"):
         trainer.fit(Fails(), batches(3))
@@ -252,8 +268,15 @@ def test_device_events_are_read_once_the_device_has_passed_them() -> None:
     stream, plan = Stream(), Plan(EVENTS)
     sampler = StepSampler(plan, DeviceClock(torch.device("cuda", 0), stream))
     sampler.begin(False, False)
-    for event in ("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-                  "on_before_optimizer_step", "on_after_optimizer_step", "on_train_batch_end"):  # fmt: skip
+    for event in (
+        "on_train_batch_start",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_after_optimizer_step",
+        "on_train_batch_end",
+    ):
         getattr(plan, event)(None)
     stream.passed = stream.recorded - 1
     sampler.end()

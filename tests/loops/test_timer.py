@@ -177,7 +177,9 @@ def test_timings_are_a_fact_at_every_event_of_a_fit() -> None:
     assert seen.pop("fit start") is None
     times = [each for each in seen.values() if each is not None]
     assert len(times) == 4 and times[0].validation > 0
-    assert [each.total for each in (*times, timings_of(trainer))] == sorted(each.total for each in (*times, timings_of(trainer)))
+    assert [each.total for each in (*times, timings_of(trainer))] == sorted(
+        each.total for each in (*times, timings_of(trainer))
+    )
     for each in times:
         check_sum(each)
 
@@ -216,7 +218,9 @@ def test_a_fit_writes_a_record_and_a_line(tmp_path: Path, capsys: pytest.Capture
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     found = [each for each in records if each["type"] == "timings"]
     assert len(found) == 1 and records[-1]["type"] == "end"
-    assert {key: value for key, value in found[0].items() if key not in ("type", "time", "step")} == timings_of(trainer).record()
+    assert {
+        key: value for key, value in found[0].items() if key not in ("type", "time", "step")
+    } == timings_of(trainer).record()
 
 
 def test_a_quiet_fit_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,6 +260,7 @@ def test_a_run_inside_a_hook_of_another_run_counts_for_itself() -> None:
 
 def test_timings_read_nothing_from_the_device() -> None:
     """On meta any read of a value raises."""
+
     class Meta(Net):
         def on_train_batch_end(self) -> None:
             assert self.trainer.timings is not None

@@ -66,7 +66,9 @@ def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def nothing_is_left() -> Iterator[None]:
     yield
     assert not [each.name for each in threading.enumerate() if each.name.startswith("hookline-watchdog")]
-    assert all(signal.getsignal(number) is signal.SIG_DFL for number in range(signal.SIGRTMIN, signal.SIGRTMAX))
+    assert all(
+        signal.getsignal(number) is signal.SIG_DFL for number in range(signal.SIGRTMIN, signal.SIGRTMAX)
+    )
     assert not watchdog._on_duty
 
 
@@ -96,7 +98,9 @@ def reports(caplog: pytest.LogCaptureFixture, clock: Clock) -> Reports:
 # ---- what is said ------------------------------------------------------------------------------------------------
 
 
-def test_a_hook_that_hangs_is_named_with_its_event_its_time_and_its_stack(watch: Watched, reports: Reports) -> None:
+def test_a_hook_that_hangs_is_named_with_its_event_its_time_and_its_stack(
+    watch: Watched, reports: Reports
+) -> None:
     class Stuck(Hook):
         def on_train_batch_end(self, batch_idx: int) -> None:
             if batch_idx == 2:
@@ -150,7 +154,9 @@ def test_a_hook_that_joins_in_the_middle_is_named_in_its_setup(watch: Watched, r
     assert "hook 'late' in setup" in reports.read()[0]
 
 
-def test_a_hook_is_named_again_once_what_it_called_has_ended_or_failed(watch: Watched, reports: Reports) -> None:
+def test_a_hook_is_named_again_once_what_it_called_has_ended_or_failed(
+    watch: Watched, reports: Reports
+) -> None:
     class Fails(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             raise ZeroDivisionError
@@ -162,11 +168,15 @@ def test_a_hook_is_named_again_once_what_it_called_has_ended_or_failed(watch: Wa
             reports.wait()
 
     watch()
-    quiet(hooks=[Stuck()], num_sanity_val_steps=0, check_val_every_n_epoch=2).fit(Fails(), batches(1), batches(1))
+    quiet(hooks=[Stuck()], num_sanity_val_steps=0, check_val_every_n_epoch=2).fit(
+        Fails(), batches(1), batches(1)
+    )
     assert "hook 'stuck' in on_train_epoch_end" in reports.read()[0]
 
 
-def test_after_a_loader_has_failed_the_run_is_not_said_to_wait_for_it(watch: Watched, reports: Reports) -> None:
+def test_after_a_loader_has_failed_the_run_is_not_said_to_wait_for_it(
+    watch: Watched, reports: Reports
+) -> None:
     def broken() -> Iterator[Any]:
         yield batches(1)[0]
         raise ZeroDivisionError
@@ -275,8 +285,12 @@ def test_any_kind_of_function_is_named(kind: str, watch: Watched, clock: Clock, 
         full.put(None), full.put(None)  # once for each event
 
     filling = threading.Thread(target=fill)
-    hooks = {"function": function, "partial": functools.partial(with_more, 1), "callable": Called(reports.wait),
-             "built in": functools.partial(full.get, timeout=LIMIT)}  # fmt: skip
+    hooks = {
+        "function": function,
+        "partial": functools.partial(with_more, 1),
+        "callable": Called(reports.wait),
+        "built in": functools.partial(full.get, timeout=LIMIT),
+    }
     watch()
     trainer = quiet()
     if kind == "built in":
@@ -312,8 +326,12 @@ def test_a_predicate_that_hangs_is_named_as_that_of_its_hook(watch: Watched, rep
     assert "the `when` of hook 'careful' in on_train_batch_end" in reports.read()[0]
 
 
-@pytest.mark.parametrize("event", ["setup", "teardown", "on_exception", "on_validation_epoch_end", "on_save_checkpoint"])
-def test_hooks_are_named_at_every_kind_of_event(event: str, watch: Watched, reports: Reports, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "event", ["setup", "teardown", "on_exception", "on_validation_epoch_end", "on_save_checkpoint"]
+)
+def test_hooks_are_named_at_every_kind_of_event(
+    event: str, watch: Watched, reports: Reports, tmp_path: Path
+) -> None:
     stuck = type("Stuck", (Hook,), {event: lambda self: reports.wait()})()
 
     class Fails(Hook):
@@ -441,7 +459,9 @@ def test_a_run_inside_a_hook_is_reported_once_by_its_own_watchdog(watch: Watched
     quiet(hooks=[Inner()]).fit(Net(), batches(1))
     found = reports.read()
     assert all("hook 'stuck' in on_train_start" in each for each in found)
-    assert len(found) == 3  # after one, two and four times the timeout; the outer run's would be as many again
+    assert (
+        len(found) == 3
+    )  # after one, two and four times the timeout; the outer run's would be as many again
 
 
 # ---- what is not said --------------------------------------------------------------------------------------------
@@ -453,7 +473,9 @@ def pause(clock: Clock) -> None:
     time.sleep(0.02)
 
 
-def test_a_hook_that_is_slow_but_comes_back_is_not_reported(watch: Watched, clock: Clock, reports: Reports) -> None:
+def test_a_hook_that_is_slow_but_comes_back_is_not_reported(
+    watch: Watched, clock: Clock, reports: Reports
+) -> None:
     class Slow(Hook):
         def on_train_batch_end(self) -> None:
             pause(clock)
@@ -463,7 +485,9 @@ def test_a_hook_that_is_slow_but_comes_back_is_not_reported(watch: Watched, cloc
     assert not reports.read()
 
 
-def test_a_loader_that_is_slow_but_delivers_is_not_reported(watch: Watched, clock: Clock, reports: Reports) -> None:
+def test_a_loader_that_is_slow_but_delivers_is_not_reported(
+    watch: Watched, clock: Clock, reports: Reports
+) -> None:
     class Slow:
         def __iter__(self) -> Iterator[Any]:
             for batch in batches(30):
@@ -475,7 +499,9 @@ def test_a_loader_that_is_slow_but_delivers_is_not_reported(watch: Watched, cloc
     assert not reports.read()
 
 
-def test_many_short_calls_in_one_batch_are_not_taken_for_one(watch: Watched, clock: Clock, reports: Reports) -> None:
+def test_many_short_calls_in_one_batch_are_not_taken_for_one(
+    watch: Watched, clock: Clock, reports: Reports
+) -> None:
     class Manual(Net):
         automatic_optimization = False
 
@@ -493,7 +519,9 @@ def test_many_short_calls_in_one_batch_are_not_taken_for_one(watch: Watched, clo
     assert not reports.read()
 
 
-def test_a_hook_that_validates_for_long_is_not_reported_while_batches_go_by(watch: Watched, clock: Clock, reports: Reports) -> None:
+def test_a_hook_that_validates_for_long_is_not_reported_while_batches_go_by(
+    watch: Watched, clock: Clock, reports: Reports
+) -> None:
     class Slow(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
             pause(clock)
@@ -643,11 +671,15 @@ HANGS = [spin, wait_for_a_lock, read_a_pipe, functools.partial(time.sleep, LIMIT
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=["loop", "lock", "pipe", "sleep"])
-def test_abort_ends_the_run_with_an_error_that_names_the_hook(hang: Callable[[], None], watch: Watched, clock: Clock, reports: Reports) -> None:
+def test_abort_ends_the_run_with_an_error_that_names_the_hook(
+    hang: Callable[[], None], watch: Watched, clock: Clock, reports: Reports
+) -> None:
     watch(abort=True)
     hook, began = Ending(hang, clock), time.monotonic()
     trainer = quiet(hooks=[hook])
-    with pytest.raises(HangError, match="hook 'ending' in on_train_batch_end .* did not come back within 0.2 s") as caught:
+    with pytest.raises(
+        HangError, match="hook 'ending' in on_train_batch_end .* did not come back within 0.2 s"
+    ) as caught:
         trainer.fit(Net(), batches())
     assert time.monotonic() - began < LIMIT  # it was interrupted, not waited for
     assert hook.heard == [caught.value, "teardown"] and trainer.status == "error"
@@ -749,9 +781,19 @@ def watch(timeout, **settings):
 
 
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parent.parent)])}
-    return subprocess.run([sys.executable, "-c", SCRIPT + textwrap.dedent(code)], capture_output=True, text=True,
-                          env=environment, timeout=300, check=False)  # fmt: skip
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parent.parent)]),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+    )
 
 
 def test_what_cannot_be_interrupted_ends_the_process_with_all_stacks() -> None:
@@ -770,7 +812,10 @@ def test_what_cannot_be_interrupted_ends_the_process_with_all_stacks() -> None:
     """)
     assert done.returncode == EXIT_HUNG
     assert "hook 'deaf' in on_train_start" in done.stderr and f"exit code {EXIT_HUNG}" in done.stderr
-    assert "most recent call first" in done.stderr and "in on_train_start" in done.stderr.partition("most recent call first")[2]
+    assert (
+        "most recent call first" in done.stderr
+        and "in on_train_start" in done.stderr.partition("most recent call first")[2]
+    )
     assert done.stdout.split() == ["caught", "caught"]  # it was asked twice
 
 

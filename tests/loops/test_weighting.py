@@ -59,8 +59,13 @@ def uneven(*tokens: int, length: int = 6) -> list[Batch]:
     for many in tokens:
         rows = max(1, -(-many // length))
         mask = (torch.arange(rows * length) < many).to(torch.float64).reshape(rows, length)
-        made.append({"x": torch.randn(rows, length, 3, generator=generator, dtype=torch.float64),
-                     "y": torch.randn(rows, length, generator=generator, dtype=torch.float64), "mask": mask})  # fmt: skip
+        made.append(
+            {
+                "x": torch.randn(rows, length, 3, generator=generator, dtype=torch.float64),
+                "y": torch.randn(rows, length, generator=generator, dtype=torch.float64),
+                "mask": mask,
+            }
+        )
     return made
 
 
@@ -136,14 +141,21 @@ class Heard(Hook):
 # ---- equal to one large batch ------------------------------------------------------------------------------------
 
 
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=7), window=st.integers(1, 4),
-       optimizer=st.sampled_from(["sgd", "adamw"]), clip=st.sampled_from([{}, {"gradient_clip_val": 0.05},
-       {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}]))  # fmt: skip
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    window=st.integers(1, 4),
+    optimizer=st.sampled_from(["sgd", "adamw"]),
+    clip=st.sampled_from(
+        [{}, {"gradient_clip_val": 0.05}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}]
+    ),
+)
 def test_samples_split_in_any_way_make_the_update_of_one_large_batch(
     sizes: list[int], window: int, optimizer: str, clip: dict[str, Any]
 ) -> None:
     data = uneven(*(6 * size for size in sizes))
-    many = trained(data, optimizer, accumulate_by="samples", accumulate_grad_batches=window, max_epochs=2, **clip)
+    many = trained(
+        data, optimizer, accumulate_by="samples", accumulate_grad_batches=window, max_epochs=2, **clip
+    )
     assert_close(many, trained(windows(data, window), optimizer, max_epochs=2, **clip))
 
 
@@ -165,7 +177,10 @@ def test_without_weights_the_mean_of_means_is_another_update() -> None:
 @pytest.mark.parametrize("loader", [list, Stream])
 def test_a_short_last_window_counts_what_it_has(loader: Any) -> None:
     data = uneven(30, 2, 11, 5, 17)
-    assert_close(by_tokens(loader(data), accumulate_grad_batches=3, max_epochs=2), trained(windows(data, 3), max_epochs=2))
+    assert_close(
+        by_tokens(loader(data), accumulate_grad_batches=3, max_epochs=2),
+        trained(windows(data, 3), max_epochs=2),
+    )
 
 
 @pytest.mark.parametrize(("signal", "used"), [(SKIP_BATCH, [[0, 2], [3, 4, 5]]), (END_EPOCH, [[0]])])
@@ -202,7 +217,9 @@ def test_an_update_that_is_not_finite_is_skipped_and_the_next_is_right() -> None
 
 
 @pytest.mark.parametrize("tokens", [(0, 30, 2), (30, 0, 2), (30, 2, 0)])
-def test_a_batch_without_tokens_counts_nothing_though_its_loss_is_not_a_number(tokens: tuple[int, ...]) -> None:
+def test_a_batch_without_tokens_counts_nothing_though_its_loss_is_not_a_number(
+    tokens: tuple[int, ...],
+) -> None:
     data, heard = uneven(*tokens), Heard()
     net = by_tokens(data, accumulate_grad_batches=3, hooks=[heard], log_every_n_steps=1)
     assert_close(net, trained(windows(data, 3)))
@@ -245,10 +262,16 @@ def test_losses_of_several_loaders_keep_their_weights() -> None:
     data = {"a": uneven(30, 2), "b": uneven(11, 5)}
     mixture = Mixture(order="round_robin", loss_weights={"b": 3.0})
     net = Tokens()
-    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(net, data, mixture=mixture)
+    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(
+        net, data, mixture=mixture
+    )
     twin = Tokens()
     optimizer = twin.configure_optimizers()
-    losses = [twin.training_step(each) * count(each) * weight for name, weight in (("a", 1.0), ("b", 3.0)) for each in data[name]]
+    losses = [
+        twin.training_step(each) * count(each) * weight
+        for name, weight in (("a", 1.0), ("b", 3.0))
+        for each in data[name]
+    ]
     (torch.stack(losses).sum() / 48).backward()
     optimizer.step()
     assert_close(net, twin)
@@ -262,10 +285,14 @@ def test_each_optimizer_counts_the_batches_that_train_it() -> None:
     data = {"a": uneven(30, 2), "b": uneven(11, 5)}
     mixture = Mixture(order="round_robin", optimizers={"a": [0], "b": [1]})
     net, twin = Two(), Two()
-    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(net, data, mixture=mixture)
+    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=4).fit(
+        net, data, mixture=mixture
+    )
     for name, part in (("a", twin.first), ("b", twin.last)):
         loss = twin.training_step(large(data[name]))
-        for parameter, grad in zip(part.parameters(), torch.autograd.grad(loss, list(part.parameters())), strict=True):
+        for parameter, grad in zip(
+            part.parameters(), torch.autograd.grad(loss, list(part.parameters())), strict=True
+        ):
             parameter.grad = grad
     for optimizer in twin.configure_optimizers():
         optimizer.step()
@@ -279,8 +306,14 @@ def test_float16_does_not_overflow_by_the_number_of_tokens() -> None:
     for precision in ("16-mixed", 32):
         torch.manual_seed(3)
         net = Net(lr=0.01)
-        quiet(accumulate_by="tokens", count_tokens=lambda batch: MANY * len(batch[0]), accumulate_grad_batches=2, hooks=[heard],
-              precision=precision, device="cpu").fit(net, data)  # fmt: skip
+        quiet(
+            accumulate_by="tokens",
+            count_tokens=lambda batch: MANY * len(batch[0]),
+            accumulate_grad_batches=2,
+            hooks=[heard],
+            precision=precision,
+            device="cpu",
+        ).fit(net, data)
         found.append(net.layer.weight)
     assert heard.skips == []
     assert torch.allclose(*found, rtol=0, atol=1e-3)
@@ -305,7 +338,9 @@ def test_an_update_does_not_depend_on_the_windows_before_it() -> None:
     for before in (1, 3000):
         net = Still()
         data = [*uneven(before, 2 * before), *uneven(13, 29)]
-        quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[Start(net)]).fit(net, data)
+        quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[Start(net)]).fit(
+            net, data
+        )
         found.append(net)
     assert_same(*found)
 
@@ -315,7 +350,13 @@ def test_an_update_does_not_depend_on_the_windows_before_it() -> None:
 
 def test_losses_of_windows_rows_and_epochs_are_means_over_tokens() -> None:
     data, heard, whole = uneven(30, 2, 11, 5), Heard(), Heard()
-    here = quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[heard], log_every_n_steps=1)
+    here = quiet(
+        count_tokens=count,
+        accumulate_by="tokens",
+        accumulate_grad_batches=2,
+        hooks=[heard],
+        log_every_n_steps=1,
+    )
     there = quiet(hooks=[whole], count_tokens=count, log_every_n_steps=1)
     found = here.fit(Tokens(), data)
     there.fit(Tokens(), windows(data, 2))
@@ -355,7 +396,12 @@ class SaveAt(Hook):
 @pytest.mark.parametrize("more", [{}, {"nonfinite": "skip"}])
 def test_a_resume_inside_a_window_is_exact(tmp_path: Path, at: int, more: dict[str, Any]) -> None:
     data = uneven(30, 2, 11, 5, 17, 9, 23)
-    options: dict[str, Any] = {"count_tokens": count, "accumulate_by": "tokens", "accumulate_grad_batches": 3, **more}
+    options: dict[str, Any] = {
+        "count_tokens": count,
+        "accumulate_by": "tokens",
+        "accumulate_grad_batches": 3,
+        **more,
+    }
     trainer = quiet(hooks=[SaveAt(tmp_path, at)], run_dir=tmp_path / "run", **options)
     whole = trainer.fit(net := Tokens("adamw"), data)
     again = Tokens("adamw")
@@ -364,15 +410,24 @@ def test_a_resume_inside_a_window_is_exact(tmp_path: Path, at: int, more: dict[s
     assert found["train/loss"] == whole["train/loss"]
 
 
-@pytest.mark.parametrize(("before", "after"), [("batches", "tokens"), ("samples", "tokens"), ("tokens", "batches")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("batches", "tokens"), ("samples", "tokens"), ("tokens", "batches")]
+)
 def test_a_window_cannot_be_continued_with_other_weights(tmp_path: Path, before: str, after: str) -> None:
     data = uneven(30, 2, 11, 5)
     options: dict[str, Any] = {"count_tokens": count, "accumulate_grad_batches": 2}
     for at, name in ((1, "inside"), (2, "between")):
-        trainer = quiet(hooks=[SaveAt(tmp_path / name, at)], run_dir=tmp_path / f"run-{name}", accumulate_by=before, **options)
+        trainer = quiet(
+            hooks=[SaveAt(tmp_path / name, at)],
+            run_dir=tmp_path / f"run-{name}",
+            accumulate_by=before,
+            **options,
+        )
         trainer.fit(Tokens(), data)
     other = quiet(run_dir=tmp_path / "other", accumulate_by=after, **options)
-    with pytest.raises(CheckpointError, match=f"accumulate_by='{before}', and this run has '{after}'. Resume with '{before}'"):
+    with pytest.raises(
+        CheckpointError, match=f"accumulate_by='{before}', and this run has '{after}'. Resume with '{before}'"
+    ):
         other.fit(Tokens(), data, resume=tmp_path / "inside" / "cut")
     other.fit(Tokens(), data, resume=tmp_path / "between" / "cut")
     assert other.global_step == 2
@@ -381,9 +436,14 @@ def test_a_window_cannot_be_continued_with_other_weights(tmp_path: Path, before:
 # ---- mistakes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "hint"), [("token", "Did you mean 'tokens'"), ("sample", "Did you mean 'samples'"), (None, "allowed")])
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("token", "Did you mean 'tokens'"), ("sample", "Did you mean 'samples'"), (None, "allowed")],
+)
 def test_an_unknown_way_to_count_is_refused_with_the_nearest_name(given: Any, hint: str) -> None:
-    with pytest.raises(OptionError, match=f"accumulate_by={given!r}, allowed: 'batches', 'samples', 'tokens'.*{hint}|{hint}"):
+    with pytest.raises(
+        OptionError, match=f"accumulate_by={given!r}, allowed: 'batches', 'samples', 'tokens'.*{hint}|{hint}"
+    ):
         quiet(accumulate_by=given)
 
 
@@ -420,7 +480,9 @@ def test_hooks_hear_the_loss_as_the_step_returned_it() -> None:
 
 def test_every_order_of_the_same_batches_makes_the_same_update() -> None:
     data = uneven(30, 2, 11)
-    first, *others = (by_tokens([data[index] for index in order], accumulate_grad_batches=3)
-                      for order in itertools.permutations(range(3)))  # fmt: skip
+    first, *others = (
+        by_tokens([data[index] for index in order], accumulate_grad_batches=3)
+        for order in itertools.permutations(range(3))
+    )
     for each in others:
         assert_close(each, first)

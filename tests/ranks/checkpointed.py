@@ -98,16 +98,32 @@ class SaveAt(Hook):
 
 
 def train(
-    run_dir: str, strategy: Any, *saves: Any, hooks: Any = (), resume: Any = None, make: type[Net] = Net, **options: Any
+    run_dir: str,
+    strategy: Any,
+    *saves: Any,
+    hooks: Any = (),
+    resume: Any = None,
+    make: type[Net] = Net,
+    **options: Any,
 ) -> tuple[Trainer, Record]:
     """Train it, from wherever it is told to go on."""
     torch.manual_seed(3)
     net, record = make(), Record()
-    usual: dict[str, Any] = {"max_epochs": 2, "seed": 5, "device": "cpu", "logger": False, "enable_progress_bar": False,
-                             "num_sanity_val_steps": 0}  # fmt: skip
+    usual: dict[str, Any] = {
+        "max_epochs": 2,
+        "seed": 5,
+        "device": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "num_sanity_val_steps": 0,
+    }
     average = WeightAveraging(decay=0.7, buffers="average")
-    trainer = Trainer(run_dir=run_dir, strategy=strategy, hooks=[record, average, *saves, *hooks], **(usual | options))
-    trainer.fit(net, DataLoader(Noisy(48), 4, shuffle=True), DataLoader(Noisy(8, noise=0.0), 2), resume=resume)
+    trainer = Trainer(
+        run_dir=run_dir, strategy=strategy, hooks=[record, average, *saves, *hooks], **(usual | options)
+    )
+    trainer.fit(
+        net, DataLoader(Noisy(48), 4, shuffle=True), DataLoader(Noisy(8, noise=0.0), 2), resume=resume
+    )
     return trainer, record
 
 
@@ -115,14 +131,18 @@ def digest(trainer: Trainer, record: Record | None = None) -> dict[str, Any]:
     """A short sum for each thing that must be the same; tensors that are spread over ranks count as a whole."""
     s = trainer.state
     parts = {
-        "weights": {name: each for name, each in trainer.module.state_dict().items() if "norm.running" not in name},
+        "weights": {
+            name: each for name, each in trainer.module.state_dict().items() if "norm.running" not in name
+        },
         "buffers": [*trainer.module.buffers()],  # each rank's own
         "optimizer": [each.state_dict()["state"] for each in s.optimizers],
-        "metrics": dict(trainer.metrics.items()), "counters": [s.step, s.epoch, s.batches_seen, s.samples_seen],
-        "random": torch.get_rng_state(), "scale": trainer.strategy.precision.state_dict(),
+        "metrics": dict(trainer.metrics.items()),
+        "counters": [s.step, s.epoch, s.batches_seen, s.samples_seen],
+        "random": torch.get_rng_state(),
+        "scale": trainer.strategy.precision.state_dict(),
         "averages": [each.averages for each in trainer.hooks if isinstance(each, WeightAveraging)],
         "seen": record.seen if record is not None else [],
-    }  # fmt: skip
+    }
     return {name: _sum(value) for name, value in parts.items()}
 
 
@@ -136,7 +156,10 @@ def _feed(into: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         whole: Any = value
         whole = whole.full_tensor() if hasattr(value, "full_tensor") else whole
-        into.update(f"{whole.dtype}{tuple(whole.shape)}".encode() + whole.detach().contiguous().view(-1).numpy().tobytes())
+        into.update(
+            f"{whole.dtype}{tuple(whole.shape)}".encode()
+            + whole.detach().contiguous().view(-1).numpy().tobytes()
+        )
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             into.update(repr(key).encode())

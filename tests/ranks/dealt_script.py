@@ -85,7 +85,9 @@ class Seen(Hook):
 
     def on_train_batch_end(self, trainer: Any, batch: Any, state: Any) -> None:
         counts = state.log.weight > 0
-        self.turns.append([state.epoch, state.batch_idx, numbers(batch) if counts else [], state.samples_seen])
+        self.turns.append(
+            [state.epoch, state.batch_idx, numbers(batch) if counts else [], state.samples_seen]
+        )
         if state.batches_seen == self.save_after:
             assert self.folder is not None
             trainer.save_checkpoint(self.folder)
@@ -122,14 +124,28 @@ def train(make: Callable[[], Any], *hooks: Any, **options: Any) -> dict[str, Any
     """Fit, and say what this rank saw and what came of it; or the error."""
     seen = hooks[0] if hooks and isinstance(hooks[0], Seen) else Seen()
     fit = {key: options.pop(key) for key in ("val", "mixture", "resume") if key in options}
-    trainer = Trainer(**{"logger": False, "enable_progress_bar": False, "max_epochs": 1, "seed": 1, "num_sanity_val_steps": 0,
-                         "hooks": [seen, *(each for each in hooks if each is not seen)], **options})  # fmt: skip
+    trainer = Trainer(
+        **{
+            "logger": False,
+            "enable_progress_bar": False,
+            "max_epochs": 1,
+            "seed": 1,
+            "num_sanity_val_steps": 0,
+            "hooks": [seen, *(each for each in hooks if each is not seen)],
+            **options,
+        }
+    )
     try:
         metrics = dict(trainer.fit(Small(), make(), **fit))
     except HooklineError as error:
         return {"error": str(error)}
-    return {"turns": seen.turns, "metrics": metrics, "samples": trainer.state.samples_seen, "tokens": trainer.state.tokens_seen,
-            "weights": trainer.module.layer.weight.flatten().tolist()}  # fmt: skip
+    return {
+        "turns": seen.turns,
+        "metrics": metrics,
+        "samples": trainer.state.samples_seen,
+        "tokens": trainer.state.tokens_seen,
+        "weights": trainer.module.layer.weight.flatten().tolist(),
+    }
 
 
 def shuffled(n: int = 11, **options: Any) -> Callable[[], Any]:
@@ -141,7 +157,10 @@ def own_part() -> Any:
 
 
 def mixture() -> dict[str, Any]:
-    return {"web": DataLoader(Numbered(15), 2, shuffle=True), "code": [(x + 100, y) for x, y in numbered(5, 2)]}
+    return {
+        "web": DataLoader(Numbered(15), 2, shuffle=True),
+        "code": [(x + 100, y) for x, y in numbered(5, 2)],
+    }
 
 
 def main(folder: Path) -> None:
@@ -157,9 +176,18 @@ def main(folder: Path) -> None:
     tell("batch sampler", lambda: DataLoader(Numbered(10), batch_sampler=Pairs()))  # type: ignore[arg-type]
     tell("whole batches", lambda: numbered(2 * world + 1, 3), val=numbered(world + 1))
     tell("stream", lambda: DataLoader(Stream(4 * world + 1), 2))
-    tell("own parts", own_part, Seen(4, folder / f"own-{world}"), val=DataLoader(Counting(1 + 2 * RANK, 20 * RANK), 1))
+    tell(
+        "own parts",
+        own_part,
+        Seen(4, folder / f"own-{world}"),
+        val=DataLoader(Counting(1 + 2 * RANK, 20 * RANK), 1),
+    )
     tell("own parts, resumed", own_part, resume=folder / f"own-{world}")
-    tell("sampler", lambda: DataLoader(data, 2, sampler=DistributedSampler(data, world, RANK, seed=5)), max_epochs=2)
+    tell(
+        "sampler",
+        lambda: DataLoader(data, 2, sampler=DistributedSampler(data, world, RANK, seed=5)),
+        max_epochs=2,
+    )
     tell("dropped", shuffled(drop_last=True), val=DataLoader(Numbered(7), 2, drop_last=True))
     tell("limited", shuffled(100), limit_train_batches=3)
     tell("tokens", lambda: batches(2 * world + 1, 3), Seen(), Tokens())

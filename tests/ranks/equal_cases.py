@@ -16,7 +16,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "accumulated": {"accumulate_grad_batches": 4},  # 6 batches: the last window is short
     "clipped": {"gradient_clip_val": 0.05},
-    "clipped by value": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.001, "gradient_clip_algorithm": "value"},
+    "clipped by value": {
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.001,
+        "gradient_clip_algorithm": "value",
+    },
 }
 
 
@@ -39,13 +43,18 @@ class NormsOnZero(Norms):
 def compare(strategy: str, model: str, options: dict[str, Any]) -> dict[str, Any]:
     here, there = Norms(), Norms()
     data = pairs()
-    many, trainer = fit(STRATEGIES[strategy](), mine(data), MODELS[model], mine(data), max_epochs=2, hooks=[here], **options)
-    one, alone = fit("single", joined(data), MODELS[model], joined(data), max_epochs=2, hooks=[there], **options)
+    many, trainer = fit(
+        STRATEGIES[strategy](), mine(data), MODELS[model], mine(data), max_epochs=2, hooks=[here], **options
+    )
+    one, alone = fit(
+        "single", joined(data), MODELS[model], joined(data), max_epochs=2, hooks=[there], **options
+    )
     return {
-        "weights": distance(many, one), "steps": [trainer.state.step, alone.state.step],
+        "weights": distance(many, one),
+        "steps": [trainer.state.step, alone.state.step],
         "norms": max(abs(a - b) for a, b in zip(here.seen, there.seen, strict=True)),
         "val": abs(trainer.metrics["val/loss"] - alone.metrics["val/loss"]),
-    }  # fmt: skip
+    }
 
 
 def facts(strategy: Any) -> dict[str, float]:
@@ -53,7 +62,9 @@ def facts(strategy: Any) -> dict[str, float]:
     data = pairs()
 
     def measured(strategy: Any, batches: Any) -> Any:
-        monitor = GradientMonitor(log_frequency=1, percentiles=[10, 50, 90], log_histogram=True, update_ratio=True)
+        monitor = GradientMonitor(
+            log_frequency=1, percentiles=[10, 50, 90], log_histogram=True, update_ratio=True
+        )
         fit(strategy, batches, hooks=[monitor])
         return monitor.latest
 
@@ -63,11 +74,16 @@ def facts(strategy: Any) -> dict[str, float]:
         "total": abs(many.total - one.total),
         "norms": max(abs(many.norms[row] - one.norms[row]) for row in one.norms),
         "ratios": max(abs(many.ratios[row] - one.ratios[row]) for row in one.ratios),
-        "percentiles": max(abs(a - b) for row in one.percentiles
-                           for a, b in zip(many.percentiles[row], one.percentiles[row], strict=True)),
-        "samples": max((many.samples[row].sort().values - one.samples[row].sort().values).abs().max().item()
-                       for row in one.samples),
-    }  # fmt: skip
+        "percentiles": max(
+            abs(a - b)
+            for row in one.percentiles
+            for a, b in zip(many.percentiles[row], one.percentiles[row], strict=True)
+        ),
+        "samples": max(
+            (many.samples[row].sort().values - one.samples[row].sort().values).abs().max().item()
+            for row in one.samples
+        ),
+    }
 
 
 def asked_on_zero() -> int:
@@ -80,7 +96,9 @@ def main() -> None:
     for strategy in STRATEGIES:
         for model in MODELS:
             for name, options in OPTIONS.items():
-                report(f"{strategy}, {model}, {name}", lambda s=strategy, m=model, o=options: compare(s, m, o))  # type: ignore[misc]
+                report(
+                    f"{strategy}, {model}, {name}", lambda s=strategy, m=model, o=options: compare(s, m, o)
+                )  # type: ignore[misc]
     report("facts, ddp", lambda: facts(DDP()))
     report("facts, fsdp", lambda: facts(FSDP()))
     report("facts, hsdp", lambda: facts(FSDP(replicas=2)))

@@ -68,7 +68,11 @@ class Removes(Hook):
 def ended(*hooks: Hook, strategy: Any, **options: Any) -> dict[str, Any]:
     """Where training with these hooks led, and what they have seen."""
     weights, trainer = fit(strategy, mine(DATA), hooks=list(hooks), **options)
-    seen = [each.seen for each in (*hooks, *(one.hook for one in hooks if isinstance(one, Adds))) if isinstance(each, Asks)]
+    seen = [
+        each.seen
+        for each in (*hooks, *(one.hook for one in hooks if isinstance(one, Adds)))
+        if isinstance(each, Asks)
+    ]
     total = sum(each.double().sum().item() for each in weights.values())
     return {"step": trainer.state.step, "weights": total, "seen": seen, "on": trainer.hooks.list_hooks()}
 
@@ -200,4 +204,6 @@ def main() -> None:
     report("validate on all", validated)
     report("questions", spied)
     start_cases.main()
-    report("validate on one", lambda: fit(DDP(), mine(DATA), val=mine(DATA[:3]), hooks=[Validates(0)]))  # nobody can go on after it
+    report(
+        "validate on one", lambda: fit(DDP(), mine(DATA), val=mine(DATA[:3]), hooks=[Validates(0)])
+    )  # nobody can go on after it

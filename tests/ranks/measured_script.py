@@ -141,8 +141,17 @@ class Stops(Small):
 
 
 def trainer(*hooks: Any, **options: Any) -> Trainer:
-    return Trainer(**{"logger": False, "enable_progress_bar": False, "max_epochs": 1, "seed": 1, "num_sanity_val_steps": 0,
-                      "hooks": hooks, **options})  # fmt: skip
+    return Trainer(
+        **{
+            "logger": False,
+            "enable_progress_bar": False,
+            "max_epochs": 1,
+            "seed": 1,
+            "num_sanity_val_steps": 0,
+            "hooks": hooks,
+            **options,
+        }
+    )
 
 
 def data(world: int, n: int = 22) -> Any:
@@ -162,7 +171,13 @@ def listened(world: int) -> dict[str, Any]:
     rows, zero, last = Rows(), ZeroHears(), LastHears()
     ran = trainer(zero, last, logger=rows, log_every_n_steps=3)
     ran.fit(Measures(), data(world))
-    return {"losses": zero.losses, "ctx": zero.ctx, "heard": last.rows, "rows": rows.rows, "newest": dict(ran.metrics)}
+    return {
+        "losses": zero.losses,
+        "ctx": zero.ctx,
+        "heard": last.rows,
+        "rows": rows.rows,
+        "newest": dict(ran.metrics),
+    }
 
 
 def evaluated(strategy: str, make: Callable[[], Any]) -> dict[str, Any]:

@@ -27,15 +27,37 @@ class Node:
 
     def start(self, script: Path, number: int, meeting: str, attempt: str) -> None:
         """One rank under a torchrun of its own; what it says goes to a file."""
-        launcher = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", attempt,
-                    "--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", self.address)  # fmt: skip
+        launcher = (
+            "--nnodes",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            meeting,
+            "--rdzv-id",
+            attempt,
+            "--rdzv-conf",
+            f"is_host={int(number == 0)}",
+            "--local-addr",
+            self.address,
+        )
         self.log = script.parent / f"{attempt}-{number}.log"
         with self.log.open("w") as out:
             self.job = subprocess.Popen(
-                ["ip", "netns", "exec", self.name, *command(script, str(script.parent), ranks=1, launcher=launcher)],
-                cwd=script.parent, env=environment(GLOO_SOCKET_IFNAME=self.link), start_new_session=True,
-                stdout=out, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.name,
+                    *command(script, str(script.parent), ranks=1, launcher=launcher),
+                ],
+                cwd=script.parent,
+                env=environment(GLOO_SOCKET_IFNAME=self.link),
+                start_new_session=True,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
     def wait(self, deadline: float) -> int:
         """Its exit code; past the deadline it is killed and the test fails."""
@@ -44,7 +66,9 @@ class Node:
             return self.job.wait(deadline)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"{self.name} was not over after {deadline} s:\n{self.log.read_text()}") from None
+            raise AssertionError(
+                f"{self.name} was not over after {deadline} s:\n{self.log.read_text()}"
+            ) from None
 
     def kill(self) -> None:
         """Everything that runs there, at once."""
@@ -70,7 +94,10 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
         assert os.environ.get("HOOKLINE_NODES_REQUIRED") != "1", missing
         pytest.skip(missing)
     tag, net = uuid.uuid4().hex[:6], 1 + os.getpid() % 250
-    nodes = Node(f"hookline-{tag}-a", f"hl{tag}a", f"10.77.{net}.1"), Node(f"hookline-{tag}-b", f"hl{tag}b", f"10.77.{net}.2")
+    nodes = (
+        Node(f"hookline-{tag}-a", f"hl{tag}a", f"10.77.{net}.1"),
+        Node(f"hookline-{tag}-b", f"hl{tag}b", f"10.77.{net}.2"),
+    )
     try:
         for node in nodes:
             _ip("netns", "add", node.name)

@@ -36,7 +36,11 @@ def explained() -> list[Any]:
     texts = [str(trainer.explain(module, mine(DATA)))] if RANK == 0 else []
     trainer.fit(module, mine(DATA))
     texts += [str(trainer.explain(module, mine(DATA)))] if RANK == 0 else []
-    return [trainer.state.step, float(trainer.validate(module, mine(DATA))["val/loss"]), ["train" in each for each in texts]]
+    return [
+        trainer.state.step,
+        float(trainer.validate(module, mine(DATA))["val/loss"]),
+        ["train" in each for each in texts],
+    ]
 
 
 def other_verb() -> None:
@@ -122,7 +126,9 @@ def counted(make: Callable[[], Any], data: Any) -> list[int]:
 def dealt(batch_size: int, samples: int = 13) -> Any:
     """In batches of 3 for each of two ranks, the last turn has one sample, or with 15 of them two and one."""
     x, y, tags = (torch.cat(parts) for parts in zip(*(pair[0] for pair in DATA[:5]), strict=True))
-    return DataLoader(TensorDataset(x[:samples], y[:samples], tags.repeat(2)[:samples]), batch_size=batch_size)
+    return DataLoader(
+        TensorDataset(x[:samples], y[:samples], tags.repeat(2)[:samples]), batch_size=batch_size
+    )
 
 
 def own() -> Own:
@@ -147,7 +153,9 @@ def losses(strategy: Any, batch_size: int) -> list[float]:
     """Of a window whose last batch is shorter than the others, in rows and at the end of the step."""
     found = []
     for hook, samples in ((Losses(), 13), (Rows(), 13), (Losses(), 15), (Rows(), 15)):
-        fit(strategy, dealt(batch_size, samples), hooks=[hook], accumulate_grad_batches=3, log_every_n_steps=1)
+        fit(
+            strategy, dealt(batch_size, samples), hooks=[hook], accumulate_grad_batches=3, log_every_n_steps=1
+        )
         found += hook.seen
     return found
 
@@ -155,8 +163,13 @@ def losses(strategy: Any, batch_size: int) -> list[float]:
 def main() -> None:
     report("explained on zero", explained)
     report("another verb", other_verb)
-    report("another start", lambda: quiet(DDP()).fit(Deep(), mine(DATA), resume="auto" if RANK == 0 else None))
-    report("other weights", lambda: quiet(DDP()).validate(Deep(), mine(DATA), checkpoint=None if RANK == 0 else "best"))
+    report(
+        "another start", lambda: quiet(DDP()).fit(Deep(), mine(DATA), resume="auto" if RANK == 0 else None)
+    )
+    report(
+        "other weights",
+        lambda: quiet(DDP()).validate(Deep(), mine(DATA), checkpoint=None if RANK == 0 else "best"),
+    )
     report("downloads", downloaded)
     for name, make in STRATEGIES.items():
         report(f"{name}: shared data counted", lambda m=make: counted(m, dealt(3)))  # type: ignore[misc]

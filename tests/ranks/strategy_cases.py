@@ -8,7 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from ranks.worlds import RANK, Deep, Stream, distance, fit, flat, in_float32, joined, mine, pairs, quiet, report, whole
+from ranks.worlds import (
+    RANK,
+    Deep,
+    Stream,
+    distance,
+    fit,
+    flat,
+    in_float32,
+    joined,
+    mine,
+    pairs,
+    quiet,
+    report,
+    whole,
+)
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -17,16 +31,25 @@ from hookline.hooks.weight_averaging import WeightAveraging
 
 Tags = set[tuple[int, int]]
 DATA = pairs()
-MAKERS: dict[str, Callable[[], Any]] = {"ddp": DDP, "accelerate": Accelerated,
-                                        "unused": functools.partial(DDP, find_unused_parameters=True)}  # fmt: skip
+MAKERS: dict[str, Callable[[], Any]] = {
+    "ddp": DDP,
+    "accelerate": Accelerated,
+    "unused": functools.partial(DDP, find_unused_parameters=True),
+}
 VARIANTS: dict[str, Callable[[], Any]] = {
-    "two copies": lambda: FSDP(replicas=2), "mesh": lambda: FSDP(mesh=dist.init_device_mesh("cpu", (2,))),
-    "by pattern": lambda: FSDP(wrap="blocks.*"), "by class": lambda: FSDP(wrap=nn.Linear), "by class name": lambda: FSDP(wrap="Linear"),
-    "by function": lambda: FSDP(wrap=lambda name, module: name == "last"), "kept whole": lambda: FSDP(reshard_after_forward=False),
-    "activations": lambda: FSDP(activation_checkpointing=True), "some activations": lambda: FSDP(activation_checkpointing=["first"]),
-    "static graph": lambda: DDP(static_graph=True), "small buckets": lambda: DDP(sync_buffers=False, bucket_cap_mb=1),
+    "two copies": lambda: FSDP(replicas=2),
+    "mesh": lambda: FSDP(mesh=dist.init_device_mesh("cpu", (2,))),
+    "by pattern": lambda: FSDP(wrap="blocks.*"),
+    "by class": lambda: FSDP(wrap=nn.Linear),
+    "by class name": lambda: FSDP(wrap="Linear"),
+    "by function": lambda: FSDP(wrap=lambda name, module: name == "last"),
+    "kept whole": lambda: FSDP(reshard_after_forward=False),
+    "activations": lambda: FSDP(activation_checkpointing=True),
+    "some activations": lambda: FSDP(activation_checkpointing=["first"]),
+    "static graph": lambda: DDP(static_graph=True),
+    "small buckets": lambda: DDP(sync_buffers=False, bucket_cap_mb=1),
     "own way to send": lambda: DDP(communication_hook=lambda state, bucket: halved(bucket)),
-}  # fmt: skip
+}
 
 
 def halved(bucket: Any) -> Any:
@@ -94,7 +117,9 @@ def no_loss(strategy: Any, tags: Tags, accumulate: int = 2) -> list[Any]:
 
 def skipped(strategy: Any, tags: Tags, accumulate: int = 2, by_all: Tags | None = None) -> list[Any]:
     many, a = fit(strategy, mine(DATA), Momentum, hooks=[Skips(tags)], accumulate_grad_batches=accumulate)
-    one, b = fit("single", flat(DATA), Momentum, hooks=[Skips(by_all or tags)], accumulate_grad_batches=2 * accumulate)
+    one, b = fit(
+        "single", flat(DATA), Momentum, hooks=[Skips(by_all or tags)], accumulate_grad_batches=2 * accumulate
+    )
     return [distance(many, one), a.state.step, b.state.step]
 
 
@@ -148,7 +173,12 @@ def overflow(strategy: Any) -> list[Any]:
     with in_float32():
         weights, trainer = fit(strategy, mine(pairs()), hooks=[hook])
     scaler = strategy.precision.scaler
-    return [float(sum(each.double().sum() for each in weights.values())), trainer.state.step, scaler.get_scale(), hook.seen[-1]]
+    return [
+        float(sum(each.double().sum() for each in weights.values())),
+        trainer.state.step,
+        scaler.get_scale(),
+        hook.seen[-1],
+    ]
 
 
 class Freezes(Hook):
@@ -160,7 +190,9 @@ class Freezes(Hook):
 
 
 def frozen(strategy: Any) -> float:
-    return distance(fit(strategy, mine(DATA), hooks=[Freezes()])[0], fit("single", joined(DATA), hooks=[Freezes()])[0])
+    return distance(
+        fit(strategy, mine(DATA), hooks=[Freezes()])[0], fit("single", joined(DATA), hooks=[Freezes()])[0]
+    )
 
 
 def first_sharded(strategy: Any) -> None:
@@ -230,7 +262,10 @@ def equal(strategy: Any, make: Callable[[], Any] = Deep) -> float:
 def line_search() -> list[Any]:
     """How far two ranks are from one process, and this rank's weights."""
     weights, _ = fit(DDP(), mine(DATA), Searches)
-    return [distance(weights, fit("single", joined(DATA), Searches)[0]), {name: each.tolist() for name, each in weights.items()}]
+    return [
+        distance(weights, fit("single", joined(DATA), Searches)[0]),
+        {name: each.tolist() for name, each in weights.items()},
+    ]
 
 
 def half_precision() -> list[float]:
@@ -251,6 +286,7 @@ def averaged(strategy: Any) -> list[float]:
 
 def again(make: Callable[[], Any]) -> list[Any]:
     """The same module in a second fit, in a validation between them, and under another trainer."""
+
     def three_times(strategy: Callable[[], Any], data: Any) -> tuple[Any, float]:
         torch.manual_seed(7)
         module, trainer = Deep(), quiet(strategy())
@@ -302,9 +338,18 @@ class OnZero(Extra):
 
 
 class Facts(Hook):
-    def on_train_start(self, rank: int, world_size: int, local_rank: int, wrapped_model: Any, optimizers: Any, module: Any) -> None:
-        self.found = [rank, world_size, local_rank, type(wrapped_model).__name__, type(optimizers[0]).__name__,
-                      type(module).__name__, list(wrapped_model(torch.ones(1, 4)).shape)]  # fmt: skip
+    def on_train_start(
+        self, rank: int, world_size: int, local_rank: int, wrapped_model: Any, optimizers: Any, module: Any
+    ) -> None:
+        self.found = [
+            rank,
+            world_size,
+            local_rank,
+            type(wrapped_model).__name__,
+            type(optimizers[0]).__name__,
+            type(module).__name__,
+            list(wrapped_model(torch.ones(1, 4)).shape),
+        ]
 
 
 def facts(strategy: Any) -> list[Any]:
@@ -347,13 +392,18 @@ def main() -> None:
     report("line search", line_search)
     report("wrong wrap", lambda: fit(FSDP(wrap="block.*"), mine(DATA)))
     report("mesh of some ranks", lambda: fit(FSDP(mesh=dist.device_mesh.DeviceMesh("cpu", [0])), mine(DATA)))
-    report("mesh of too many dimensions", lambda: fit(FSDP(mesh=dist.init_device_mesh("cpu", (1, 2, 1))), mine(DATA)))
+    report(
+        "mesh of too many dimensions",
+        lambda: fit(FSDP(mesh=dist.init_device_mesh("cpu", (1, 2, 1))), mine(DATA)),
+    )
     report("from meta", from_meta)
     report("draws", lambda: [draws(None), draws(5), draws(5)])
     report("started alike", started_alike)
     report("other hooks", lambda: fit(DDP(), mine(DATA), hooks=[Extra()] if RANK else []))
     report("other options", lambda: fit(DDP(), mine(DATA), accumulate_grad_batches=1 + RANK))
-    report("hook for zero", lambda: fit(DDP(), mine(DATA), hooks=[OnZero()] if RANK == 0 else [])[1].state.step)
+    report(
+        "hook for zero", lambda: fit(DDP(), mine(DATA), hooks=[OnZero()] if RANK == 0 else [])[1].state.step
+    )
     report("half precision", half_precision)
     report("overflow, fsdp", lambda: overflow(FSDP(precision="16-mixed")))
     report("overflow, ddp", lambda: overflow(DDP(precision="16-mixed")))

@@ -218,24 +218,30 @@ def same(facts: list[dict[str, Any]], *names: str) -> dict[str, Any]:
     return facts[0]
 
 
-def test_a_stop_asked_for_by_one_rank_ends_all_within_two_steps(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_stop_asked_for_by_one_rank_ends_all_within_two_steps(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["stop"])
     assert seen["status"] == "stopped"
     assert 3 < seen["step"] <= 5  # asked for after the third
     assert seen["reason"] == "enough (asked for by rank 1)"
 
 
-def test_a_stop_asked_for_when_an_epoch_ends_comes_before_the_next(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_stop_asked_for_when_an_epoch_ends_comes_before_the_next(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     assert same(results["stop at the epoch's end"])["epochs"] == 1
 
 
 def test_a_checkpoint_that_only_rank_zero_wants_is_written_by_all_one_batch_later(
-    results: dict[str, list[dict[str, Any]]]
-) -> None:  # fmt: skip
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     assert same(results["save on rank zero"])["saved"] == [["step-4", 4, "interval"]]
 
 
-def test_a_checkpoint_that_all_ranks_want_is_of_the_very_step(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_checkpoint_that_all_ranks_want_is_of_the_very_step(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     told = same(results["save everywhere"])["saved"]
     assert told[:2] == [["step-3", 3, "manual"], ["step-5", 5, "manual"]]
     assert [reason for _, _, reason in told[2:]] == ["last"]  # asked for by one rank at the end
@@ -251,19 +257,25 @@ def test_an_epoch_that_one_rank_ends_is_over_for_all(results: dict[str, list[dic
     assert (seen["epochs"], seen["step"]) == (2, 6)
 
 
-def test_a_batch_that_one_rank_skips_leaves_the_weights_the_same(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_batch_that_one_rank_skips_leaves_the_weights_the_same(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["skipped batch"])
     zero, one = results["skipped batch"]
     assert zero["batches"] == one["batches"] - 1
     assert seen["status"] == "completed"
 
 
-def test_an_update_that_a_hook_on_rank_zero_skips_is_skipped_by_all(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_an_update_that_a_hook_on_rank_zero_skips_is_skipped_by_all(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["skipped step"])
     assert seen["step"] == seen["batches"] - 1
 
 
-def test_an_update_made_by_hand_on_one_rank_only_is_an_error_that_names_it(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_an_update_made_by_hand_on_one_rank_only_is_an_error_that_names_it(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     for each in results["step done on one rank"]:
         assert "STEP_DONE" in each["error"] and "None on rank 0, STEP_DONE on rank 1" in each["error"]
 
@@ -279,15 +291,15 @@ def test_time_is_over_for_all_ranks_at_the_same_batch(results: dict[str, list[di
 
 
 def test_errands_are_carried_out_by_all_at_the_same_batch_in_the_order_of_ranks(
-    results: dict[str, list[dict[str, Any]]]
-) -> None:  # fmt: skip
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["errands"], "seen_errands")["seen_errands"]
     assert [(sender, word) for sender, word, _ in seen] == [(0, "from 0"), (1, "from 1"), (1, "alone")]
     assert seen[0][2] == seen[1][2] and 3 < seen[0][2] <= 5 and 7 < seen[2][2] <= 9
 
 
 def test_ranks_that_are_not_at_the_same_batch_are_told_so_instead_of_waiting_for_ever(
-    results: dict[str, list[dict[str, Any]]]
-) -> None:  # fmt: skip
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     for each in results["out of step"]:
         assert "out of step: one is after batch 4 of its epoch, another after batch 100" in each["error"]

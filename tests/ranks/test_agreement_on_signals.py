@@ -131,34 +131,49 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(results: dict[str, list[di
 
 def test_a_signal_to_all_ranks_is_one_signal(results: dict[str, list[dict[str, Any]]]) -> None:
     seen = same(results["SIGUSR1 on all ranks"])
-    assert [each for each in seen["told"] if each[-1] == "signal"] == [[f"step-{seen['step']}", seen["step"], "signal"]]
+    assert [each for each in seen["told"] if each[-1] == "signal"] == [
+        [f"step-{seen['step']}", seen["step"], "signal"]
+    ]
     assert seen["ended"] == ["Preempted", 128 + signal.SIGUSR1]
 
 
-def test_a_signal_that_the_launcher_passes_on_is_no_second_one(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_signal_that_the_launcher_passes_on_is_no_second_one(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["twice"])
     assert seen["told"] == [[f"step-{seen['step']}", seen["step"], "signal"], "preempted", "teardown"]
 
 
-def test_a_grace_period_ends_a_rank_that_is_stuck_however_short_it_is(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_grace_period_ends_a_rank_that_is_stuck_however_short_it_is(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     (stuck,) = [each for each in results["stuck"] if each["rank"] == 1]
     assert stuck["ended"] == ["Preempted", 128 + signal.SIGTERM] and "teardown" in stuck["told"]
 
 
 def test_ctrl_c_goes_through_on_exception_on_every_rank(results: dict[str, list[dict[str, Any]]]) -> None:
     seen = same(results["SIGINT on one rank"])
-    assert seen["told"] == [[f"step-{seen['step']}", seen["step"], "signal"], "interrupted", "KeyboardInterrupt", "teardown"]
+    assert seen["told"] == [
+        [f"step-{seen['step']}", seen["step"], "signal"],
+        "interrupted",
+        "KeyboardInterrupt",
+        "teardown",
+    ]
     assert seen["ended"] == ["KeyboardInterrupt", None]
     assert seen["status"] == "interrupted"
 
 
-def test_a_signal_in_the_last_batch_is_heeded_before_the_epoch_ends(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_signal_in_the_last_batch_is_heeded_before_the_epoch_ends(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     seen = same(results["when the last batch is over"])
     assert seen["status"] == "preempted"
     assert ["step-20", 20, "signal"] in seen["told"]
 
 
-def test_a_validation_is_given_up_by_all_and_done_again_after_the_resume(results: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_validation_is_given_up_by_all_and_done_again_after_the_resume(
+    results: dict[str, list[dict[str, Any]]],
+) -> None:
     cut = same(results["in a validation"])
     assert cut["told"] == ["validation abandoned", ["step-3", 3, "signal"], "preempted", "teardown"]
     resumed = same(results["resumed"])

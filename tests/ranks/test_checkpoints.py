@@ -159,8 +159,12 @@ def single(folder: Path, trained: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     source = folder / "fsdp-cut" / "checkpoints" / "batch-4"
-    found["samples"] = train(str(folder / "single"), "single", Start(), resume=source, accumulate_grad_batches=3)[1].samples()
-    found["one"] = train(str(folder / "one"), "single", SaveAt(5, stop=True), accumulate_grad_batches=3)[1].samples()
+    found["samples"] = train(
+        str(folder / "single"), "single", Start(), resume=source, accumulate_grad_batches=3
+    )[1].samples()
+    found["one"] = train(str(folder / "one"), "single", SaveAt(5, stop=True), accumulate_grad_batches=3)[
+        1
+    ].samples()
     return found
 
 
@@ -177,7 +181,9 @@ def launched(source: str, folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_run_cut_inside_an_accumulation_window_ends_with_the_same_bits_on_each_rank(trained: Any, strategy: str) -> None:
+def test_a_run_cut_inside_an_accumulation_window_ends_with_the_same_bits_on_each_rank(
+    trained: Any, strategy: str
+) -> None:
     for rank in trained:
         assert set(rank[strategy]["whole"]) == PARTS
         assert rank[strategy]["resumed"] == rank[strategy]["whole"]
@@ -220,11 +226,18 @@ def test_a_rank_that_is_late_to_hear_of_its_own_part_hears_at_the_same_batch(rea
 def test_each_rank_writes_its_own_shards_and_what_differs_from_rank_zero(folder: Path, trained: Any) -> None:
     manifest = read_manifest(folder / "fsdp-cut" / "checkpoints" / "batch-4")
     assert manifest["world_size"] == 2
-    shards = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".safetensors")}
-    assert min(shards["rank-0.safetensors"], shards["rank-1.safetensors"]) > 2 * shards["model.safetensors"]  # only buffers there
+    shards = {
+        name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".safetensors")
+    }
+    assert (
+        min(shards["rank-0.safetensors"], shards["rank-1.safetensors"]) > 2 * shards["model.safetensors"]
+    )  # only buffers there
     assert manifest["shared"]["again.weight"] == "head.weight"
     of_ddp = read_manifest(folder / "ddp-cut" / "checkpoints" / "batch-4")
-    assert [name for name in of_ddp["files"] if name.startswith("rank-")] == ["rank-1.json", "rank-1.safetensors"]
+    assert [name for name in of_ddp["files"] if name.startswith("rank-")] == [
+        "rank-1.json",
+        "rank-1.safetensors",
+    ]
     own = json.loads((folder / "ddp-cut" / "checkpoints" / "batch-4" / "rank-1.json").read_text())["own"]
     assert {"rng", "window", "hooks/record", "module buffers"} <= set(own)
     assert "counters" not in own and "schedulers" not in own
@@ -236,10 +249,14 @@ def test_no_file_of_a_checkpoint_is_a_pickle(folder: Path, trained: Any) -> None
         if path.suffix == ".json":
             json.loads(data)
         else:
-            assert path.suffix == ".safetensors" and json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            assert path.suffix == ".safetensors" and json.loads(
+                data[8 : 8 + int.from_bytes(data[:8], "little")]
+            )
 
 
-def test_one_process_reads_the_shards_of_two_as_whole_tensors(folder: Path, trained: Any, single: Any) -> None:
+def test_one_process_reads_the_shards_of_two_as_whole_tensors(
+    folder: Path, trained: Any, single: Any
+) -> None:
     for part in ("weights", "optimizer", "counters", "averages"):
         assert single[part] == trained[0]["fsdp"]["cut"][part], part
     contents = read(folder / "fsdp-cut" / "checkpoints" / "batch-4")
@@ -264,14 +281,18 @@ def test_one_process_goes_on_with_the_samples_that_two_ranks_had_left(trained: A
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_ranks_go_on_with_the_samples_that_one_process_had_left(single: Any, read_again: Any, strategy: str) -> None:
+def test_two_ranks_go_on_with_the_samples_that_one_process_had_left(
+    single: Any, read_again: Any, strategy: str
+) -> None:
     before, after = single["one"], [rank[strategy]["one samples"] for rank in read_again]
     assert len(before) == 20 and all(each[:20] == before for each in after)
     assert sorted([*before, *after[0][20:], *after[1][20:]]) == sorted([*range(48)] * 2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_damage_in_one_ranks_file_is_found_by_all_and_passed_over(read_again: Any, trained: Any, strategy: str) -> None:
+def test_damage_in_one_ranks_file_is_found_by_all_and_passed_over(
+    read_again: Any, trained: Any, strategy: str
+) -> None:
     for rank in read_again:
         assert "rank-1.safetensors is not what its manifest says" in rank[strategy]["damaged"]
         assert rank[strategy]["auto"]["counters"] != trained[0][strategy]["whole"]["counters"]
@@ -281,14 +302,21 @@ def test_damage_in_one_ranks_file_is_found_by_all_and_passed_over(read_again: An
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_state_that_one_rank_cannot_store_is_an_error_on_all_that_names_the_rank(read_again: Any, strategy: str) -> None:
+def test_state_that_one_rank_cannot_store_is_an_error_on_all_that_names_the_rank(
+    read_again: Any, strategy: str
+) -> None:
     for rank in read_again:
-        assert "rank 1" in rank[strategy]["unstorable"] and "hooks.unstorable.value" in rank[strategy]["unstorable"]
+        assert (
+            "rank 1" in rank[strategy]["unstorable"]
+            and "hooks.unstorable.value" in rank[strategy]["unstorable"]
+        )
         assert rank[strategy]["left"] == []
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_validate_and_load_weights_take_checkpoints_of_several_ranks(trained: Any, read_again: Any, strategy: str) -> None:
+def test_validate_and_load_weights_take_checkpoints_of_several_ranks(
+    trained: Any, read_again: Any, strategy: str
+) -> None:
     assert read_again[0][strategy]["validated"] == read_again[1][strategy]["validated"]
     for rank in read_again:
         assert rank[strategy]["loaded"] is True
@@ -309,7 +337,12 @@ def test_weights_of_shards_are_exported_imported_and_shown(
     assert main(["checkpoint", "verify", str(path)]) == 0
     assert main(["checkpoint", "show", str(path), "--tensors"]) == 0
     shown = capsys.readouterr().out
-    assert "layers.0.weight" in shown and "[7, 8]" in shown and "rank-1.safetensors" in shown and "world size  2" in shown
+    assert (
+        "layers.0.weight" in shown
+        and "[7, 8]" in shown
+        and "rank-1.safetensors" in shown
+        and "world size  2" in shown
+    )
     assert "again.weight = head.weight" in shown
 
 

@@ -161,7 +161,10 @@ def test_ranks_write_to_a_url_together_and_read_from_it(apart: Any) -> None:
 def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all_and_the_older_one_stays(apart: Any) -> None:
     folder, ranks = apart
     for rank in ranks:
-        assert "rank 1: The checkpoint copied/full could not be written: rank-1.safetensors: No space left" in rank["full"]
+        assert (
+            "rank 1: The checkpoint copied/full could not be written: rank-1.safetensors: No space left"
+            in rank["full"]
+        )
         assert rank["kept"]
     assert ranks[0]["left"] == []  # rank zero has tidied up before it was told
     verify(folder / "copied" / "full")
@@ -170,10 +173,15 @@ def test_a_disk_that_is_full_for_one_rank_is_an_error_on_all_and_the_older_one_s
 def test_whatever_fails_on_one_rank_is_an_error_on_all(apart: Any) -> None:
     for rank in apart[1]:
         assert "rank 1: MemoryError: no room" in rank["surprised"]
-        assert "copied/forged cannot be read: rank-1.json: " in rank["forged"] and "(found by rank 1)" in rank["forged"]
+        assert (
+            "copied/forged cannot be read: rank-1.json: " in rank["forged"]
+            and "(found by rank 1)" in rank["forged"]
+        )
 
 
-def test_ranks_that_ask_for_different_checkpoints_are_told_instead_of_waiting_for_each_other(apart: Any) -> None:
+def test_ranks_that_ask_for_different_checkpoints_are_told_instead_of_waiting_for_each_other(
+    apart: Any,
+) -> None:
     for rank in apart[1]:
         assert "rank 0 copied/of-0 (manual, step 6), rank 1 copied/of-1 (manual, step 6)" in rank["different"]
 
@@ -183,5 +191,8 @@ def test_a_run_directory_that_not_all_ranks_see_is_refused_before_it_trains(apar
     if not ranks[1]["apart"]:
         pytest.skip("this machine does not let a process have mounts of its own")
     for rank in ranks:
-        assert "OptionError" in rank["refused"] and "rank 1 cannot see what rank 0 writes there" in rank["refused"]
+        assert (
+            "OptionError" in rank["refused"]
+            and "rank 1 cannot see what rank 0 writes there" in rank["refused"]
+        )
         assert "a disk that all machines share" in rank["refused"]

@@ -12,7 +12,9 @@ import torch
 from ranks.dealt_script import Seen, shuffled, train
 from ranks.torchrun import torchrun
 
-SCRIPT = "import sys\nfrom pathlib import Path\nfrom ranks.dealt_script import main\nmain(Path(sys.argv[1]))\n"
+SCRIPT = (
+    "import sys\nfrom pathlib import Path\nfrom ranks.dealt_script import main\nmain(Path(sys.argv[1]))\n"
+)
 Told = dict[str, list[dict[str, Any]]]
 
 
@@ -20,7 +22,10 @@ def told_by(world: int, folder: Path) -> Told:
     """What each rank of a job saw, by the names of the runs."""
     done = torchrun(SCRIPT, folder, str(folder), ranks=world, deadline=300)
     assert done.code == 0, done.output
-    by_rank = [[json.loads(line) for line in (folder / f"told-{world}-{rank}.jsonl").read_text().splitlines()] for rank in range(world)]
+    by_rank = [
+        [json.loads(line) for line in (folder / f"told-{world}-{rank}.jsonl").read_text().splitlines()]
+        for rank in range(world)
+    ]
     return {name: [dict(lines)[name] for lines in by_rank] for name, _ in by_rank[0]}
 
 
@@ -32,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def began(folder: Path) -> dict[str, Any]:
     """A run of one process, of which there is a checkpoint after three batches."""
-    with contextlib.chdir(folder):  # a fixture of the whole file is made before a test has a directory of its own
+    with contextlib.chdir(
+        folder
+    ):  # a fixture of the whole file is made before a test has a directory of its own
         return train(shuffled(23), Seen(3, folder / "cut-1"), max_epochs=2)
 
 
@@ -56,8 +63,10 @@ def global_batches(by_rank: list[dict[str, Any]], epoch: int = 0) -> list[list[i
     turns = [[each[2] for each in told["turns"] if each[0] == epoch] for told in by_rank]
     assert len({len(each) for each in turns}) == 1, "every rank has as many turns"
     longest = [max(map(len, batches)) for batches in zip(*turns, strict=True)]
-    return [[batch[place] for place in range(n) for batch in batches if place < len(batch)]
-            for n, batches in zip(longest, zip(*turns, strict=True), strict=True)]  # fmt: skip
+    return [
+        [batch[place] for place in range(n) for batch in batches if place < len(batch)]
+        for n, batches in zip(longest, zip(*turns, strict=True), strict=True)
+    ]
 
 
 def alone(*given: Any, **options: Any) -> dict[str, Any]:
@@ -68,14 +77,18 @@ def alone(*given: Any, **options: Any) -> dict[str, Any]:
 # ---- every sample once -------------------------------------------------------------------------------------------
 
 
-def test_the_batches_of_all_ranks_are_those_of_one_process_with_large_batches(ranks: tuple[int, Told]) -> None:
+def test_the_batches_of_all_ranks_are_those_of_one_process_with_large_batches(
+    ranks: tuple[int, Told],
+) -> None:
     world, told = ranks
     single = alone(shuffled(batch_size=2 * world), max_epochs=2)
     for epoch in (0, 1):
         expected = [each[2] for each in single["turns"] if each[0] == epoch]
         assert global_batches(told["shuffled"], epoch) == expected
         assert sorted(sum(expected, [])) == list(range(11))
-    assert global_batches(told["shuffled"], 0) != global_batches(told["shuffled"], 1), "each epoch has its own order"
+    assert global_batches(told["shuffled"], 0) != global_batches(told["shuffled"], 1), (
+        "each epoch has its own order"
+    )
 
 
 def test_a_short_last_batch_trains_as_it_would_on_one_process(ranks: tuple[int, Told]) -> None:
@@ -97,19 +110,27 @@ def test_batches_of_a_sampler_of_the_users_own_are_dealt_whole(ranks: tuple[int,
 
 
 @pytest.mark.parametrize(("run", "count"), [("whole batches", 3), ("stream", 1)])
-def test_a_rank_without_a_batch_at_the_end_takes_part_and_counts_for_nothing(run: str, count: int, ranks: tuple[int, Told]) -> None:
+def test_a_rank_without_a_batch_at_the_end_takes_part_and_counts_for_nothing(
+    run: str, count: int, ranks: tuple[int, Told]
+) -> None:
     world, told = ranks
     assert len({len(each["turns"]) for each in told[run]}) == 1
     assert len({tuple(each["weights"]) for each in told[run]}) == 1
     last = told[run][0]["turns"][-1]
-    assert last[3] == told[run][0]["samples"] == (3 * (2 * world + 1) if run == "whole batches" else 4 * world + 1)
+    assert (
+        last[3]
+        == told[run][0]["samples"]
+        == (3 * (2 * world + 1) if run == "whole batches" else 4 * world + 1)
+    )
     assert len(last[2]) == count
 
 
 def test_drop_last_leaves_out_what_is_not_enough_for_all_ranks(ranks: tuple[int, Told]) -> None:
     world, told = ranks
     assert [len(each) for each in global_batches(told["dropped"])] == [2 * world] * (11 // (2 * world))
-    assert told["dropped"][0]["metrics"]["samples"] == 6.0, "a validation measures what it does on one process"
+    assert told["dropped"][0]["metrics"]["samples"] == 6.0, (
+        "a validation measures what it does on one process"
+    )
 
 
 def test_a_limit_counts_the_batches_of_each_rank(ranks: tuple[int, Told]) -> None:
@@ -131,7 +152,9 @@ def test_sources_of_the_ranks_own_may_have_other_lengths(ranks: tuple[int, Told]
     assert told["own parts"][0]["samples"] == sum(3 + 2 * rank for rank in range(world))
     assert told["own parts"][-1]["turns"][-1][2] == [20 * (world - 1) + longest - 1]
     assert len({tuple(each["weights"]) for each in told["own parts"]}) == 1
-    assert told["own parts"][0]["metrics"]["samples"] == sum(1 + 2 * rank for rank in range(world)), "validated once each"
+    assert told["own parts"][0]["metrics"]["samples"] == sum(1 + 2 * rank for rank in range(world)), (
+        "validated once each"
+    )
 
 
 def test_loaders_that_differ_between_ranks_are_refused_with_the_reason(ranks: tuple[int, Told]) -> None:
@@ -146,7 +169,11 @@ def test_loaders_that_differ_between_ranks_are_refused_with_the_reason(ranks: tu
 
 def test_samples_and_tokens_are_those_of_all_ranks(ranks: tuple[int, Told]) -> None:
     world, told = ranks
-    assert [turn[3] for turn in told["shuffled"][-1]["turns"]][:2] == [2 * world, 4 * world] if world == 2 else [6, 11]
+    assert (
+        [turn[3] for turn in told["shuffled"][-1]["turns"]][:2] == [2 * world, 4 * world]
+        if world == 2
+        else [6, 11]
+    )
     for each in told["tokens"]:
         assert (each["samples"], each["tokens"]) == (3 * (2 * world + 1), 12 * (2 * world + 1))
 
@@ -154,10 +181,15 @@ def test_samples_and_tokens_are_those_of_all_ranks(ranks: tuple[int, Told]) -> N
 def test_a_mixture_draws_from_each_loader_as_it_should_and_counts_over_ranks(ranks: tuple[int, Told]) -> None:
     _, told = ranks
     seen = sum(global_batches(told["mixed"]), [])
-    assert {each for each in seen if each < 100} == set(range(15)) and {each for each in seen if each >= 100} == set(range(100, 105))
+    assert {each for each in seen if each < 100} == set(range(15)) and {
+        each for each in seen if each >= 100
+    } == set(range(100, 105))
     for each in told["mixed"]:
         assert each["samples"] == 25
-        assert (each["metrics"]["train/dl_web/samples_seen"], each["metrics"]["train/dl_code/samples_seen"]) == (15.0, 10.0)
+        assert (
+            each["metrics"]["train/dl_web/samples_seen"],
+            each["metrics"]["train/dl_code/samples_seen"],
+        ) == (15.0, 10.0)
         assert each["metrics"]["train/dl_web/tokens_seen"] == 60.0
 
 

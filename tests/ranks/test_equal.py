@@ -32,7 +32,9 @@ def test_weights_norms_and_metrics_are_those_of_one_process(found: Found, case: 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_gradient_facts_of_every_layer_are_those_of_one_process(found: Found, strategy: str, rank: int) -> None:
+def test_gradient_facts_of_every_layer_are_those_of_one_process(
+    found: Found, strategy: str, rank: int
+) -> None:
     result = found[f"facts, {strategy}"][rank]
     assert set(result) == {"total", "norms", "ratios", "percentiles", "samples"}
     assert max(result.values()) < CLOSE

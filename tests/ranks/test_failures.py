@@ -99,19 +99,27 @@ def fail(folder: Path, case: str) -> tuple[Outcome, float]:
 
 def said_by(rank: int, outcome: Outcome) -> str:
     """What one rank has logged, or shown as its traceback."""
-    return "\n".join(each for each in outcome.output.splitlines() if each.startswith((f"[rank {rank}]", f"[rank{rank}]:")))
+    return "\n".join(
+        each for each in outcome.output.splitlines() if each.startswith((f"[rank {rank}]", f"[rank{rank}]:"))
+    )
 
 
 def test_a_hook_that_raises_on_one_rank_ends_all_and_is_named_everywhere(tmp_path: Path) -> None:
     outcome, seconds = fail(tmp_path, "raises")
     assert seconds < ALL_DOWN
     where = r"raised by hook 'fails' in on_step_end \(.*script\.py:\d+\) at epoch 0, batch 2, step 3"
-    assert re.search(rf"Rank 1 has failed: ValueError: the disk is full \({where}\)", said_by(0, outcome)), outcome.output
+    assert re.search(rf"Rank 1 has failed: ValueError: the disk is full \({where}\)", said_by(0, outcome)), (
+        outcome.output
+    )
     assert re.search(where, said_by(1, outcome))
-    assert "Failed: rank 1: ValueError: the disk is full (raised by hook 'fails' in on_step_end" in said_by(0, outcome)
+    assert "Failed: rank 1: ValueError: the disk is full (raised by hook 'fails' in on_step_end" in said_by(
+        0, outcome
+    )
     (log,) = tmp_path.glob("runs/*/log.jsonl")
     (failure,) = [each for each in map(json.loads, log.read_text().splitlines()) if each["type"] == "failure"]
-    assert (failure["rank"], failure["exception"]) == (1, "ValueError") and failure["message"].startswith("the disk is full (raised by")
+    assert (failure["rank"], failure["exception"]) == (1, "ValueError") and failure["message"].startswith(
+        "the disk is full (raised by"
+    )
     assert outcome.lines("TEARDOWN") == ["0", "1"]
     assert "1 ValueError" in outcome.lines("EXCEPTION")
 
@@ -119,7 +127,10 @@ def test_a_hook_that_raises_on_one_rank_ends_all_and_is_named_everywhere(tmp_pat
 def test_a_rank_zero_hook_that_raises_ends_one_that_is_busy_and_hears_no_signal(tmp_path: Path) -> None:
     outcome, seconds = fail(tmp_path, "raises on zero")
     assert seconds < ALL_DOWN  # the launcher itself would wait 30 s for it
-    assert "Rank 0 has failed: ValueError: the disk is full (raised by hook 'on_zero' in on_train_batch_end" in said_by(1, outcome)
+    assert (
+        "Rank 0 has failed: ValueError: the disk is full (raised by hook 'on_zero' in on_train_batch_end"
+        in said_by(1, outcome)
+    )
     assert "This rank does not end by itself; the process is ended" in said_by(1, outcome)
 
 
@@ -136,7 +147,9 @@ def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -
     assert seconds < 6 + ALL_DOWN  # hang_after=6
     named = r"Rank 1 has failed: (HangError: )?hook 'fails' in on_step_end \(.*script\.py:\d+\) did not come back within 6 s"
     assert re.search(named, said_by(0, outcome)), outcome.output
-    assert re.search(r"has not moved for at least .* hook 'fails' in on_step_end .*rank 1", said_by(1, outcome))
+    assert re.search(
+        r"has not moved for at least .* hook 'fails' in on_step_end .*rank 1", said_by(1, outcome)
+    )
 
 
 def test_a_rank_that_no_longer_lets_python_run_ends_all_the_same(tmp_path: Path) -> None:
@@ -146,7 +159,7 @@ def test_a_rank_that_no_longer_lets_python_run_ends_all_the_same(tmp_path: Path)
     assert re.search(r'script\.py", line \d+ in on_step_end', outcome.output), outcome.output  # where it was
 
 
-RESTARTED = '''
+RESTARTED = """
 import json, os, signal, sys
 from tiny import Net, batches, quiet
 from hookline import Hook
@@ -174,11 +187,17 @@ trainer = quiet(hooks=[Saves(), hook], run_dir=sys.argv[1], seed=3)
 trainer.fit(Net(), batches(24), resume="auto")
 sys.stdout.write(f"RESULT {json.dumps([trainer.state.rank, ATTEMPT, hook.began, trainer.state.step, trainer.status])}\\n")
 sys.stdout.flush()
-'''
+"""
 
 
 def test_torchrun_starts_the_job_again_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
-    outcome = torchrun(RESTARTED, tmp_path, str(tmp_path / "run"), deadline=300, launcher=("--standalone", "--max-restarts", "1"))
+    outcome = torchrun(
+        RESTARTED,
+        tmp_path,
+        str(tmp_path / "run"),
+        deadline=300,
+        launcher=("--standalone", "--max-restarts", "1"),
+    )
     assert outcome.code == 0, outcome.output
     assert [json.loads(each) for each in outcome.lines("RESULT")] == [
         [rank, 1, [4, True], 12, "completed"] for rank in (0, 1)
@@ -220,14 +239,20 @@ trainer.fit(Net(), batches(4))
 """
 
 
-def test_after_a_failure_that_was_caught_the_next_run_is_refused_and_one_outside_is_named_to_those_who_wait(tmp_path: Path) -> None:
+def test_after_a_failure_that_was_caught_the_next_run_is_refused_and_one_outside_is_named_to_those_who_wait(
+    tmp_path: Path,
+) -> None:
     outcome = torchrun(ELSEWHERE, tmp_path, deadline=300)
     assert outcome.code != 0
     assert outcome.lines("CAUGHT") == ["0 PeerError", "1 ValueError"]
     for rank, line in enumerate(outcome.lines("REFUSED")):
-        assert line.startswith(f"{rank} An earlier run fell apart on rank 1 (ValueError: in a hook (raised by hook 'falls_apart'")
+        assert line.startswith(
+            f"{rank} An earlier run fell apart on rank 1 (ValueError: in a hook (raised by hook 'falls_apart'"
+        )
     assert len(outcome.lines("REFUSED")) == 2
-    assert "Processes of this job have ended: rank 1 by ValueError: in the user's own lines." in said_by(0, outcome)
+    assert "Processes of this job have ended: rank 1 by ValueError: in the user's own lines." in said_by(
+        0, outcome
+    )
 
 
 LATE = """
@@ -249,6 +274,13 @@ wait_at_exit(late)
 
 def test_a_process_whose_thread_still_asks_the_store_ends_as_it_should(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
-    ended = subprocess.run([sys.executable, "late.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
-                           check=False)  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "late.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr  # it would be aborted while the interpreter ends

@@ -57,8 +57,16 @@ def test_each_rank_compares_its_own_batch(tmp_path: Path) -> None:
     assert done.code == 0, done.output
     found = {tuple(each.split(" ", 2)[:2]): each.split(" ", 2)[2] for each in done.lines("FOUND ")}
     assert {key: text.partition("]] ")[0][:9] for key, text in found.items()}.keys() == {
-        ("0", "shared"), ("1", "shared"), ("0", "own"), ("1", "own"),
-    }  # fmt: skip
+        ("0", "shared"),
+        ("1", "shared"),
+        ("0", "own"),
+        ("1", "own"),
+    }
     for rank, name, warnings in (("0", "shared", 0), ("1", "shared", 0), ("0", "own", 0), ("1", "own", 1)):
-        assert found[rank, name].startswith(f"[[2], {warnings}]"), (rank, name, found[rank, name], done.output)
+        assert found[rank, name].startswith(f"[[2], {warnings}]"), (
+            rank,
+            name,
+            found[rank, name],
+            done.output,
+        )
     assert found["0", "shared"] != found["1", "shared"], "ranks have different batches"

@@ -27,7 +27,9 @@ def same(cases: list[Any], step: int = 8) -> list[list[Any]]:
 
 
 @both
-def test_a_hook_that_comes_on_one_rank_keeps_nobody_waiting_and_soon_gets_what_it_asks_for(found: Found, name: str) -> None:
+def test_a_hook_that_comes_on_one_rank_keeps_nobody_waiting_and_soon_gets_what_it_asks_for(
+    found: Found, name: str
+) -> None:
     _, (seen,) = same(found[f"{name}: comes"])
     assert [step for step, _, _ in seen] == [*range(2, 9)]
     assert all(math.isfinite(value) for each in seen[3:] for value in each)
@@ -47,13 +49,17 @@ def test_a_hook_that_fails_on_one_rank_is_switched_off_on_all(found: Found, name
 
 
 @both
-def test_a_hook_for_rank_zero_may_be_registered_there_alone_and_reads_what_takes_all_ranks(found: Found, name: str) -> None:
+def test_a_hook_for_rank_zero_may_be_registered_there_alone_and_reads_what_takes_all_ranks(
+    found: Found, name: str
+) -> None:
     (seen,), _ = same(found[f"{name}: on zero"])
     assert len(seen) == 8 and all(math.isfinite(value) for each in seen for value in each)
 
 
 @both
-def test_an_update_that_a_hook_of_one_rank_skips_is_skipped_by_all_also_if_it_came_late(found: Found, name: str) -> None:
+def test_an_update_that_a_hook_of_one_rank_skips_is_skipped_by_all_also_if_it_came_late(
+    found: Found, name: str
+) -> None:
     same(found[f"{name}: skips"], 5)
 
 

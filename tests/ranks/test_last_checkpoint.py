@@ -69,9 +69,13 @@ os._exit(0)  # the ranks have parted
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_all_ranks_keep_it_by_the_clock_of_rank_zero_and_a_failure_leaves_the_one_before(tmp_path: Path, strategy: str) -> None:
+def test_all_ranks_keep_it_by_the_clock_of_rank_zero_and_a_failure_leaves_the_one_before(
+    tmp_path: Path, strategy: str
+) -> None:
     done = torchrun(SCRIPT, tmp_path, strategy)
-    found: list[dict[str, Any]] = [json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2)]
+    found: list[dict[str, Any]] = [
+        json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2)
+    ]
     for each in found:
         for how in ("sync", "async"):
             (name, step, reason), *_, end = each[how]

@@ -12,7 +12,9 @@ from ranks import measured_script
 from ranks.torchrun import torchrun
 
 WORLD = 2
-SCRIPT = "import sys\nfrom pathlib import Path\nfrom ranks.measured_script import main\nmain(Path(sys.argv[1]))\n"
+SCRIPT = (
+    "import sys\nfrom pathlib import Path\nfrom ranks.measured_script import main\nmain(Path(sys.argv[1]))\n"
+)
 Told = list[dict[str, Any]]
 
 
@@ -21,12 +23,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     folder = tmp_path_factory.mktemp("measured")
     done = torchrun(SCRIPT, folder, str(folder), ranks=WORLD, deadline=300)
     assert done.code == 0, done.output
-    return [dict(json.loads(line) for line in (folder / f"told-{rank}.jsonl").read_text().splitlines()) for rank in range(WORLD)]
+    return [
+        dict(json.loads(line) for line in (folder / f"told-{rank}.jsonl").read_text().splitlines())
+        for rank in range(WORLD)
+    ]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with contextlib.chdir(tmp_path_factory.mktemp("alone")):  # it is made before a test has a directory of its own
+    with contextlib.chdir(
+        tmp_path_factory.mktemp("alone")
+    ):  # it is made before a test has a directory of its own
         return measured_script.all_ways(WORLD)
 
 
@@ -44,14 +51,18 @@ def test_results_are_those_of_one_process_on_the_same_data(told: Told, alone: di
 
 
 def test_every_row_is_that_of_one_process_under_the_same_step(told: Told, alone: dict[str, Any]) -> None:
-    ours, theirs = ([(step, without_ranks(row)) for step, row in rows if without_ranks(row)]
-                    for rows in (told[0]["all ways"]["rows"], alone["rows"]))  # fmt: skip
+    ours, theirs = (
+        [(step, without_ranks(row)) for step, row in rows if without_ranks(row)]
+        for rows in (told[0]["all ways"]["rows"], alone["rows"])
+    )
     assert [step for step, _ in ours] == [step for step, _ in theirs]
     for (_, row), (_, expected) in zip(ours, theirs, strict=True):
         assert row == of_all(expected)
 
 
-def test_all_ranks_hear_the_same_at_every_event_that_decisions_are_made_at(told: Told, alone: dict[str, Any]) -> None:
+def test_all_ranks_hear_the_same_at_every_event_that_decisions_are_made_at(
+    told: Told, alone: dict[str, Any]
+) -> None:
     first, second = (each["all ways"]["heard"] for each in told)
     assert first == second
     assert [event for event, _ in first] == [event for event, _ in alone["heard"]]
@@ -74,9 +85,13 @@ def test_what_hooks_log_between_rows_is_reduced_and_belongs_to_its_step(told: To
 def test_a_hook_of_rank_zero_gets_the_loss_of_all_ranks(told: Told, alone: dict[str, Any]) -> None:
     losses = told[0]["listened"]["losses"]
     expected = {step: row["train/loss"] for step, row in alone["rows"] if "lr" in row}
-    assert {step: losses[step - 1] for step in (2, 4, 6)} == {step: pytest.approx(expected[step], rel=1e-5) for step in (2, 4, 6)}
+    assert {step: losses[step - 1] for step in (2, 4, 6)} == {
+        step: pytest.approx(expected[step], rel=1e-5) for step in (2, 4, 6)
+    }
     assert [loss for loss, _ in told[0]["listened"]["ctx"]] == losses
-    assert [tokens for _, tokens in told[0]["listened"]["ctx"]] == [16, 32, 48, 64, 80, 88], "tokens of all ranks"
+    assert [tokens for _, tokens in told[0]["listened"]["ctx"]] == [16, 32, 48, 64, 80, 88], (
+        "tokens of all ranks"
+    )
     assert told[1]["listened"]["losses"] == []
 
 
@@ -98,7 +113,11 @@ def test_uneven_validation_measures_every_sample_once(strategy: str, kind: str, 
         pytest.skip("torchmetrics is not installed")
     for each in told:
         found = each[strategy + kind]
-        assert (found["metrics"]["samples"], found["metrics"]["val/batches"], found["metrics"]["val/mean"]) == (6.0, 3.0, 1.0)
+        assert (
+            found["metrics"]["samples"],
+            found["metrics"]["val/batches"],
+            found["metrics"]["val/mean"],
+        ) == (6.0, 3.0, 1.0)
         assert (found["validated"]["samples"], found["validated"]["val/mean"]) == (9.0, 4.0)
         assert math.isfinite(found["validated"]["val/loss"])
         assert found == told[0][strategy + kind]

@@ -14,14 +14,18 @@ both = pytest.mark.parametrize("name", STRATEGIES)
 
 def test_ranks_that_call_different_verbs_are_told_so_at_once(from_hook_cases: Found) -> None:
     for each in from_hook_cases["another verb"]:
-        assert each["error"] == "OptionError" and "the verb is fit on rank 0, validate on rank 1" in each["text"]
+        assert (
+            each["error"] == "OptionError" and "the verb is fit on rank 0, validate on rank 1" in each["text"]
+        )
 
 
 def test_ranks_that_would_begin_at_different_checkpoints_are_told_so_at_once(from_hook_cases: Found) -> None:
     for each in from_hook_cases["another start"]:
         assert each["error"] == "OptionError" and "resume= is auto on rank 0, None on rank 1" in each["text"]
     for each in from_hook_cases["other weights"]:
-        assert each["error"] == "OptionError" and "checkpoint= is None on rank 0, best on rank 1" in each["text"]
+        assert (
+            each["error"] == "OptionError" and "checkpoint= is None on rank 0, best on rank 1" in each["text"]
+        )
 
 
 def test_one_rank_alone_may_look_at_the_plan_before_a_run_and_between_two(from_hook_cases: Found) -> None:
@@ -38,7 +42,10 @@ def test_a_preparation_that_fails_is_told_to_the_ranks_that_wait_for_it(from_hoo
     zero, one = from_hook_cases["download fails"]
     assert zero["error"] == "OSError"
     assert one["error"] == "PeerError" and "Rank 0 has failed: OSError: no space left" in one["text"]
-    assert from_hook_cases["after it"] == [6, 6]  # nobody was left waiting for an answer, so the next run can begin
+    assert from_hook_cases["after it"] == [
+        6,
+        6,
+    ]  # nobody was left waiting for an answer, so the next run can begin
 
 
 def test_ranks_wait_for_each_other_as_long_as_the_strategy_says(from_hook_cases: Found) -> None:
@@ -46,7 +53,9 @@ def test_ranks_wait_for_each_other_as_long_as_the_strategy_says(from_hook_cases:
 
 
 @both
-def test_a_batch_that_is_repeated_to_take_part_is_in_no_metric_and_in_no_average(from_hook_cases: Found, name: str) -> None:
+def test_a_batch_that_is_repeated_to_take_part_is_in_no_metric_and_in_no_average(
+    from_hook_cases: Found, name: str
+) -> None:
     zero, one = from_hook_cases[f"{name}: shared data counted"]
     assert zero[0] + one[0] == 13
     zero, one = from_hook_cases[f"{name}: own data counted"]
@@ -55,6 +64,8 @@ def test_a_batch_that_is_repeated_to_take_part_is_in_no_metric_and_in_no_average
 
 
 @both
-def test_the_loss_of_a_window_that_ends_in_a_short_batch_is_that_of_one_process(from_hook_cases: Found, name: str) -> None:
+def test_the_loss_of_a_window_that_ends_in_a_short_batch_is_that_of_one_process(
+    from_hook_cases: Found, name: str
+) -> None:
     for many, alone in from_hook_cases[f"{name}: losses of a window"]:
         assert len(alone) == 8 and many == pytest.approx(alone, rel=CLOSE)

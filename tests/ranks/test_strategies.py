@@ -19,14 +19,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("case", ["no loss on the last batch", "no loss in a window", "skipped", "skipped, no window"])
-def test_a_rank_without_a_loss_takes_part_and_the_update_is_that_of_the_losses_there_were(found: Found, name: str, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["no loss on the last batch", "no loss in a window", "skipped", "skipped, no window"]
+)
+def test_a_rank_without_a_loss_takes_part_and_the_update_is_that_of_the_losses_there_were(
+    found: Found, name: str, case: str
+) -> None:
     for far, steps, expected in found[f"{name}: {case}"]:
         assert far < CLOSE and steps == expected > 2
 
 
 @pytest.mark.parametrize("case", [f"{what}, {n}" for what in ("no loss", "skipped") for n in (1, 2, 3)])
-def test_where_layers_are_sharded_a_batch_left_out_by_one_rank_is_left_out_by_all(found: Found, case: str) -> None:
+def test_where_layers_are_sharded_a_batch_left_out_by_one_rank_is_left_out_by_all(
+    found: Found, case: str
+) -> None:
     for far, steps, expected in found[f"fsdp: {case}"]:
         assert far < CLOSE and steps == expected > 1
 
@@ -52,7 +58,10 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_left_out_by_all(found: Fou
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_names_it(found: Found) -> None:
-    for each in (*found["stops"], *found["stops at the end"]):  # noticed in the next window, or before the run is over
+    for each in (
+        *found["stops"],
+        *found["stops at the end"],
+    ):  # noticed in the next window, or before the run is over
         assert each["error"] == "NonFiniteLoss" and "not finite on rank 1" in each["text"]
 
 
@@ -85,10 +94,14 @@ def test_averaged_weights_are_those_of_one_process(found: Found, name: str) -> N
         assert far < CLOSE and measured < CLOSE
 
 
-@pytest.mark.parametrize(("name", "wrapper", "optimizer"), [
-    ("ddp", "DistributedDataParallel", "AdamW"), ("accelerate", "DistributedDataParallel", "AcceleratedOptimizer"),
-    ("fsdp", "FSDPShell", "AdamW"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "wrapper", "optimizer"),
+    [
+        ("ddp", "DistributedDataParallel", "AdamW"),
+        ("accelerate", "DistributedDataParallel", "AcceleratedOptimizer"),
+        ("fsdp", "FSDPShell", "AdamW"),
+    ],
+)
 def test_hooks_see_what_the_strategy_prepared(found: Found, name: str, wrapper: str, optimizer: str) -> None:
     for rank, each in enumerate(found[f"{name}: facts"]):
         assert each == [rank, 2, rank, wrapper, optimizer, "Deep", [1, 2]]
@@ -112,7 +125,10 @@ def test_a_module_that_stays_sharded_is_refused_where_it_has_to_be_whole(found: 
 
 def test_a_parameter_that_two_layers_share_is_named_if_they_are_gathered_apart(found: Found) -> None:
     for each in found["tied"]:
-        assert each["error"] == "OptionError" and "blocks.0.weight and blocks.1.weight are the same parameter" in each["text"]
+        assert (
+            each["error"] == "OptionError"
+            and "blocks.0.weight and blocks.1.weight are the same parameter" in each["text"]
+        )
     assert max(found["tied, together"]) < CLOSE
 
 
@@ -128,7 +144,10 @@ def test_a_part_to_wrap_that_is_not_there_is_an_error_with_the_nearest_name(foun
 
 def test_a_mesh_that_does_not_cover_the_world_is_refused_when_the_strategy_is_made(found: Found) -> None:
     for each in found["mesh of some ranks"]:
-        assert each["error"] == "OptionError" and "covers rank 0 of 2 ranks, and must cover them all" in each["text"]
+        assert (
+            each["error"] == "OptionError"
+            and "covers rank 0 of 2 ranks, and must cover them all" in each["text"]
+        )
         assert "init_device_mesh('cpu', (2,))" in each["text"]
     for each in found["mesh of too many dimensions"]:
         assert each["error"] == "OptionError" and "must have one dimension (shards) or two" in each["text"]

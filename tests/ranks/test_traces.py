@@ -66,10 +66,14 @@ def test_together_they_lie_on_one_clock(job: tuple[Outcome, Path]) -> None:
     assert first["ts"] < second["ts"] + second["dur"] and second["ts"] < first["ts"] + first["dur"]
     steps: list[int] = []
     replay(folder / "both.json", on("step_end")(lambda step, rank: steps.append(rank)), rank=1)
-    assert set(steps) == {1} and len(steps) == len([e for e in load(folder / "run/trace.rank1.json") if e["name"] == "on_step_end"])
+    assert set(steps) == {1} and len(steps) == len(
+        [e for e in load(folder / "run/trace.rank1.json") if e["name"] == "on_step_end"]
+    )
 
 
-def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_batch(job: tuple[Outcome, Path]) -> None:
+def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_batch(
+    job: tuple[Outcome, Path],
+) -> None:
     outcome, _ = job
     told = [line.split() for line in outcome.lines("heard")]
     assert len(told) == 2
@@ -79,7 +83,10 @@ def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_
 
 def test_a_strategy_around_the_modules_step_is_as_planned(job: tuple[Outcome, Path]) -> None:
     seen = count(read_trace(job[1] / "run/trace.json"))
-    assert seen.heard["strategy", "DDP", "training_step"].calls == seen.heard["module", "Net", "training_step"].calls
+    assert (
+        seen.heard["strategy", "DDP", "training_step"].calls
+        == seen.heard["module", "Net", "training_step"].calls
+    )
     assert [each for each in differences(seen.rows, seen) if "dear" not in each] == []
 
 

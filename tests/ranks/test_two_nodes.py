@@ -39,7 +39,9 @@ print("RESULT", json.dumps([s.rank, s.local_rank, s.world_size, slowly.began, s.
 """
 
 
-def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_checkpoint(
+    tmp_path: Path,
+) -> None:
     script = write(SCRIPT, tmp_path)
     with two_nodes() as (first, second):
         for number, node in enumerate((first, second)):
@@ -57,12 +59,17 @@ def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_che
         assert code != 0, said
         assert seconds < ALL_DOWN, said
         lost = next(rank for rank in (0, 1) if f"[rank {1 - rank}]" in said)
-        assert f"[rank {1 - lost}] Rank {lost} has failed: it died without a word: it was killed, or its machine is gone" in said
+        assert (
+            f"[rank {1 - lost}] Rank {lost} has failed: it died without a word: it was killed, or its machine is gone"
+            in said
+        )
 
         second.plug()
         for number, node in enumerate((first, second)):
             node.start(script, number, f"{first.address}:29501", "second")
-        assert [node.wait(200) for node in (first, second)] == [0, 0], first.log.read_text() + second.log.read_text()
+        assert [node.wait(200) for node in (first, second)] == [0, 0], (
+            first.log.read_text() + second.log.read_text()
+        )
         lines = "\n".join(node.log.read_text() for node in (first, second)).splitlines()
         told = sorted(json.loads(each.partition("RESULT")[2]) for each in lines if each.startswith("RESULT"))
     assert [each[:3] for each in told] == [[0, 0, 2], [1, 0, 2]]

@@ -84,7 +84,9 @@ def test_each_optimizer_counts_what_trains_it_on_all_ranks(found: Found, on_thre
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_resume_inside_a_window_is_exact_on_every_rank(found: Found, on_three: Found, strategy: str, at: int) -> None:
+def test_a_resume_inside_a_window_is_exact_on_every_rank(
+    found: Found, on_three: Found, strategy: str, at: int
+) -> None:
     assert found[f"{strategy}, resumed, {at}"] == [0.0, 0.0]
     # torch's wrapper adds up three ranks in another order in its first backward than later, which moves the last bit
     assert max(on_three[f"{strategy}, resumed, {at}"]) < CLOSE
@@ -92,13 +94,20 @@ def test_a_resume_inside_a_window_is_exact_on_every_rank(found: Found, on_three:
 
 @pytest.mark.usefixtures("found", "in_float64")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_on_another_number_of_ranks_every_sample_of_the_window_still_counts_the_same(folder: Path, strategy: str) -> None:
+def test_on_another_number_of_ranks_every_sample_of_the_window_still_counts_the_same(
+    folder: Path, strategy: str
+) -> None:
     torch.manual_seed(7)
     module = Tuples()
     trainer = quiet("single", run_dir=folder / f"{strategy}-one", **WEIGHTED)
     trainer.fit(module, DataLoader(samples(), 3), resume=folder / f"{strategy}-2" / "cut")
     data = samples()
-    windows = [range(9), range(9, 15), range(15, 21), range(21, 23)]  # six samples of two ranks, then three of one
+    windows = [
+        range(9),
+        range(9, 15),
+        range(15, 21),
+        range(21, 23),
+    ]  # six samples of two ranks, then three of one
     by_hand = [next(iter(DataLoader(Subset(data, each), len(each)))) for each in windows]
     assert distance(whole(module), fit("single", by_hand, Tuples)[0]) < CLOSE
     assert trainer.state.step == 4

@@ -27,7 +27,9 @@ class Outcome:
 
     def lines(self, beginning: str) -> list[str]:
         """What the ranks printed after this word, sorted."""
-        return sorted(each.partition(beginning)[2].strip() for each in self.output.splitlines() if beginning in each)
+        return sorted(
+            each.partition(beginning)[2].strip() for each in self.output.splitlines() if beginning in each
+        )
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -36,15 +38,31 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCHELASTIC_ERROR_FILE": "", **more}
 
 
-def command(script: Path, *arguments: str, ranks: int = 2, launcher: tuple[str, ...] = ("--standalone",)) -> list[str]:
+def command(
+    script: Path, *arguments: str, ranks: int = 2, launcher: tuple[str, ...] = ("--standalone",)
+) -> list[str]:
     """The launch line."""
-    return [sys.executable, "-m", "torch.distributed.run", *launcher, "--nproc-per-node", str(ranks), str(script), *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *launcher,
+        "--nproc-per-node",
+        str(ranks),
+        str(script),
+        *arguments,
+    ]
 
 
 def torchrun(
-    source: str, folder: Path, *arguments: str, ranks: int = 2, deadline: float = 300,
-    launcher: tuple[str, ...] = ("--standalone",), **env: str,
-) -> Outcome:  # fmt: skip
+    source: str,
+    folder: Path,
+    *arguments: str,
+    ranks: int = 2,
+    deadline: float = 300,
+    launcher: tuple[str, ...] = ("--standalone",),
+    **env: str,
+) -> Outcome:
     """Run this source on so many ranks and wait for it; past the deadline the whole job is killed and the test fails.
 
     Every rank speaks into files of its own: in one pipe, what two of them say at the same moment would mix within a line.
@@ -54,15 +72,22 @@ def torchrun(
     launcher = (*launcher, "--log-dir", str(said), "--redirects", "3")
     began = time.monotonic()
     with subprocess.Popen(
-        command(script, *arguments, ranks=ranks, launcher=launcher), cwd=folder, env=environment(**env), start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as job:  # fmt: skip
+        command(script, *arguments, ranks=ranks, launcher=launcher),
+        cwd=folder,
+        env=environment(**env),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
         try:
             output, _ = job.communicate(timeout=deadline)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             output, _ = job.communicate()
-            raise AssertionError(f"the job hung: it was not over after {deadline} s. Its output:\n{_all(output, said)}") from None
+            raise AssertionError(
+                f"the job hung: it was not over after {deadline} s. Its output:\n{_all(output, said)}"
+            ) from None
     return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
 
 

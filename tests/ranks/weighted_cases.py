@@ -68,14 +68,22 @@ def count(batch: Batch) -> int:
 
 def batch_of(samples: int, kept: int, seed: int, tag: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    return {"x": torch.randn(samples, 4, generator=generator), "y": torch.randn(samples, 2, generator=generator),
-            "mask": (torch.arange(samples) < kept).double(), "tag": torch.full((samples,), tag)}  # fmt: skip
+    return {
+        "x": torch.randn(samples, 4, generator=generator),
+        "y": torch.randn(samples, 2, generator=generator),
+        "mask": (torch.arange(samples) < kept).double(),
+        "tag": torch.full((samples,), tag),
+    }
 
 
-def data(counts: list[list[int]] = COUNTS, kept: Callable[[int, int, int], int] = lambda turn, rank, n: n) -> list[list[Batch]]:
+def data(
+    counts: list[list[int]] = COUNTS, kept: Callable[[int, int, int], int] = lambda turn, rank, n: n
+) -> list[list[Batch]]:
     """For every turn a batch for each rank."""
-    return [[batch_of(n, kept(turn, rank, n), 10 * turn + rank) for rank, n in enumerate(row[:WORLD])]
-            for turn, row in enumerate(counts)]  # fmt: skip
+    return [
+        [batch_of(n, kept(turn, rank, n), 10 * turn + rank) for rank, n in enumerate(row[:WORLD])]
+        for turn, row in enumerate(counts)
+    ]
 
 
 def large(batches: list[Batch]) -> Batch:
@@ -84,7 +92,10 @@ def large(batches: list[Batch]) -> Batch:
 
 def windows(turns: list[list[Batch]], size: int, used: Callable[[Batch], Any] = bool) -> list[Batch]:
     """The large batch of each update."""
-    flat = [[each for turn in turns[start : start + size] for each in turn if used(each)] for start in range(0, len(turns), size)]
+    flat = [
+        [each for turn in turns[start : start + size] for each in turn if used(each)]
+        for start in range(0, len(turns), size)
+    ]
     return [large(each) for each in flat if each]
 
 
@@ -111,13 +122,28 @@ class Losses(Hook):
 
 
 def compare(
-    strategy: Any, turns: list[list[Batch]], size: int, make: Callable[[], nn.Module] = Summed, by: str = "samples",
-    loader: Callable[[Any], Any] = lambda each: each, used: Callable[[Batch], Any] = bool, hooks: tuple[Any, ...] = (), **options: Any,
-) -> list[Any]:  # fmt: skip
+    strategy: Any,
+    turns: list[list[Batch]],
+    size: int,
+    make: Callable[[], nn.Module] = Summed,
+    by: str = "samples",
+    loader: Callable[[Any], Any] = lambda each: each,
+    used: Callable[[Batch], Any] = bool,
+    hooks: tuple[Any, ...] = (),
+    **options: Any,
+) -> list[Any]:
     """The distance to one process that trains on large batches, of weights and losses, and the numbers of steps."""
     here, there = Losses(), Losses()
     options = {"max_epochs": 2, "count_tokens": count, "log_every_n_steps": 1, **options}
-    many, a = fit(strategy, loader(mine(turns)), make, accumulate_by=by, accumulate_grad_batches=size, hooks=[here, *hooks], **options)
+    many, a = fit(
+        strategy,
+        loader(mine(turns)),
+        make,
+        accumulate_by=by,
+        accumulate_grad_batches=size,
+        hooks=[here, *hooks],
+        **options,
+    )
     one, b = fit("single", windows(turns, size, used), make, hooks=[there], accumulate_by=by, **options)
     losses = max(abs(x - y) for x, y in zip(here.seen, there.seen, strict=True))
     return [distance(many, one), losses, a.state.step, b.state.step, here.skips]
@@ -146,8 +172,13 @@ def short() -> list[list[Batch]]:
 
 def out_of_data(strategy: Any, size: int) -> list[Any]:
     turns = short()
-    many, a = fit(strategy, Own(turn[RANK] for turn in turns if len(turn) > RANK), Momentum,  # type: ignore[misc]
-                  accumulate_by="samples", accumulate_grad_batches=size)  # fmt: skip
+    many, a = fit(
+        strategy,
+        Own(turn[RANK] for turn in turns if len(turn) > RANK),
+        Momentum,  # type: ignore[misc]
+        accumulate_by="samples",
+        accumulate_grad_batches=size,
+    )
     one, b = fit("single", windows(turns, size), Momentum)
     return [distance(many, one), 0.0, a.state.step, b.state.step, []]
 
@@ -178,7 +209,9 @@ WEIGHTED: dict[str, Any] = {"accumulate_by": "samples", "accumulate_grad_batches
 
 def dealt(strategy: Any, name: str) -> list[Any]:
     """One loader for all ranks, whose last turn does not have enough for everybody. It leaves a checkpoint inside a window."""
-    many, a = fit(strategy, DataLoader(samples(), 3), Tuples, hooks=[SaveAt(1)], run_dir=f"{name}-{WORLD}", **WEIGHTED)
+    many, a = fit(
+        strategy, DataLoader(samples(), 3), Tuples, hooks=[SaveAt(1)], run_dir=f"{name}-{WORLD}", **WEIGHTED
+    )
     one, b = fit("single", DataLoader(samples(), 6 * WORLD), Tuples)
     return [distance(many, one), 0.0, a.state.step, b.state.step, []]
 
@@ -190,7 +223,9 @@ def resumed(make: Callable[[], Any], name: str, at: int) -> float:
     weights, _ = fit(make(), mine(data(kept=empty)), Bounded, hooks=[SaveAt(at)], run_dir=folder, **options)
     torch.manual_seed(7)
     module = Bounded()
-    quiet(make(), run_dir=f"{folder}-again", **options).fit(module, mine(data(kept=empty)), resume=f"{folder}/cut")
+    quiet(make(), run_dir=f"{folder}-again", **options).fit(
+        module, mine(data(kept=empty)), resume=f"{folder}/cut"
+    )
     return distance(weights, whole(module))
 
 
@@ -209,7 +244,9 @@ def each_its_own(strategy: Any) -> list[Any]:
     torch.manual_seed(7)
     alone = Parts()
     single = quiet("single", accumulate_grad_batches=2, **options)
-    single.fit(alone, {"a": [large(turn) for turn in first], "b": [large(turn) for turn in second]}, mixture=mixture)
+    single.fit(
+        alone, {"a": [large(turn) for turn in first], "b": [large(turn) for turn in second]}, mixture=mixture
+    )
     return [distance(whole(net), whole(alone)), 0.0, trainer.state.step, single.state.step, []]
 
 
@@ -222,7 +259,14 @@ def all_empty(turn: int, rank: int, n: int) -> int:
 
 
 SIZES = (1, 2, 3)
-EVERYWHERE = [*(f"uneven, {size}" for size in SIZES), "tokens", "no tokens", "out of data, 1", "out of data, 2", "dealt"]
+EVERYWHERE = [
+    *(f"uneven, {size}" for size in SIZES),
+    "tokens",
+    "no tokens",
+    "out of data, 1",
+    "out of data, 2",
+    "dealt",
+]
 ON_TWO = ["momentum, clipped", "clipped by value", "stream", "finite"]
 PLAIN = ["nan", "no loss", "skipped"]
 TAGS = ((0, 1), (1, 0), (3, 1), (4, 0))
@@ -243,14 +287,20 @@ def run(case: str, make: Callable[[], Any], name: str) -> Any:
         "finite": lambda: compare(make(), data(), 2, nonfinite="skip"),
         "nan": lambda: compare(make(), data(kept=empty), 2, Summed, "tokens", used=count),
         "no loss": lambda: compare(make(), tagged(data(), dict.fromkeys(TAGS, 1)), 2, Some, used=untagged),
-        "skipped": lambda: compare(make(), tagged(data(), dict.fromkeys(TAGS, 2)), 2, Momentum, used=untagged, hooks=(Skips(),)),
-    }[kind]()  # fmt: skip
+        "skipped": lambda: compare(
+            make(), tagged(data(), dict.fromkeys(TAGS, 2)), 2, Momentum, used=untagged, hooks=(Skips(),)
+        ),
+    }[kind]()
 
 
 def main() -> None:
     for name, make in STRATEGIES.items():
         is_plain = name != "fsdp"  # a forward that communicates leaves a batch out on all ranks, or on none
-        for case in [*EVERYWHERE, *(ON_TWO if WORLD == 2 else []), *(PLAIN if WORLD == 2 and is_plain else [])]:
+        for case in [
+            *EVERYWHERE,
+            *(ON_TWO if WORLD == 2 else []),
+            *(PLAIN if WORLD == 2 and is_plain else []),
+        ]:
             report(f"{name}, {case}", lambda c=case, m=make, n=name: run(c, m, n))  # type: ignore[misc]
         for at in (1, 2, 4):
             report(f"{name}, resumed, {at}", lambda m=make, n=name, a=at: resumed(m, n, a))  # type: ignore[misc]

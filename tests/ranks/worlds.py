@@ -18,7 +18,9 @@ from hookline import Module, Trainer
 RANK = int(os.environ.get("RANK", "0"))
 CLOSE = 1e-10
 """How far the results of two ranks may be from those of one process: float64 sums in another order differ by far less."""
-if "RANK" in os.environ:  # in a job; a processor that adds float32 in another order would decide what counts as equal
+if (
+    "RANK" in os.environ
+):  # in a job; a processor that adds float32 in another order would decide what counts as equal
     torch.set_default_dtype(torch.float64)
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -84,10 +86,16 @@ def pairs(n: int = 6) -> list[list[Batch]]:
     """For every turn a batch for each of two ranks, with a tag that names turn and rank."""
     generator = torch.Generator().manual_seed(1)
     return [
-        [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator), torch.tensor([turn, rank]))
-         for rank in range(2)]
+        [
+            (
+                torch.randn(3, 4, generator=generator),
+                torch.randn(3, 2, generator=generator),
+                torch.tensor([turn, rank]),
+            )
+            for rank in range(2)
+        ]
         for turn in range(n)
-    ]  # fmt: skip
+    ]
 
 
 @contextlib.contextmanager
@@ -117,25 +125,39 @@ def flat(data: list[list[Batch]]) -> list[Batch]:
 
 def whole(module: nn.Module) -> dict[str, Tensor]:
     """The weights, put together if they are sharded."""
-    return {name: (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone()
-            for name, each in module.state_dict().items()}  # fmt: skip
+    return {
+        name: (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().clone()
+        for name, each in module.state_dict().items()
+    }
 
 
 def quiet(strategy: Any, **options: Any) -> Trainer:
     """A trainer that shows nothing."""
-    return Trainer(**{"strategy": strategy, "logger": False, "enable_progress_bar": False, "max_epochs": 1,
-                      "num_sanity_val_steps": 0, **options})  # fmt: skip
+    return Trainer(
+        **{
+            "strategy": strategy,
+            "logger": False,
+            "enable_progress_bar": False,
+            "max_epochs": 1,
+            "num_sanity_val_steps": 0,
+            **options,
+        }
+    )
 
 
-def fit(strategy: Any, data: Any, make: Callable[[], nn.Module] = Deep, val: Any = None, **options: Any) -> tuple[Any, Trainer]:
+def fit(
+    strategy: Any, data: Any, make: Callable[[], nn.Module] = Deep, val: Any = None, **options: Any
+) -> tuple[Any, Trainer]:
     """Train a model that is the same every time; its whole weights, and the trainer."""
     torch.manual_seed(7)
     module = make()
     trainer = quiet(strategy, **options)
     more: dict[str, Any] = {}
     if isinstance(module, Plain):
-        more = {"step": lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
-                "optimizer": torch.optim.AdamW(module.parameters(), lr=0.01)}  # fmt: skip
+        more = {
+            "step": lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+            "optimizer": torch.optim.AdamW(module.parameters(), lr=0.01),
+        }
     trainer.fit(module, data, val, **more)
     return whole(module), trainer
 
@@ -151,5 +173,9 @@ def report(name: str, case: Callable[[], Any]) -> None:
         found = case()
     except Exception as error:
         traceback.print_exc()
-        found = {"error": type(error).__name__, "text": str(error), "notes": " ".join(getattr(error, "__notes__", []))}
+        found = {
+            "error": type(error).__name__,
+            "text": str(error),
+            "notes": " ".join(getattr(error, "__notes__", [])),
+        }
     print("CASE", json.dumps([name, RANK, found]), flush=True)

@@ -35,9 +35,16 @@ class Named(Net):
 
 def whole_run(path: str = "run", epochs: int = 3, lr: float = 0.1) -> Path:
     """A real run with everything in its log."""
-    hooks = [GradientMonitor(log_frequency=1), LRMonitor(frequency="step"), Throughput(every=2), Samples(),
-             ModelCheckpoint(monitor="val/loss", save_top_k=2)]  # fmt: skip
-    trainer = quiet(run_dir=path, logger=True, max_epochs=epochs, log_every_n_steps=1, hooks=hooks, checkpoint=True)
+    hooks = [
+        GradientMonitor(log_frequency=1),
+        LRMonitor(frequency="step"),
+        Throughput(every=2),
+        Samples(),
+        ModelCheckpoint(monitor="val/loss", save_top_k=2),
+    ]
+    trainer = quiet(
+        run_dir=path, logger=True, max_epochs=epochs, log_every_n_steps=1, hooks=hooks, checkpoint=True
+    )
     trainer.fit(Named(lr), batches(), batches(2))
     return Path(path)
 
@@ -46,22 +53,41 @@ def written(path: str | Path, *records: dict[str, Any], after: str = "") -> Path
     """A directory with a log of these records."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps({"time": 1.7e9 + number, **record}) + "\n" for number, record in enumerate(records))
+    text = "".join(
+        json.dumps({"time": 1.7e9 + number, **record}) + "\n" for number, record in enumerate(records)
+    )
     (folder / "log.jsonl").write_text(text + after)
     return folder
 
 
 def metrics(step: int, **values: Any) -> dict[str, Any]:
-    return {"type": "metrics", "step": step, "epoch": 0, "metrics": {name.replace("__", "/"): value for name, value in values.items()}}
+    return {
+        "type": "metrics",
+        "step": step,
+        "epoch": 0,
+        "metrics": {name.replace("__", "/"): value for name, value in values.items()},
+    }
 
 
-def traced(path: Path, *calls: tuple[str, str, float, float, int], rank: int = 0, clock: int = 0, closed: bool = True) -> Path:
+def traced(
+    path: Path, *calls: tuple[str, str, float, float, int], rank: int = 0, clock: int = 0, closed: bool = True
+) -> Path:
     """A trace as a run writes it: calls of hooks as (hook, event, microseconds from the start, microseconds, step)."""
     about = {"format": 1, "rank": rank, "clock_ns": clock, "unix_ns": 1_700_000_000_000_000_000}
     lines = [{"name": "hookline", "ph": "M", "pid": rank, "tid": 0, "args": about}]
     for hook, event, start, took, step in calls:
-        lines.append({"name": hook, "cat": "hook", "ph": "X", "pid": rank, "tid": 0, "args": {"event": event, "step": step},
-                      "ts": clock / 1e3 + start, "dur": took})  # fmt: skip
+        lines.append(
+            {
+                "name": hook,
+                "cat": "hook",
+                "ph": "X",
+                "pid": rank,
+                "tid": 0,
+                "args": {"event": event, "step": step},
+                "ts": clock / 1e3 + start,
+                "dur": took,
+            }
+        )
     file = path / ("trace.json" if rank == 0 else f"trace.rank{rank}.json")
     file.write_text("[" + ",\n".join(json.dumps(each) for each in lines) + ("\n]\n" if closed else ",\n"))
     return file
@@ -83,7 +109,12 @@ def data_of(*paths: Path) -> dict[str, Any]:
 
 
 def curve(data: dict[str, Any], name: str, run: int = 0) -> dict[str, Any]:
-    found = [each for section in data["sections"] for chart in section["charts"] for each in chart["series"]
-             if each["name"] == name and each["run"] == run]  # fmt: skip
+    found = [
+        each
+        for section in data["sections"]
+        for chart in section["charts"]
+        for each in chart["series"]
+        if each["name"] == name and each["run"] == run
+    ]
     assert len(found) == 1
     return found[0]

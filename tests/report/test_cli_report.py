@@ -25,7 +25,10 @@ def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a", "b", "--out", "both.html", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["report"] == "both.html" and told["bytes"] == Path("both.html").stat().st_size
-    assert [(each["run_dir"], each["step"], each["records"]) for each in told["runs"]] == [("a", 1, 1), ("b", 1, 1)]
+    assert [(each["run_dir"], each["step"], each["records"]) for each in told["runs"]] == [
+        ("a", 1, 1),
+        ("b", 1, 1),
+    ]
 
 
 def test_a_wrong_directory_is_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400)
 
 @settings(max_examples=60, deadline=None)
 @given(VALUES, st.integers(10, 60), st.integers(1, 7))
-def test_what_is_drawn_are_true_points_with_both_extremes_and_both_ends(values: list[float], most: int, apart: int) -> None:
+def test_what_is_drawn_are_true_points_with_both_extremes_and_both_ends(
+    values: list[float], most: int, apart: int
+) -> None:
     steps, given_values = np.arange(len(values), dtype=float) * apart, np.array(values)
     x, y, means = min_max(steps, given_values, most)
     assert len(x) <= most

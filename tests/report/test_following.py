@@ -34,7 +34,12 @@ def test_what_comes_later_is_added_to_what_is_known() -> None:
     assert not followed.refresh()
     for step in range(2, 6):
         add(path, line(step, loss=1.0 / step, lr=0.1))
-        add(path, line(step, val__loss=2.0 / step) + json.dumps({"type": "skip", "time": 1.7e9, "step": step, "reason": "nonfinite"}) + "\n")
+        add(
+            path,
+            line(step, val__loss=2.0 / step)
+            + json.dumps({"type": "skip", "time": 1.7e9, "step": step, "reason": "nonfinite"})
+            + "\n",
+        )
         assert followed.refresh()
         assert shown(followed.run) == shown(read_run(path))
     assert not followed.refresh()
@@ -44,7 +49,9 @@ def test_only_what_is_new_is_read(monkeypatch: Any) -> None:
     path = written("run", *[metrics(step, loss=1.0) for step in range(1, 50)])
     followed, taken = FollowedRun(path), []
     whole = following.take
-    monkeypatch.setattr(following, "take", lambda run, record: taken.append(record["step"]) or whole(run, record))
+    monkeypatch.setattr(
+        following, "take", lambda run, record: taken.append(record["step"]) or whole(run, record)
+    )
     add(path, line(50, loss=1.0) + line(51, loss=1.0))
     followed.refresh()
     assert taken == [50, 51]
@@ -63,7 +70,9 @@ def test_a_resume_takes_back_what_it_supersedes() -> None:
     quiet(run_dir="run", logger=True, max_epochs=3, log_every_n_steps=1, hooks=[hook]).fit(Net(), batches())
     followed = FollowedRun(Path("run"))
     assert followed.run.last_step == 12
-    quiet(run_dir="run", logger=True, max_epochs=2, log_every_n_steps=1).fit(Net(), batches(), resume=hook.path)
+    quiet(run_dir="run", logger=True, max_epochs=2, log_every_n_steps=1).fit(
+        Net(), batches(), resume=hook.path
+    )
     assert followed.refresh()
     assert followed.run.last_step == 8 and followed.run.superseded > 0
     assert shown(followed.run) == shown(read_run(Path("run")))
@@ -84,5 +93,7 @@ def test_a_log_that_is_written_anew_or_comes_late_is_read_from_its_beginning() -
 def test_a_checkpoint_or_an_end_without_a_record_is_noticed() -> None:
     path = written("run", metrics(1, loss=1.0))
     followed = FollowedRun(path)
-    (path / "run.json").write_text('{"id": "a", "status": "completed", "step": 1, "reason": "", "limits": {}}')
+    (path / "run.json").write_text(
+        '{"id": "a", "status": "completed", "step": 1, "reason": "", "limits": {}}'
+    )
     assert followed.refresh() and followed.run.record["status"] == "completed"

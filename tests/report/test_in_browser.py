@@ -37,8 +37,14 @@ def test_it_loads_without_errors_and_without_running_what_was_logged(opened: Ope
 
 
 def test_the_table_shows_the_numbers_of_the_log(opened: Opened) -> None:
-    values = [each["metrics"]["val/loss"] for each in read_log("run/log.jsonl") if "val/loss" in each.get("metrics", {})]
-    cells = opened.page.locator("#values tr", has=opened.page.get_by_role("rowheader", name="val/loss", exact=True)).locator("td")
+    values = [
+        each["metrics"]["val/loss"]
+        for each in read_log("run/log.jsonl")
+        if "val/loss" in each.get("metrics", {})
+    ]
+    cells = opened.page.locator(
+        "#values tr", has=opened.page.get_by_role("rowheader", name="val/loss", exact=True)
+    ).locator("td")
     shown = [cells.nth(index).inner_text().split(" @")[0] for index in range(3)]
     assert [float(each) for each in shown] == pytest.approx([values[-1], min(values), max(values)], rel=1e-4)
 
@@ -49,13 +55,19 @@ def test_a_bar_shows_where_the_time_went(opened: Opened) -> None:
     assert "waiting for data" in bar.get_attribute("aria-label")
     widths = [float(each.get_attribute("width")) for each in bar.locator("rect").all()]
     assert sum(widths) == pytest.approx(1000, rel=1e-3)
-    row = opened.page.locator("#time tr", has=opened.page.get_by_role("rowheader", name="waiting for data", exact=True))
+    row = opened.page.locator(
+        "#time tr", has=opened.page.get_by_role("rowheader", name="waiting for data", exact=True)
+    )
     share = float(row.locator("td").last.inner_text().split()[0]) / 100
     assert share == pytest.approx(logged["data"] / logged["total"], rel=0.01)
 
 
 def test_pointing_at_a_curve_reads_its_values(opened: Opened) -> None:
-    first = next(each["metrics"]["train/loss"] for each in read_log("run/log.jsonl") if "train/loss" in each.get("metrics", {}))
+    first = next(
+        each["metrics"]["train/loss"]
+        for each in read_log("run/log.jsonl")
+        if "train/loss" in each.get("metrics", {})
+    )
     over = opened.page.locator(".chart .u-over").first.bounding_box()
     opened.page.mouse.move(over["x"] + 2, over["y"] + 30)
     assert opened.page.locator(".chart .at").first.inner_text().startswith("step 1")
@@ -81,11 +93,23 @@ def test_everything_can_be_reached_and_used_from_the_keyboard(opened: Opened) ->
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement === document.body"):
             break  # past the last one
-        reached.append(page.evaluate("(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).slice(0, 30)"))
+        reached.append(
+            page.evaluate(
+                "(document.activeElement.getAttribute('aria-label') || document.activeElement.textContent).slice(0, 30)"
+            )
+        )
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", reached[-1]
     assert reached[0] == "Skip to the report"
-    for name in ("Colours: auto", "Smoothing", "log scale", "reset zoom", "Find a metric", "loss: train/loss", "train/loss"):
+    for name in (
+        "Colours: auto",
+        "Smoothing",
+        "log scale",
+        "reset zoom",
+        "Find a metric",
+        "loss: train/loss",
+        "train/loss",
+    ):
         assert any(each.startswith(name) for each in reached), name
     page.locator(".plot").first.focus()
     page.keyboard.press("ArrowRight")
@@ -118,7 +142,9 @@ def test_the_colours_follow_the_system_and_the_switch(browser: Any) -> None:
 
 def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
     whole_run("other", lr=0.01)
-    made = Opened(browser, address(write_report([whole_run(), "other"])[0]), viewport={"width": 360, "height": 740})
+    made = Opened(
+        browser, address(write_report([whole_run(), "other"])[0]), viewport={"width": 360, "height": 740}
+    )
     scroll_through(made.page)
     assert made.page.evaluate("document.documentElement.scrollWidth") <= 360
     right = "[...document.querySelectorAll('#cost tbody tr:first-child td')].map((cell) => cell.getBoundingClientRect().right)"
@@ -130,33 +156,62 @@ def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
 
 @pytest.mark.parametrize("width", [1280, 500, 360])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_part_can_be_reached_from_the_navigation_without_a_swipe(browser: Any, width: int, scheme: str) -> None:
-    made = Opened(browser, address(write_report([whole_run()])[0]), viewport={"width": width, "height": 740}, color_scheme=scheme)
+def test_every_part_can_be_reached_from_the_navigation_without_a_swipe(
+    browser: Any, width: int, scheme: str
+) -> None:
+    made = Opened(
+        browser,
+        address(write_report([whole_run()])[0]),
+        viewport={"width": width, "height": 740},
+        color_scheme=scheme,
+    )
     links = made.page.locator("#tools nav a")
     boxes = [links.nth(index).bounding_box() for index in range(links.count())]
     assert len(boxes) >= 9 and all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
-    assert made.page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#tools nav'))")
+    assert made.page.evaluate(
+        "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#tools nav'))"
+    )
     button = made.page.get_by_role("button", name="Colours").bounding_box()
     for box in boxes:  # nothing lies over it
         assert box["x"] + box["width"] <= button["x"] or box["y"] >= button["y"] + button["height"]
     links.last.click()
     made.page.wait_for_timeout(100)
-    title, tools = made.page.locator("#configuration h2").bounding_box(), made.page.locator("#tools").bounding_box()
+    title, tools = (
+        made.page.locator("#configuration h2").bounding_box(),
+        made.page.locator("#tools").bounding_box(),
+    )
     assert title["y"] >= tools["y"] + tools["height"] or tools["y"] + tools["height"] <= 0
     made.page.close()
 
 
-def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_their_digits_when_pointed_at(browser: Any) -> None:
+def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_their_digits_when_pointed_at(
+    browser: Any,
+) -> None:
     made = Opened(browser, address(write_report([whole_run()])[0]))
-    card = dict(zip(made.page.locator(".card dt").all_inner_texts(), made.page.locator(".card dd").all_inner_texts(), strict=True))
+    card = dict(
+        zip(
+            made.page.locator(".card dt").all_inner_texts(),
+            made.page.locator(".card dd").all_inner_texts(),
+            strict=True,
+        )
+    )
     assert (card["step"], card["epochs"]) == ("12", "3")
     assert "train/loss (epoch)" in card and "train/loss" not in card
-    whole = [str(each["metrics"]["val/loss"]) for each in read_log("run/log.jsonl") if "val/loss" in each.get("metrics", {})][-1]
+    whole = [
+        str(each["metrics"]["val/loss"])
+        for each in read_log("run/log.jsonl")
+        if "val/loss" in each.get("metrics", {})
+    ][-1]
     assert made.page.locator(".card dd span").last.get_attribute("title") == whole
     shown = made.page.locator("#values td.number").all_inner_texts()
-    digits = [sum(letter.isdigit() for letter in text.split(" @")[0].partition("e")[0].lstrip("0.")) for text in shown]
+    digits = [
+        sum(letter.isdigit() for letter in text.split(" @")[0].partition("e")[0].lstrip("0."))
+        for text in shown
+    ]
     assert digits and max(digits) <= 8  # values that are close to each other need more than five
-    rates = [each for each in made.page.locator("#values th[scope=row]").all_inner_texts() if each.startswith("lr")]
+    rates = [
+        each for each in made.page.locator("#values th[scope=row]").all_inner_texts() if each.startswith("lr")
+    ]
     assert rates == ["lr"]
     assert made.page.evaluate("view.charts[0].plot.axes[0]._splits").count(1.5) == 0
     made.page.close()
@@ -164,14 +219,23 @@ def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_the
 
 def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(browser: Any) -> None:
     path = written("run", metrics(1, loss=1.0), metrics(2, loss=0.5))
-    traced(path, ("slow", "on_step_end", 0, 900_000, 1), (MARKUP, "on_step_end", 950_000, 50_000, 1), ("slow", "on_step_end", 5_000_000, 100_000, 2))
+    traced(
+        path,
+        ("slow", "on_step_end", 0, 900_000, 1),
+        (MARKUP, "on_step_end", 950_000, 50_000, 1),
+        ("slow", "on_step_end", 5_000_000, 100_000, 2),
+    )
     made = Opened(browser, address(write_report([path])[0]))
     canvas = made.page.locator("#timeline canvas").first
     canvas.focus()
     canvas.press("ArrowRight")
     canvas.press("ArrowLeft")
     said = made.page.locator("#timeline p.at").inner_text()
-    assert said.startswith("slow, 0 to ") and "1 calls" in said and said.endswith("the longest 900 ms in on_step_end at step 1")
+    assert (
+        said.startswith("slow, 0 to ")
+        and "1 calls" in said
+        and said.endswith("the longest 900 ms in on_step_end at step 1")
+    )
     assert made.page.locator("#timeline .names span").all_inner_texts() == ["slow", MARKUP]
     assert made.page.evaluate("window.hacked") is None and made.trouble == []
     made.page.close()
@@ -181,11 +245,15 @@ def test_a_million_records_do_not_freeze_it(browser: Any) -> None:
     Path("run").mkdir()
     with Path("run/log.jsonl").open("w") as log:
         for step in range(1, 1_000_001):
-            log.write(f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == 654_321 else 1 / step}}}}}\n')
+            log.write(
+                f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == 654_321 else 1 / step}}}}}\n'
+            )
     made = Opened(browser, address(write_report(["run"])[0]))
     page = made.page
     drawn = json.loads(page.evaluate("JSON.stringify(shown.sections[0].charts[0].series[0])"))
-    assert drawn["of"] == 1_000_000 and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(654_321)] == 100
+    assert (
+        drawn["of"] == 1_000_000 and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(654_321)] == 100
+    )
     assert page.locator("#values td").nth(2).inner_text() == "100 @ 654,321"
     # a page that does something answers late: what it does for one press of a key is measured in its own frames
     page.evaluate("""window.longest = 0; let last = performance.now();
@@ -201,7 +269,9 @@ def test_a_million_records_do_not_freeze_it(browser: Any) -> None:
     page.close()
 
 
-def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_far_from_zero_are_told_apart(browser: Any) -> None:
+def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_far_from_zero_are_told_apart(
+    browser: Any,
+) -> None:
     names = ("constructor", "toString/x", "__proto__", "hasOwnProperty", "val/constructor")
     rows = [metrics(step, far=round(-123456.79 - step / 50, 2)) for step in range(50)]
     for row in rows:
@@ -211,7 +281,9 @@ def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_
     scroll_through(made.page)
     wait_until(made.page, "view.charts.length > 5 && view.charts.every((chart) => chart.plot)")
     cell = "[...document.querySelectorAll('#values tr')].find((row) => row.cells[0].textContent === '%s').cells[1].textContent"
-    assert made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.33333"
+    assert (
+        made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.33333"
+    )
     assert made.page.get_by_title("0.3333333333333333").count() == 3  # last, lowest and highest
     far = "view.charts.find((chart) => chart.series[0].name === 'far')"
     assert made.page.evaluate(f"{far}.values[0].textContent") == "-123457.77"
@@ -222,18 +294,34 @@ def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_
 
 
 def test_the_ninth_run_and_the_ninth_curve_do_not_look_like_the_first(browser: Any) -> None:
-    runs = [written(f"run{index}", *[metrics(step, train__loss=index + step, val__loss=index - step) for step in range(3)]) for index in range(18)]
-    many = written("many", *[metrics(step, **{f"lr__pg{index}": index + step for index in range(18)}) for step in range(3)])
+    runs = [
+        written(
+            f"run{index}",
+            *[metrics(step, train__loss=index + step, val__loss=index - step) for step in range(3)],
+        )
+        for index in range(18)
+    ]
+    many = written(
+        "many",
+        *[metrics(step, **{f"lr__pg{index}": index + step for index in range(18)}) for step in range(3)],
+    )
     for pages in (runs, [many]):
-        made = Opened(browser, address(write_report(pages, "page.html")[0]), viewport={"width": 1366, "height": 3000})
-        looks = made.page.evaluate("view.charts[0].series.map((each, index) => JSON.stringify(view.charts[0].look(each, index)))")
+        made = Opened(
+            browser, address(write_report(pages, "page.html")[0]), viewport={"width": 1366, "height": 3000}
+        )
+        looks = made.page.evaluate(
+            "view.charts[0].series.map((each, index) => JSON.stringify(view.charts[0].look(each, index)))"
+        )
         assert len(looks) >= 18 and len(set(looks)) == len(looks) and made.trouble == []
         made.page.close()
 
 
 def test_a_run_that_is_over_and_called_no_hook_says_so(browser: Any) -> None:
     cost = "document.getElementById('cost').textContent"
-    for records, said in (([metrics(1, loss=1.0)], "no cost record yet"), ([metrics(1, loss=1.0), {"type": "end", "step": 1, "status": "completed"}], "no hook was called")):
+    for records, said in (
+        ([metrics(1, loss=1.0)], "no cost record yet"),
+        ([metrics(1, loss=1.0), {"type": "end", "step": 1, "status": "completed"}], "no hook was called"),
+    ):
         made = Opened(browser, address(write_report([written("run", *records)])[0]))
         assert said in made.page.evaluate(cost)
         made.page.close()

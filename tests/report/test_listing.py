@@ -40,14 +40,23 @@ def only() -> Listed:
 
 
 def row(step: int, **metrics: float) -> dict[str, Any]:
-    return {"type": "metrics", "time": 1.0 + step, "step": step, "epoch": 0, "over": "evaluation", "metrics": metrics}
+    return {
+        "type": "metrics",
+        "time": 1.0 + step,
+        "step": step,
+        "epoch": 0,
+        "over": "evaluation",
+        "metrics": metrics,
+    }
 
 
 # ---- real runs ---------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_the_newest_first_with_their_best_value(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet(logger=True, run_dir="runs/a", hooks=[ModelCheckpoint(monitor="val/loss")]).fit(Net(), batches(), batches())
+    quiet(logger=True, run_dir="runs/a", hooks=[ModelCheckpoint(monitor="val/loss")]).fit(
+        Net(), batches(), batches()
+    )
     quiet(logger=True, run_dir="runs/sweep/b", max_epochs=2).fit(Net(), batches(), batches())
     for name, when in (("a", "2026-01-01T00:00:00+00:00"), ("sweep/b", "2026-02-01T00:00:00+00:00")):
         path = Path("runs", name, "run.json")
@@ -59,7 +68,9 @@ def test_runs_are_listed_the_newest_first_with_their_best_value(capsys: pytest.C
     assert all("completed" in line and "val/loss" in line and "kB" in line for line in lines[1:])
     assert main(["runs", "runs", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["version"] == 1 and [each["step"] for each in data["runs"]] == [8, 4] and data["problems"] == []
+    assert (
+        data["version"] == 1 and [each["step"] for each in data["runs"]] == [8, 4] and data["problems"] == []
+    )
     assert data["runs"][0]["best"]["direction"] == "lower" and data["runs"][1]["best"]["metric"] == "val/loss"
 
 
@@ -130,18 +141,35 @@ def test_a_failed_run_is_failed() -> None:
 # ---- locks of other machines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("age", "said"), [(1.0, ("running", True)), (-3600.0, ("running", True)), (3600.0, ("killed", False))])
+@pytest.mark.parametrize(
+    ("age", "said"), [(1.0, ("running", True)), (-3600.0, ("running", True)), (3600.0, ("killed", False))]
+)
 def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said: tuple[str, bool]) -> None:
     path = written("run", status="training")
     lock = path / runlock.NAME
-    lock.write_text(json.dumps({"token": "x", "host": "elsewhere", "pid": 1, "boot": "other", "namespace": "other", "started": "1"}))
+    lock.write_text(
+        json.dumps(
+            {
+                "token": "x",
+                "host": "elsewhere",
+                "pid": 1,
+                "boot": "other",
+                "namespace": "other",
+                "started": "1",
+            }
+        )
+    )
     os.utime(lock, (time.time() - age,) * 2)
     before = sorted(os.listdir(path))
     assert (only().status, only().is_certain) == said
     assert sorted(os.listdir(path)) == before  # nothing is written for it
 
 
-@pytest.mark.parametrize("content", ["", "[", "[]", '{"token": 1}', '{"token": "x", "pid": "../..", "boot": []}', "x" * 100_000], ids=range(6))
+@pytest.mark.parametrize(
+    "content",
+    ["", "[", "[]", '{"token": 1}', '{"token": "x", "pid": "../..", "boot": []}', "x" * 100_000],
+    ids=range(6),
+)
 def test_a_damaged_lock_is_no_error(content: str) -> None:
     path = written("run", status="training")
     (path / runlock.NAME).write_text(content)
@@ -164,24 +192,50 @@ def test_a_run_without_a_lock_that_says_it_trains_is_doubted() -> None:
 
 
 def test_a_run_of_an_older_version_is_known_by_its_log() -> None:
-    written("run", [row(1, loss=3.0), row(2, loss=1.0), row(3, loss=2.0),
-                    {"type": "end", "time": 5.0, "step": 3, "epoch": 0, "epochs": 1, "status": "completed", "reason": ""}])  # fmt: skip
+    written(
+        "run",
+        [
+            row(1, loss=3.0),
+            row(2, loss=1.0),
+            row(3, loss=2.0),
+            {
+                "type": "end",
+                "time": 5.0,
+                "step": 3,
+                "epoch": 0,
+                "epochs": 1,
+                "status": "completed",
+                "reason": "",
+            },
+        ],
+    )
     found = only()
     assert (found.status, found.step, found.epochs, found.started) == ("completed", 3, 1, 2.0)
-    assert found.best is not None and (found.best.metric, found.best.value, found.best.step) == ("loss", 1.0, 2)
+    assert found.best is not None and (found.best.metric, found.best.value, found.best.step) == (
+        "loss",
+        1.0,
+        2,
+    )
 
 
 def test_superseded_values_do_not_count() -> None:
     path = written("run", [row(1, loss=3.0), row(2, loss=1.0)])
     log = path / "log.jsonl"
     first = len(json.dumps(row(1, loss=3.0))) + 1
-    resume = {"type": "resume", "time": 9.0, "step": 1, "superseded": {"from": first, "to": log.stat().st_size, "records": 1}}
+    resume = {
+        "type": "resume",
+        "time": 9.0,
+        "step": 1,
+        "superseded": {"from": first, "to": log.stat().st_size, "records": 1},
+    }
     log.write_text(log.read_text() + "".join(json.dumps(each) + "\n" for each in (resume, row(2, loss=2.5))))
     best = only().best
     assert best is not None and best.value == 2.5
 
 
-def test_of_a_long_log_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_long_log_only_the_end_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(listing, "LOG_BYTES", 10_000)
     monkeypatch.setattr(listing, "TAIL_BYTES", 5_000)
     written("run", [row(n, loss=float(n)) for n in range(1000)])
@@ -194,8 +248,20 @@ def test_of_a_long_log_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, cap
 # ---- damaged and hostile directories -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"id": 1}', b"x" * (2**20 + 1), b"null",
-                                     b'{"id":"a","status":"completed","reason":"","step":1e999,"limits":{}}'], ids=range(8))  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"id": 1}',
+        b"x" * (2**20 + 1),
+        b"null",
+        b'{"id":"a","status":"completed","reason":"","step":1e999,"limits":{}}',
+    ],
+    ids=range(8),
+)
 def test_a_damaged_record_is_listed_and_no_error(content: bytes) -> None:
     Path("run").mkdir()
     Path("run/run.json").write_bytes(content)
@@ -204,9 +270,30 @@ def test_a_damaged_record_is_listed_and_no_error(content: bytes) -> None:
 
 
 def test_fields_of_any_type_are_no_error() -> None:
-    for number, odd in enumerate([None, [], {}, "x", -1, 1e300, "9999-99-99", [[]], {"a": {"metric": {}, "mode": "min"}}]):
-        written(f"runs/{number}", [], epochs=odd, monitors=odd, started_at=odd, noted_at=odd, sessions=odd, error=odd, machine=odd, settings=odd,
-                options=odd, hooks=odd, module=odd, git=odd, versions=odd, config=odd, command=odd, checkpoint=odd, time=odd)  # fmt: skip
+    for number, odd in enumerate(
+        [None, [], {}, "x", -1, 1e300, "9999-99-99", [[]], {"a": {"metric": {}, "mode": "min"}}]
+    ):
+        written(
+            f"runs/{number}",
+            [],
+            epochs=odd,
+            monitors=odd,
+            started_at=odd,
+            noted_at=odd,
+            sessions=odd,
+            error=odd,
+            machine=odd,
+            settings=odd,
+            options=odd,
+            hooks=odd,
+            module=odd,
+            git=odd,
+            versions=odd,
+            config=odd,
+            command=odd,
+            checkpoint=odd,
+            time=odd,
+        )
         assert main(["summary", f"runs/{number}"]) == 0 and main(["summary", f"runs/{number}", "--json"]) == 0
     assert main(["runs"]) == 0 and main(["runs", "--json"]) == 0
     assert main(["summary", *map(str, Path("runs").iterdir())]) == 0
@@ -240,7 +327,9 @@ def test_a_directory_that_may_not_be_read_is_named() -> None:
     finally:
         os.seteuid(user)
         os.chmod("runs/b", 0o700)
-    assert [str(each.path) for each in found.runs] == ["runs/a"] and found.problems == ["runs/b: Permission denied"]
+    assert [str(each.path) for each in found.runs] == ["runs/a"] and found.problems == [
+        "runs/b: Permission denied"
+    ]
 
 
 def test_links_are_not_followed_and_checkpoints_are_not_runs() -> None:
@@ -272,7 +361,13 @@ def test_no_runs_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_thousand_runs_take_seconds() -> None:
     for number in range(1000):
         log = [row(n, **{"val/loss": 1.0 / n, "train/loss": 2.0}) for n in range(1, 31)]
-        written(f"runs/{number:04}", log, status="completed", step=30, started_at=f"2026-01-01T00:{number // 60:02}:{number % 60:02}+00:00")
+        written(
+            f"runs/{number:04}",
+            log,
+            status="completed",
+            step=30,
+            started_at=f"2026-01-01T00:{number // 60:02}:{number % 60:02}+00:00",
+        )
     began = time.process_time()
     found = list_runs().runs
     assert len(found) == 1000 and all(each.best is not None for each in found)

@@ -24,7 +24,14 @@ from hookline.testing import TinyModule, tiny_batches
 
 
 def trained(name: str, lr: float = 0.1, epochs: int = 2, hooks: Any = (), **options: Any) -> Path:
-    trainer = quiet(logger=True, run_dir=f"runs/{name}", max_epochs=epochs, hooks=list(hooks), log_every_n_steps=1, **options)
+    trainer = quiet(
+        logger=True,
+        run_dir=f"runs/{name}",
+        max_epochs=epochs,
+        hooks=list(hooks),
+        log_every_n_steps=1,
+        **options,
+    )
     trainer.fit(TinyModule(lr), tiny_batches(), tiny_batches(seed=1))
     return trainer.run_dir
 
@@ -46,16 +53,30 @@ def test_a_summary_has_everything_about_a_run() -> None:
     data = json.loads(json.dumps(summarize([path])))
     assert data["version"] == 1 and data["rules"] == RULES and data["differences"] == []
     (run,) = data["runs"]
-    assert (run["name"], run["status"], run["is_certain"], run["step"], run["epochs"]) == ("a", "completed", True, 20, 5)
+    assert (run["name"], run["status"], run["is_certain"], run["step"], run["epochs"]) == (
+        "a",
+        "completed",
+        True,
+        20,
+        5,
+    )
     assert run["seconds"] > 0 and run["started_at"] <= run["ended_at"] and len(run["sessions"]) == 1
     val = of(run, "val/loss")
     assert (val["count"], val["direction"], val["direction_from"]) == (5, "lower", "monitor")
-    assert run["best"] == {"metric": "val/loss", "value": val["best"]["value"], "direction": "lower", "step": val["best"]["step"]}
+    assert run["best"] == {
+        "metric": "val/loss",
+        "value": val["best"]["value"],
+        "direction": "lower",
+        "step": val["best"]["step"],
+    }
     assert of(run, "lr", "step")["direction"] is None and of(run, "lr", "step")["highest"]["value"] == 0.1
     assert {each["hook"] for each in run["cost"]["hooks"]} == {"model_checkpoint"}
     assert run["checkpoint_count"] == len(run["checkpoints"]) == 2 and run["bytes"] > 1000
     assert run["settings"]["module.lr"] == 0.1 and run["settings"]["optimizers.0.groups.0.lr"] == 0.1
-    assert run["settings"]["hooks.model_checkpoint.monitor"] == "val/loss" and run["settings"]["trainer.max_epochs"] == 5
+    assert (
+        run["settings"]["hooks.model_checkpoint.monitor"] == "val/loss"
+        and run["settings"]["trainer.max_epochs"] == 5
+    )
     assert {"command", "git", "versions", "machine"} <= run.keys()
 
 
@@ -66,7 +87,9 @@ def test_the_text_says_it_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith("runs/a\n  status       completed, step 20, 5 epochs\n")
     assert "(lower is better)" in text and "runs/a/checkpoints/" in text
     assert "train/loss (epoch)" in text and "train/loss (step)" in text and "0.1 to 0.1" in text
-    assert "module.lr " in text and "trainer.hang_action" not in text  # options that have their default are not listed
+    assert (
+        "module.lr " in text and "trainer.hang_action" not in text
+    )  # options that have their default are not listed
 
 
 def test_a_failed_and_an_interrupted_run_say_how_they_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +109,11 @@ def test_a_failed_and_an_interrupted_run_say_how_they_ended(capsys: pytest.Captu
     with pytest.raises(KeyboardInterrupt):
         trained("interrupted", hooks=[Ends(None)])
     failed, interrupted = about("runs/failed", "runs/interrupted")
-    assert (failed["status"], failed["step"], failed["error"]) == ("failed", 3, {"type": "ValueError", "message": "on purpose"})
+    assert (failed["status"], failed["step"], failed["error"]) == (
+        "failed",
+        3,
+        {"type": "ValueError", "message": "on purpose"},
+    )
     assert (interrupted["status"], interrupted["error"]) == ("interrupted", None)
     assert main(["summary", "runs/failed"]) == 0
     assert "error        ValueError: on purpose" in capsys.readouterr().out
@@ -124,12 +151,28 @@ def test_where_the_time_went_is_read_from_the_log_or_the_record() -> None:
 def test_the_time_is_one_line_with_shares_and_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     path = trained("a")
     with (path / "log.jsonl").open("a") as file:
-        parts = {"training": 1.0, "data": 0.5, "validation": 0.25, "saving": 0.25, "forward": 0.5, "backward": 0.25, "optimizer": 0.125}
-        file.write(json.dumps({"type": "timings", "time": 1.0, "step": 8, "total": 2.0, "sampled_batches": 20, **parts}) + "\n")
+        parts = {
+            "training": 1.0,
+            "data": 0.5,
+            "validation": 0.25,
+            "saving": 0.25,
+            "forward": 0.5,
+            "backward": 0.25,
+            "optimizer": 0.125,
+        }
+        file.write(
+            json.dumps(
+                {"type": "timings", "time": 1.0, "step": 8, "total": 2.0, "sampled_batches": 20, **parts}
+            )
+            + "\n"
+        )
     assert main(["summary", str(path)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"(under 1|[\d.]+) s in all, set-up included", text)
-    assert "training loop of the newest session: 2.0 s = 50% training (forward 25%, backward 12%, optimizer 6%), 25% waiting for data" in text
+    assert (
+        "training loop of the newest session: 2.0 s = 50% training (forward 25%, backward 12%, optimizer 6%), 25% waiting for data"
+        in text
+    )
 
 
 @pytest.mark.parametrize("has_record", [True, False])
@@ -137,7 +180,12 @@ def test_a_run_that_began_anew_in_a_directory_has_its_own_time(has_record: bool)
     path = trained("a")
     log = path / "log.jsonl"
     old = [json.loads(line) for line in log.read_text().splitlines()]
-    log.write_text("".join(json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n" for number, each in enumerate(old)))
+    log.write_text(
+        "".join(
+            json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n"
+            for number, each in enumerate(old)
+        )
+    )
     trained("a")
     if not has_record:
         (path / "run.json").unlink()
@@ -151,22 +199,33 @@ def test_a_run_that_logs_nothing_in_the_directory_of_another_has_its_own_time() 
     path = trained("a")
     log = path / "log.jsonl"
     old = [json.loads(line) for line in log.read_text().splitlines()]
-    log.write_text("".join(json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n" for number, each in enumerate(old)))
+    log.write_text(
+        "".join(
+            json.dumps({**each, "time": each["time"] - 5000 + 10 * number}) + "\n"
+            for number, each in enumerate(old)
+        )
+    )
     quiet(run_dir=path, hooks=[ModelCheckpoint()]).fit(TinyModule(), tiny_batches())
     (run,) = about(path)
     assert run["seconds"] < 1000 and data_of(path)["runs"][0]["began"] > old[0]["time"] - 1
 
 
-def test_settings_are_listed_once_and_without_internal_hooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_listed_once_and_without_internal_hooks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own_parts.py").write_text(
         "from hookline import DataModule\nfrom hookline.testing import TinyModule, tiny_batches\n\n\n"
-        "class Data(DataModule):\n    def train_dataloader(self):\n        return tiny_batches()\n\n\nclass Model(TinyModule):\n    pass\n")  # fmt: skip
+        "class Data(DataModule):\n    def train_dataloader(self):\n        return tiny_batches()\n\n\nclass Model(TinyModule):\n    pass\n"
+    )
     (tmp_path / "run.toml").write_text(
         'module = "own_parts.Model"\ndatamodule = "own_parts.Data"\nallow = ["own_parts"]\n[trainer]\nmax_epochs = 1\nseed = 3\n'
-        'run_dir = "run"\n[hooks.model_checkpoint]\nfilename = "at_{step}"\n')  # fmt: skip
+        'run_dir = "run"\n[hooks.model_checkpoint]\nfilename = "at_{step}"\n'
+    )
     subprocess.run([sys.executable, "-m", "hookline", "fit", "run.toml"], cwd=tmp_path, check=True)
     settings = about(tmp_path / "run")[0]["settings"]
-    assert settings["trainer.seed"] == 3 and not [key for key in settings if key.startswith(("config.trainer.", "hooks.cli"))]
+    assert settings["trainer.seed"] == 3 and not [
+        key for key in settings if key.startswith(("config.trainer.", "hooks.cli"))
+    ]
     assert settings["hooks.model_checkpoint.filename"] == "at_{step}"
 
 
@@ -175,7 +234,11 @@ def test_a_run_of_an_older_version_is_summarized_from_its_log() -> None:
     (path / "run.json").unlink()
     (run,) = about(path)
     assert (run["status"], run["step"], run["id"], run["command"]) == ("completed", 8, None, None)
-    assert run["settings"]["trainer.max_epochs"] == 2 and run["settings"]["logged.width"] == 3 and run["settings"]["module.class"] == "TinyModule"
+    assert (
+        run["settings"]["trainer.max_epochs"] == 2
+        and run["settings"]["logged.width"] == 3
+        and run["settings"]["module.class"] == "TinyModule"
+    )
 
 
 def test_a_run_with_a_record_and_no_log() -> None:
@@ -196,11 +259,15 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_several_runs_are_compared_by_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [trained(f"lr-{lr}", lr=lr, epochs=3, seed=seed) for lr, seed in ((0.001, 0), (0.05, 0), (0.02, 1))]
+    paths = [
+        trained(f"lr-{lr}", lr=lr, epochs=3, seed=seed) for lr, seed in ((0.001, 0), (0.05, 0), (0.02, 1))
+    ]
     data = summarize(list(paths))
     assert data["metric"] == "val/loss"
     assert [(each["key"], each["values"]) for each in data["differences"]] == [
-        ("module.lr", [0.001, 0.05, 0.02]), ("trainer.seed", [0, 0, 1])]  # fmt: skip
+        ("module.lr", [0.001, 0.05, 0.02]),
+        ("trainer.seed", [0, 0, 1]),
+    ]
     assert main(["summary", *map(str, paths)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["run", "status", "step", "best", "val/loss", "lr", "seed"]
@@ -212,11 +279,15 @@ def test_a_batch_size_is_a_setting_that_is_compared(capsys: pytest.CaptureFixtur
     inputs, targets = (torch.cat([each[part] for each in tiny_batches()]) for part in (0, 1))
     data = torch.utils.data.TensorDataset(inputs, targets)
     for name, lr, size in (("a", 0.01, 2), ("b", 0.05, 2), ("c", 0.01, 4)):
-        loaders = [torch.utils.data.DataLoader(data, batch_size=size, shuffle=shuffle) for shuffle in (True, False)]
+        loaders = [
+            torch.utils.data.DataLoader(data, batch_size=size, shuffle=shuffle) for shuffle in (True, False)
+        ]
         quiet(logger=True, run_dir=f"runs/{name}").fit(TinyModule(lr), *loaders)
     found = summarize(["runs/a", "runs/b", "runs/c"])
     assert [(each["key"], each["values"]) for each in found["differences"]] == [
-        ("module.lr", [0.01, 0.05, 0.01]), ("data.train.batch_size", [2, 2, 4])]  # fmt: skip
+        ("module.lr", [0.01, 0.05, 0.01]),
+        ("data.train.batch_size", [2, 2, 4]),
+    ]
     assert main(["summary", "a", "b", "c"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["lr", "batch_size"]
 
@@ -242,7 +313,10 @@ def test_equal_runs_say_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_secrets_stay_hidden_in_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [trained(name, hooks=[HParams({"api_key": f"s3cr3t-{name}", "width": width})]) for name, width in (("a", 1), ("b", 2))]
+    paths = [
+        trained(name, hooks=[HParams({"api_key": f"s3cr3t-{name}", "width": width})])
+        for name, width in (("a", 1), ("b", 2))
+    ]
     for is_old in (False, True):
         for arguments in ([], ["--json"]):
             assert main(["summary", *map(str, paths), *arguments]) == 0
@@ -253,7 +327,12 @@ def test_secrets_stay_hidden_in_a_comparison(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_setting_with_two_names_is_listed_once() -> None:
-    found = differences([{"config.optimizer.lr": 1, "optimizers.0.lr": 1, "x.lr": 5}, {"config.optimizer.lr": 2, "optimizers.0.lr": 2, "x.lr": 6}])
+    found = differences(
+        [
+            {"config.optimizer.lr": 1, "optimizers.0.lr": 1, "x.lr": 5},
+            {"config.optimizer.lr": 2, "optimizers.0.lr": 2, "x.lr": 6},
+        ]
+    )
     assert [each["key"] for each in found] == ["config.optimizer.lr", "x.lr"]
 
 

@@ -29,8 +29,16 @@ def test_a_traced_run_shows_every_call_of_its_hooks() -> None:
     found = data_of(Path("run"))["timeline"]
     assert len(found) == 1 and (found[0]["run"], found[0]["rank"]) == (0, 0)
     calls, total = lanes(found[0])["works"]
-    assert calls == sum(cell[3] for cell in found[0]["cells"] if found[0]["lanes"][cell[0]]["name"] == "works") == 8
-    spent = [each["dur"] for each in json.loads(Path("run/trace.json").read_text()) if each.get("cat") == "hook" and each["name"] == "works"]
+    assert (
+        calls
+        == sum(cell[3] for cell in found[0]["cells"] if found[0]["lanes"][cell[0]]["name"] == "works")
+        == 8
+    )
+    spent = [
+        each["dur"]
+        for each in json.loads(Path("run/trace.json").read_text())
+        if each.get("cat") == "hook" and each["name"] == "works"
+    ]
     assert len(spent) == 8 and total == pytest.approx(sum(spent) / 1e6)
     assert {found[0]["events"][cell[5]] for cell in found[0]["cells"] if cell[0] == 0} == {"on_step_end"}
 
@@ -48,7 +56,11 @@ def test_time_is_kept_however_long_the_run_and_however_short_the_calls() -> None
     assert lanes(found)["often"] == (3600, pytest.approx(7.2))
     assert sum(cell[2] for cell in found["cells"] if cell[0] == 1) == pytest.approx(7.2, rel=0.01)
     last = [cell for cell in found["cells"] if cell[0] == 0]  # one minute of an hour, spread over its columns
-    assert sum(cell[2] for cell in last) == pytest.approx(60, rel=0.01) and len(last) > 1 and sum(cell[3] for cell in last) == 1
+    assert (
+        sum(cell[2] for cell in last) == pytest.approx(60, rel=0.01)
+        and len(last) > 1
+        and sum(cell[3] for cell in last) == 1
+    )
     assert found["columns"] <= 300 and found["columns"] * found["width"] == pytest.approx(3600, rel=0.02)
 
 
@@ -87,8 +99,20 @@ def test_what_a_killed_run_leaves_is_read_up_to_where_it_is_whole() -> None:
     assert trace is not None and trace.lanes[0, "a"].calls == 1
 
 
-@pytest.mark.parametrize("text", ["", "hello\n", "[\n", '[{"name": 3, "cat": "hook", "ph": "X", "ts": "x", "dur": null}]\n', "\x00\xff\n", '{"traceEvents": []}\n',
-                                  '[{"name":"a","cat":"hook","ph":"X","ts":1e999,"dur":1},\n', "[" * 100_000 + "\n"], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello\n",
+        "[\n",
+        '[{"name": 3, "cat": "hook", "ph": "X", "ts": "x", "dur": null}]\n',
+        "\x00\xff\n",
+        '{"traceEvents": []}\n',
+        '[{"name":"a","cat":"hook","ph":"X","ts":1e999,"dur":1},\n',
+        "[" * 100_000 + "\n",
+    ],
+    ids=shown,
+)
 def test_a_file_that_is_no_trace_of_a_run_is_passed_over(text: str) -> None:
     path = written("run", metrics(1, loss=1.0))
     (path / "trace.json").write_text(text, encoding="latin-1")
@@ -101,7 +125,20 @@ def test_what_is_added_to_a_trace_is_read_once_and_a_new_one_replaces_the_old() 
     reader = TraceReader(path)
     assert reader.refresh() and not reader.refresh()
     with file.open("a") as more:
-        more.write(json.dumps({"name": "a", "cat": "hook", "ph": "X", "pid": 0, "args": {"event": "on_step_end", "step": 2}, "ts": 50, "dur": 5}) + ",\n")
+        more.write(
+            json.dumps(
+                {
+                    "name": "a",
+                    "cat": "hook",
+                    "ph": "X",
+                    "pid": 0,
+                    "args": {"event": "on_step_end", "step": 2},
+                    "ts": 50,
+                    "dur": 5,
+                }
+            )
+            + ",\n"
+        )
     assert reader.refresh()
     found = reader.data()
     assert found is not None and found.lanes[0, "a"].calls == 2 and found.lanes[0, "a"].total == 15
@@ -118,9 +155,17 @@ def test_times_that_cannot_be_are_passed_over() -> None:
     file = traced(path, ("a", "on_step_end", 0, 10, 1), closed=False)
     wrong = [{"ts": huge}, {"dur": huge}, {"ts": 1e300}, {"ts": 1e308, "dur": 1e308}, {"dur": -1}]
     about = {"format": 1, "rank": 0, "clock_ns": 0, "unix_ns": huge}
-    lines = [{"name": "a", "cat": "hook", "ph": "X", "pid": 0, "args": {}, "ts": 1, "dur": 1, **each} for each in wrong]
-    lines += [{"name": "hookline", "ph": "M", "pid": 0, "args": about}, {"name": "a", "cat": "hook", "ph": "X", "pid": huge, "args": {"step": huge}, "ts": 1, "dur": 1}]
+    lines = [
+        {"name": "a", "cat": "hook", "ph": "X", "pid": 0, "args": {}, "ts": 1, "dur": 1, **each}
+        for each in wrong
+    ]
+    lines += [
+        {"name": "hookline", "ph": "M", "pid": 0, "args": about},
+        {"name": "a", "cat": "hook", "ph": "X", "pid": huge, "args": {"step": huge}, "ts": 1, "dur": 1},
+    ]
     with file.open("a") as more:
         more.write(",\n".join(json.dumps(each) for each in lines) + "\n]\n")
     timeline = data_of(path)["timeline"]
-    assert [(each["rank"], each["lanes"][0]["calls"], each["cells"][0][6]) for each in timeline] == [(0, 2, 1)]
+    assert [(each["rank"], each["lanes"][0]["calls"], each["cells"][0][6]) for each in timeline] == [
+        (0, 2, 1)
+    ]

@@ -58,9 +58,15 @@ def test_it_hears_events_after_hooks_and_module() -> None:
     trainer.on("train_start")(lambda: heard.append("hook"))
     trainer.fit(Listens(), batches(1))
     assert heard == [
-        "module setup", "strategy setup fit", "hook", "module", "strategy 1", "strategy batch 0",
-        "strategy teardown", "module teardown",
-    ]  # fmt: skip
+        "module setup",
+        "strategy setup fit",
+        "hook",
+        "module",
+        "strategy 1",
+        "strategy batch 0",
+        "strategy teardown",
+        "module teardown",
+    ]
 
 
 def test_an_event_it_cannot_hear_is_refused() -> None:
@@ -122,7 +128,9 @@ def test_hooks_see_its_ranks_and_what_it_runs() -> None:
     seen: list[Any] = []
 
     class Sees(Hook):
-        def on_train_start(self, rank: int, local_rank: int, world_size: int, module: Any, wrapped_model: Any) -> None:
+        def on_train_start(
+            self, rank: int, local_rank: int, world_size: int, module: Any, wrapped_model: Any
+        ) -> None:
             seen.extend([rank, local_rank, world_size, wrapped_model[0] is module])
 
     class OnlyZero(Sees):

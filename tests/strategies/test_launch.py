@@ -10,9 +10,14 @@ from hookline.strategies import make_strategy
 from hookline.strategies.launch import Place, find_place, first_host
 
 SRUN = {
-    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "70123",
-    "SLURM_STEP_NODELIST": "gpu[03-06]", "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
-}  # fmt: skip
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_ID": "70123",
+    "SLURM_STEP_NODELIST": "gpu[03-06]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
+}
 
 
 def test_a_process_that_nobody_launched_is_alone() -> None:
@@ -33,16 +38,29 @@ def test_sruns_variables_say_who_it_is_and_where_to_meet() -> None:
     assert find_place({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "777"}).meet_at == "head:777"
 
 
-@pytest.mark.parametrize("changed", [
-    {"SLURM_STEP_ID": ""}, {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_NAME": "interactive"}, {"SLURM_STEP_ID": "4294967291"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"SLURM_STEP_ID": ""},
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_JOB_NAME": "interactive"},
+        {"SLURM_STEP_ID": "4294967291"},
+    ],
+)
 def test_a_shell_in_an_allocation_is_no_task_of_the_job(changed: dict[str, str]) -> None:
     assert find_place({**SRUN, **changed}).alone
 
 
-@pytest.mark.parametrize(("nodes", "first"), [
-    ("gpu[03-05,9],login", "gpu03"), ("a1,a2", "a1"), ("n[1,2]x,b", "n1x"), ("one.host", "one.host"), ("r-[7-9]", "r-7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu[03-05,9],login", "gpu03"),
+        ("a1,a2", "a1"),
+        ("n[1,2]x,b", "n1x"),
+        ("one.host", "one.host"),
+        ("r-[7-9]", "r-7"),
+    ],
+)
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
@@ -57,7 +75,9 @@ def test_variables_that_make_no_sense_are_refused() -> None:
 # ---- strategies by name ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "kind"), [("ddp", DDP), ("fsdp", FSDP), ("accelerate", Accelerated), ("auto", SingleDevice)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("ddp", DDP), ("fsdp", FSDP), ("accelerate", Accelerated), ("auto", SingleDevice)]
+)
 def test_a_strategy_by_its_name(name: str, kind: type) -> None:
     strategy = make_strategy(name, "cpu", "bf16-mixed")
     assert type(strategy) is kind
@@ -74,15 +94,21 @@ def test_in_a_job_of_several_processes_auto_is_ddp(monkeypatch: pytest.MonkeyPat
     assert not trainer.loggers  # one record of a run, by rank zero
 
 
-@pytest.mark.parametrize(("make", "text"), [
-    (lambda: FSDP(replicas=3), "replicas=3 must be a whole number that divides the 1 ranks"),
-    (lambda: FSDP(wrap=3), "wrap=3: pass a pattern of names"),  # type: ignore[arg-type]
-    (lambda: FSDP(device="cpu", offload=True), "the device is the CPU"),
-    (lambda: DDP(timeout=0), "timeout=0 must be a number of seconds above 0"),
-    (lambda: DDP(precision="8"), "precision='8', allowed"),
-    (lambda: Accelerated(object(), device="cpu"), "brings its own device and precision"),
-    (lambda: Trainer(strategy=DDP(), precision="bf16-mixed"), "cannot be combined with a strategy object"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: FSDP(replicas=3), "replicas=3 must be a whole number that divides the 1 ranks"),
+        (lambda: FSDP(wrap=3), "wrap=3: pass a pattern of names"),  # type: ignore[arg-type]
+        (lambda: FSDP(device="cpu", offload=True), "the device is the CPU"),
+        (lambda: DDP(timeout=0), "timeout=0 must be a number of seconds above 0"),
+        (lambda: DDP(precision="8"), "precision='8', allowed"),
+        (lambda: Accelerated(object(), device="cpu"), "brings its own device and precision"),
+        (
+            lambda: Trainer(strategy=DDP(), precision="bf16-mixed"),
+            "cannot be combined with a strategy object",
+        ),
+    ],
+)
 def test_options_that_cannot_be_are_refused_in_words(make: object, text: str) -> None:
     with pytest.raises(OptionError, match=text):
         make()  # type: ignore[operator]

@@ -55,13 +55,18 @@ def test_a_second_start_finds_nothing_of_the_first() -> None:
 def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
     store = HashStore()
     store.set("hookline/arrived/2", "a process that is dead")
-    with pytest.raises(dist.DistStoreError, match=r"Not all of the job's 3 processes have come in time \(0.1 s\): ranks 1, 2 did not"):
+    with pytest.raises(
+        dist.DistStoreError,
+        match=r"Not all of the job's 3 processes have come in time \(0.1 s\): ranks 1, 2 did not",
+    ):
         fresh_store(store, 0, 3, timedelta(seconds=0.1))
     with pytest.raises(dist.DistStoreError, match="rank 0 did not"):
         fresh_store(HashStore(), 1, 2, timedelta(seconds=0.1))
 
 
-def test_a_rank_that_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_that_waits_for_long_says_for_whom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("hookline.strategies.meeting.REMINDER", 0.05)
     store = HashStore()
 

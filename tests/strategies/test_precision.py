@@ -42,8 +42,12 @@ class Looks(Net):
         return out
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [(32, torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
-def test_every_step_runs_in_the_precision_asked_for_and_weights_stay_whole(precision: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [(32, torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)]
+)
+def test_every_step_runs_in_the_precision_asked_for_and_weights_stay_whole(
+    precision: Any, dtype: torch.dtype
+) -> None:
     net = Looks()
     trainer = quiet(precision=precision, device="cpu")
     trainer.fit(net, batches(2), batches(1))

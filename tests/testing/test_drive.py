@@ -9,7 +9,18 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from hookline import SKIP_BATCH, Hook, HookError, OptionError, StepContext, declare_event, every, on, once, when
+from hookline import (
+    SKIP_BATCH,
+    Hook,
+    HookError,
+    OptionError,
+    StepContext,
+    declare_event,
+    every,
+    on,
+    once,
+    when,
+)
 from hookline.events import EVENTS
 from hookline.testing import TinyModule, drive, fire, play, tiny_batches
 
@@ -40,24 +51,30 @@ def test_one_event_with_its_facts() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize(("missing", "given"), [
-    (["loss"], {"step": 2, "optimizers": []}),
-    (["loss", "trainer", "metrics"], {}),
-])  # fmt: skip
-def test_facts_that_are_not_there_before_a_run_must_be_given(missing: list[str], given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("missing", "given"), [(["loss"], {"step": 2, "optimizers": []}), (["loss", "trainer", "metrics"], {})]
+)
+def test_facts_that_are_not_there_before_a_run_must_be_given(
+    missing: list[str], given: dict[str, Any]
+) -> None:
     class Wants(Hook):
         def on_train_batch_end(self, step: int, loss: float, trainer: Any, metrics: Any) -> None: ...
 
     hook = Halve() if given else Wants()
     event = "step_end" if given else "train_batch_end"
-    with pytest.raises(HookError, match=rf"asks for {', '.join(missing)}, which cannot be known outside a run: give "
-                       rf"(it|them) to fire\(hook, '{event}', {', '.join(f'{name}=...' for name in missing)}\)"):  # fmt: skip
+    with pytest.raises(
+        HookError,
+        match=rf"asks for {', '.join(missing)}, which cannot be known outside a run: give "
+        rf"(it|them) to fire\(hook, '{event}', {', '.join(f'{name}=...' for name in missing)}\)",
+    ):
         fire(hook, event, **given)
 
 
 def test_facts_reach_a_hook_the_way_a_run_gives_them() -> None:
     class Asks(Hook):
-        def on_step_end(self, ctx: StepContext, loss: float, grad_norm: float, lr: float, state: Any, hooks: Any) -> Any:
+        def on_step_end(
+            self, ctx: StepContext, loss: float, grad_norm: float, lr: float, state: Any, hooks: Any
+        ) -> Any:
             return ctx, loss, grad_norm, lr, state.step, state["latest_loss"], state.optimizers, len(hooks)
 
     class Forwards(Asks):
@@ -65,10 +82,21 @@ def test_facts_reach_a_hook_the_way_a_run_gives_them() -> None:
             return super().on_step_end(*args, **kwargs)
 
     ctx, optimizer = StepContext(3, 0.5), torch.optim.SGD(TinyModule().parameters(), lr=1.0)
-    facts = {"ctx": ctx, "loss": 0.5, "grad_norm": 2.0, "lr": 0.1, "global_step": 3, "optimizers": [optimizer]}
+    facts = {
+        "ctx": ctx,
+        "loss": 0.5,
+        "grad_norm": 2.0,
+        "lr": 0.1,
+        "global_step": 3,
+        "optimizers": [optimizer],
+    }
     for hook in (Asks(), Forwards()):
         assert fire(hook, "step_end", **facts) == (ctx, 0.5, 2.0, 0.1, 3, 0.5, [optimizer], 1)
-    assert fire(on("train_batch_start")(lambda lr, world_size: (lr, world_size)), "batch_start", optimizers=[optimizer]) == (1.0, 1)
+    assert fire(
+        on("train_batch_start")(lambda lr, world_size: (lr, world_size)),
+        "batch_start",
+        optimizers=[optimizer],
+    ) == (1.0, 1)
 
 
 def test_a_state_of_ones_own_may_be_given() -> None:
@@ -109,8 +137,11 @@ def test_filters_hold_a_call_back_as_in_a_run() -> None:
 
 
 def test_a_filter_that_counts_needs_its_count() -> None:
-    with pytest.raises(HookError, match=r"Halve.on_step_end is called every 100 steps: give step to fire\(hook, 'step_end', "
-                       r"step=...\), or filters=False"):  # fmt: skip
+    with pytest.raises(
+        HookError,
+        match=r"Halve.on_step_end is called every 100 steps: give step to fire\(hook, 'step_end', "
+        r"step=...\), or filters=False",
+    ):
         fire(Halve(), "step_end", loss=3.0, optimizers=[])
 
 
@@ -159,10 +190,17 @@ def test_nothing_is_kept_of_a_hook_that_is_gone() -> None:
     assert known not in drive._COUNTED
 
 
-@pytest.mark.parametrize(("options", "steps"), [
-    ({"max_steps": 6}, 6), ({"max_steps": 3}, 3), ({"max_steps": 6, "max_epochs": 1}, 4), ({}, 4), ({"max_epochs": 2}, 8),
-    ({"max_steps": 3, "accumulate_grad_batches": 2}, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_steps": 6}, 6),
+        ({"max_steps": 3}, 3),
+        ({"max_steps": 6, "max_epochs": 1}, 4),
+        ({}, 4),
+        ({"max_epochs": 2}, 8),
+        ({"max_steps": 3, "accumulate_grad_batches": 2}, 3),
+    ],
+)
 def test_a_played_run_is_as_long_as_asked_for(options: Any, steps: int) -> None:
     seen: list[int] = []
     played = play(on("step_end")(lambda step: seen.append(step)), **options)
@@ -201,7 +239,10 @@ def test_a_wrong_fact_event_or_hook_is_an_error_that_teaches() -> None:
         fire(Halve(), "step_end", los=1.0)
     with pytest.raises(HookError, match="Did you mean"):
         fire(Halve(), "step_ended")
-    with pytest.raises(HookError, match="Halve does not listen to on_fit_end. It listens to on_train_batch_start, on_step_end"):
+    with pytest.raises(
+        HookError,
+        match="Halve does not listen to on_fit_end. It listens to on_train_batch_start, on_step_end",
+    ):
         fire(Halve(), "fit_end")
 
 

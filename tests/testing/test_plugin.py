@@ -29,6 +29,10 @@ def test_fixtures_are_there_without_a_line_of_set_up(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TEST)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -43,8 +43,7 @@ class Rarely(Hook):
     on_error = "warn"
 
     @every("5 steps")
-    def on_step_end(self, loss):
-        ...
+    def on_step_end(self, loss): ...
 
 
 def names(*different):

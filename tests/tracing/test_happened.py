@@ -31,62 +31,68 @@ def test_a_run_as_planned_has_no_differences():
 
 def test_a_hook_that_was_switched_off_is_named_with_where():
     trainer = quiet(hooks=[Watch()], trace="trace.json")
-    trainer.on("train_batch_end", name="switch")(lambda batch_idx: trainer.disable_hook("watch") if batch_idx == 1 else None)
+    trainer.on("train_batch_end", name="switch")(
+        lambda batch_idx: trainer.disable_hook("watch") if batch_idx == 1 else None
+    )
     trainer.fit(Net(), batches(5), batches(1))
     assert different() == [
         "hook watch was called in on_train_batch_end 2 of 5 times: the last at step 2, then it was switched off, removed or held "
         "back by its budget",
         "hook watch was called in on_step_end 1 of 5 times: the last at step 1, then it was switched off, removed or held back by "
         "its budget",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_gap_is_named_too():
     trainer = quiet(hooks=[Watch()], trace="trace.json")
     switches = {1: trainer.disable_hook, 3: trainer.enable_hook}
-    trainer.on("train_batch_start", name="switch")(lambda batch_idx: switches[batch_idx]("watch") if batch_idx in switches else None)
+    trainer.on("train_batch_start", name="switch")(
+        lambda batch_idx: switches[batch_idx]("watch") if batch_idx in switches else None
+    )
     trainer.fit(Net(), batches(6), batches(1))
-    assert "hook watch was called in on_step_end 4 of 6 times: in between it was switched off, removed or held back by its budget" \
-        in different()  # fmt: skip
+    assert (
+        "hook watch was called in on_step_end 4 of 6 times: in between it was switched off, removed or held back by its budget"
+        in different()
+    )
 
 
 def test_a_hook_that_came_later_is_named():
     trainer = quiet(trace="trace.json")
-    trainer.on("train_batch_end", name="adds")(lambda batch_idx: trainer.add_hook(Watch()) if batch_idx == 1 else None)
+    trainer.on("train_batch_end", name="adds")(
+        lambda batch_idx: trainer.add_hook(Watch()) if batch_idx == 1 else None
+    )
     trainer.fit(Net(), batches(4), batches(1))
     found = different()
     assert len(found) == 2
-    assert found[0].startswith("hook watch was called in on_step_end and was not planned there: called 3 times, ")
+    assert found[0].startswith(
+        "hook watch was called in on_step_end and was not planned there: called 3 times, "
+    )
     assert found[0].endswith("from step 2 on")
 
 
 def test_a_schedule_that_never_fired_is_named_and_one_that_fired_is_as_planned():
     class Rare(Hook):
         @every("100 steps")
-        def on_step_end(self):
-            ...
+        def on_step_end(self): ...
 
         @every("2 steps")
-        def on_train_batch_end(self):
-            ...
+        def on_train_batch_end(self): ...
 
     trace_run("trace.json", Rare())
-    assert different() == ["hook rare was never called in on_step_end, which came 6 times; it asks for every 100 steps"]
+    assert different() == [
+        "hook rare was never called in on_step_end, which came 6 times; it asks for every 100 steps"
+    ]
 
 
 def test_an_event_that_never_came_is_named_unless_it_comes_only_if_something_is_the_matter():
     class Waits(Hook):
-        def on_validation_end(self):
-            ...
+        def on_validation_end(self): ...
 
-        def on_exception(self):
-            ...
+        def on_exception(self): ...
 
-        def on_step_skipped(self):
-            ...
+        def on_step_skipped(self): ...
 
-        def on_checkpoint_save(self):
-            ...
+        def on_checkpoint_save(self): ...
 
     trainer = quiet(hooks=[Waits()], trace="trace.json")
     trainer.fit(Net(), batches(1))
@@ -95,8 +101,7 @@ def test_an_event_that_never_came_is_named_unless_it_comes_only_if_something_is_
 
 def test_a_trace_of_a_part_of_a_run_says_nothing_about_the_rest():
     class Starts(Hook):
-        def on_train_start(self):
-            ...
+        def on_train_start(self): ...
 
     trainer = quiet(hooks=[Starts()], run_dir="run")
     trainer.on("train_batch_end")(lambda batch_idx: trainer.tracing.start() if batch_idx == 0 else None)
@@ -135,8 +140,13 @@ def test_another_plan_than_the_runs_own_can_be_compared():
     trace_run()
     planned = [row for row in quiet(hooks=[Watch("other")]).explain(Listening()).data() if row["listeners"]]
     found = differences(planned, told())
-    assert "hook other was never called in on_step_end, which came 6 times; it was switched off, removed or not there" in found
-    assert any(each.startswith("hook watch was called in on_step_end and was not planned there") for each in found)
+    assert (
+        "hook other was never called in on_step_end, which came 6 times; it was switched off, removed or not there"
+        in found
+    )
+    assert any(
+        each.startswith("hook watch was called in on_step_end and was not planned there") for each in found
+    )
 
 
 def test_a_run_that_failed_is_said_to_have_failed_and_those_after_the_guilty_one_are_not_said_to_be_switched_off():

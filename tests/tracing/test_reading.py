@@ -30,11 +30,18 @@ def test_a_trace_that_was_cut_off_anywhere_reads_up_to_there(left):
     assert 0.2 * len(whole) < len(found) < len(whole)
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ("", "no trace that Hookline has written"), ("[{}]", "no trace that Hookline has written"),
-    ('[{"name":"hookline","ph":"M","args":{"for', "is damaged: its first line is not whole"),
-    ('[{"name":"hookline","ph":"M","args":{"format":99}}\n]', "has format 99; this version of Hookline reads format 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "no trace that Hookline has written"),
+        ("[{}]", "no trace that Hookline has written"),
+        ('[{"name":"hookline","ph":"M","args":{"for', "is damaged: its first line is not whole"),
+        (
+            '[{"name":"hookline","ph":"M","args":{"format":99}}\n]',
+            "has format 99; this version of Hookline reads format 1",
+        ),
+    ],
+)
 def test_what_is_no_trace_is_refused(content, why):
     Path("odd.json").write_text(content)
     with pytest.raises(OptionError, match=why):
@@ -43,7 +50,10 @@ def test_what_is_no_trace_is_refused(content, why):
 
 def test_a_missing_trace_or_a_directory_is_an_error_that_helps():
     trace_run("run/trace.json")
-    with pytest.raises(OptionError, match=r"There is no trace run/trac.json. Did you mean 'trace.json'\? A run writes one with --trace"):
+    with pytest.raises(
+        OptionError,
+        match=r"There is no trace run/trac.json. Did you mean 'trace.json'\? A run writes one with --trace",
+    ):
         next(read_trace("run/trac.json"))
     with pytest.raises(OptionError, match=r"run is a directory; name a trace. There are: run/trace.json"):
         next(read_trace("run"))
@@ -66,10 +76,14 @@ def as_rank(path: str, rank: int, later: int = 0) -> Path:
 
 def test_ranks_of_one_machine_are_put_side_by_side_as_they_are():
     trace_run()
-    assert merge([Path("trace.json"), as_rank("trace.json", 1)], Path("both.json")) == 2 * len(load("trace.json"))
+    assert merge([Path("trace.json"), as_rank("trace.json", 1)], Path("both.json")) == 2 * len(
+        load("trace.json")
+    )
     both = load("both.json")
     assert {each["pid"] for each in both} == {0, 1}
-    assert [each.get("ts") for each in both if each["pid"] == 1] == [each.get("ts") for each in load("trace.json")]
+    assert [each.get("ts") for each in both if each["pid"] == 1] == [
+        each.get("ts") for each in load("trace.json")
+    ]
     assert list(read_trace("both.json")) == both
 
 
@@ -100,18 +114,24 @@ def test_a_merged_trace_that_cannot_be_written_is_an_error_in_words(capsys):
     assert "no/such/x.json could not be written: No such file or directory." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damaged", [
-    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1}}',
-    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":"x"}',
-    '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"event":["x"]},"ts":1.0,"dur":1.0}',
-    '{"name":"on_step_end","cat":"event","ph":"X","pid":0,"args":{"step":"x"},"ts":1.0,"dur":1.0}',
-    '{"name":"hookline","ph":"M","pid":0,"args":{}}', '{"name":"hookline_plan","ph":"M","pid":0,"args":{"rows":1}}',
-    "[" * 100_000, '{"name":"watch","cat":["hook"],"ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":1.0}',
-    '{"name":"watch","cat":"hook","ph":"i","pid":0,"args":{}}',
-    '{"name":"on_step_end","cat":"event","ph":"X","pid":[0],"args":{"step":1},"ts":1.0,"dur":1.0}',
-    f'{{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{{"step":1}},"ts":1{"0" * 400},"dur":1.0}}',
-    '{"name":"hookline","ph":"M","pid":0,"args":{"stage":"fit","rank":0,"world_size":1,"clock_ns":0,"unix_ns":"x"}}',
-], ids=shown)  # fmt: skip
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1}}',
+        '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":"x"}',
+        '{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{"event":["x"]},"ts":1.0,"dur":1.0}',
+        '{"name":"on_step_end","cat":"event","ph":"X","pid":0,"args":{"step":"x"},"ts":1.0,"dur":1.0}',
+        '{"name":"hookline","ph":"M","pid":0,"args":{}}',
+        '{"name":"hookline_plan","ph":"M","pid":0,"args":{"rows":1}}',
+        "[" * 100_000,
+        '{"name":"watch","cat":["hook"],"ph":"X","pid":0,"args":{"step":1},"ts":1.0,"dur":1.0}',
+        '{"name":"watch","cat":"hook","ph":"i","pid":0,"args":{}}',
+        '{"name":"on_step_end","cat":"event","ph":"X","pid":[0],"args":{"step":1},"ts":1.0,"dur":1.0}',
+        f'{{"name":"watch","cat":"hook","ph":"X","pid":0,"args":{{"step":1}},"ts":1{"0" * 400},"dur":1.0}}',
+        '{"name":"hookline","ph":"M","pid":0,"args":{"stage":"fit","rank":0,"world_size":1,"clock_ns":0,"unix_ns":"x"}}',
+    ],
+    ids=shown,
+)
 def test_a_damaged_line_is_passed_over(damaged):
     whole = trace_run()
     first, rest = Path("trace.json").read_text().split("\n", 1)

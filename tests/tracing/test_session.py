@@ -56,7 +56,9 @@ def test_a_run_that_ends_closes_its_trace():
 
 def test_it_cannot_be_started_twice_or_without_a_run():
     trainer = quiet(trace="trace.json")
-    with pytest.raises(HooklineError, match=r"started in a run, from a hook; for a whole run there is Trainer\(trace=True\)"):
+    with pytest.raises(
+        HooklineError, match=r"started in a run, from a hook; for a whole run there is Trainer\(trace=True\)"
+    ):
         trainer.tracing.start()
     trainer.on("train_start")(lambda: trainer.tracing.start())
     with pytest.raises(HooklineError, match="being written already"):
@@ -88,7 +90,9 @@ def test_a_fresh_run_replaces_an_older_trace_and_a_test_goes_on_in_it():
 
 def test_a_file_that_is_no_trace_is_not_written_over():
     Path("notes.json").write_text(json.dumps([1]))
-    with pytest.raises(OptionError, match=r"trace='notes.json' exists and is no trace of Hookline; it is not written over"):
+    with pytest.raises(
+        OptionError, match=r"trace='notes.json' exists and is no trace of Hookline; it is not written over"
+    ):
         quiet(trace="notes.json").fit(Net(), batches(1))
     assert json.loads(Path("notes.json").read_text()) == [1]
     Path("folder").mkdir()
@@ -110,7 +114,9 @@ def test_files_of_several_ranks_lie_side_by_side():
 
 
 def test_a_hook_that_stops_the_trace_and_takes_its_time_ends_the_trace_and_not_the_run(monkeypatch):
-    monkeypatch.setattr("hookline.tracing.tracer.PATIENCE", 0)  # every event that ends would be written at once
+    monkeypatch.setattr(
+        "hookline.tracing.tracer.PATIENCE", 0
+    )  # every event that ends would be written at once
     trainer = quiet(trace="trace.json")
     trainer.on("train_batch_end")(lambda batch_idx: trainer.tracing.stop() if batch_idx == 2 else None)
     trainer.fit(Net(), batches(5))

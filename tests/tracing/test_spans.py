@@ -16,17 +16,21 @@ def played(*events: tuple[str, bool, int, int, int, int]) -> list[tuple[str, int
 
 def test_a_batch_goes_from_its_first_event_to_its_last_one():
     assert played(
-        ("on_train_batch_start", True, 10_000, 11_000, 0, 0), ("on_step_end", True, 15_000, 16_000, 0, 0),
-        ("on_train_batch_start", True, 20_000, 21_000, 0, 1), ("on_step_end", True, 25_000, 26_000, 0, 1),
-    ) == [("batch 0", 10_000, 16_000), ("batch 1", 20_000, 26_000)]  # fmt: skip
+        ("on_train_batch_start", True, 10_000, 11_000, 0, 0),
+        ("on_step_end", True, 15_000, 16_000, 0, 0),
+        ("on_train_batch_start", True, 20_000, 21_000, 0, 1),
+        ("on_step_end", True, 25_000, 26_000, 0, 1),
+    ) == [("batch 0", 10_000, 16_000), ("batch 1", 20_000, 26_000)]
 
 
 def test_a_batch_begins_with_its_fetch_and_one_that_never_came_is_no_batch():
     assert played(
-        ("on_before_batch_fetch", True, 10_000, 11_000, 0, 0), ("on_train_batch_end", True, 15_000, 16_000, 0, 0),
-        ("on_before_batch_fetch", True, 20_000, 21_000, 0, 1), ("on_train_epoch_end", False, 30_000, 31_000, 0, 0),
+        ("on_before_batch_fetch", True, 10_000, 11_000, 0, 0),
+        ("on_train_batch_end", True, 15_000, 16_000, 0, 0),
+        ("on_before_batch_fetch", True, 20_000, 21_000, 0, 1),
+        ("on_train_epoch_end", False, 30_000, 31_000, 0, 0),
         ("on_before_batch_fetch", True, 40_000, 41_000, 1, 0),
-    ) == [("batch 0", 10_000, 16_000)]  # fmt: skip
+    ) == [("batch 0", 10_000, 16_000)]
 
 
 def test_a_validation_ends_the_batch_before_it_and_has_batches_of_its_own():
@@ -37,14 +41,24 @@ def test_a_validation_ends_the_batch_before_it_and_has_batches_of_its_own():
         ("on_validation_batch_end", True, 30_000, 31_000, 0, 0),
         ("on_validation_end", False, 40_000, 41_000, 0, 0),
         ("on_train_epoch_end", False, 50_000, 51_000, 0, 0),
-    ) == [("batch 0", 10_000, 11_000), ("batch 0", 30_000, 31_000), ("validation", 20_000, 41_000), ("epoch 0", 1_000, 51_000)]  # fmt: skip
+    ) == [
+        ("batch 0", 10_000, 11_000),
+        ("batch 0", 30_000, 31_000),
+        ("validation", 20_000, 41_000),
+        ("epoch 0", 1_000, 51_000),
+    ]
 
 
 def test_the_same_batch_of_the_next_epoch_is_another_one():
-    assert [name for name, _, _ in played(
-        ("on_train_batch_end", True, 10_000, 11_000, 0, 0), ("on_train_epoch_end", False, 12_000, 13_000, 0, 0),
-        ("on_train_epoch_start", False, 14_000, 15_000, 1, 0), ("on_train_batch_end", True, 20_000, 21_000, 1, 0),
-    )] == ["batch 0", "batch 0", "epoch 1"]  # fmt: skip
+    assert [
+        name
+        for name, _, _ in played(
+            ("on_train_batch_end", True, 10_000, 11_000, 0, 0),
+            ("on_train_epoch_end", False, 12_000, 13_000, 0, 0),
+            ("on_train_epoch_start", False, 14_000, 15_000, 1, 0),
+            ("on_train_batch_end", True, 20_000, 21_000, 1, 0),
+        )
+    ] == ["batch 0", "batch 0", "epoch 1"]
 
 
 def test_what_is_open_when_a_trace_ends_is_closed_around_what_is_in_it():

@@ -27,8 +27,10 @@ def test_every_call_that_a_recorder_sees_is_in_the_trace_in_the_same_order():
         trainer.fit(Listening(), batches(3), batches(2))
     kinds = {"H": "hook", "M": "module", "S": "strategy", "D": "data module"}
     calls = [each for each in load("trace.json") if each.get("cat") in kinds.values()]
-    assert [(each["cat"], each["name"], each["args"]["event"], each["args"]["step"]) for each in sorted(calls, key=lambda e: e["ts"])] \
-        == [(kinds[call.receiver], call.name, call.event, call.step) for call in recorder.calls]  # fmt: skip
+    assert [
+        (each["cat"], each["name"], each["args"]["event"], each["args"]["step"])
+        for each in sorted(calls, key=lambda e: e["ts"])
+    ] == [(kinds[call.receiver], call.name, call.event, call.step) for call in recorder.calls]
 
 
 def test_calls_lie_in_their_event_events_in_their_batch_batches_in_their_epoch():
@@ -40,7 +42,11 @@ def test_calls_lie_in_their_event_events_in_their_batch_batches_in_their_epoch()
     assert len(validations) == 2 and len(batches_) == 2 * (3 + 2)
     for call in (each for each in records if each.get("cat") in ("hook", "module")):
         assert any(inside(call, event) for event in records if event["name"] == call["args"]["event"])
-    for event in named(records, "on_train_batch_end") + named(records, "on_step_end") + named(records, "backward", "action"):
+    for event in (
+        named(records, "on_train_batch_end")
+        + named(records, "on_step_end")
+        + named(records, "backward", "action")
+    ):
         assert sum(inside(event, batch) for batch in batches_) == 1
     for batch in batches_:
         assert sum(inside(batch, epoch) for epoch in epochs) == 1
@@ -98,7 +104,12 @@ def test_facts_that_are_plain_data_stand_with_their_event():
     for each in records:
         if each.get("cat") in ("event", "action"):
             known.update(each["args"])
-    assert (known["batches_seen"], known["samples_seen"], known["epochs_seen"], known["lr"]) == (6, 18, 2, 0.1)
+    assert (known["batches_seen"], known["samples_seen"], known["epochs_seen"], known["lr"]) == (
+        6,
+        18,
+        2,
+        0.1,
+    )
 
 
 def test_every_process_is_its_rank_and_says_so():
@@ -113,7 +124,9 @@ def test_tracing_changes_neither_the_training_nor_what_is_called():
     def run(**options):
         torch.manual_seed(0)
         net = Listening()
-        trainer = quiet(hooks=[Watch()], max_epochs=2, accumulate_grad_batches=2, gradient_clip_val=0.1, **options)
+        trainer = quiet(
+            hooks=[Watch()], max_epochs=2, accumulate_grad_batches=2, gradient_clip_val=0.1, **options
+        )
         with Recorder(trainer) as recorder:
             trainer.fit(net, batches(5), batches(2))
         return recorder.calls, {name: each.clone() for name, each in net.state_dict().items()}
@@ -202,7 +215,9 @@ print("done", trainer.status, trainer.global_step, trainer.plan.tracers)
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path):
     code = FULL_DISK.format(path=[each for each in sys.path if each.endswith("tests")])
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == "done completed 400 ()\n", done.stderr
     assert done.stderr.count("cannot be written any further and ends here") == 1
 

@@ -12,16 +12,13 @@ from hookline import Hook
 
 
 class Watch(Hook):
-    def on_train_batch_end(self, loss: float) -> None:
-        ...
+    def on_train_batch_end(self, loss: float) -> None: ...
 
-    def on_step_end(self) -> None:
-        ...
+    def on_step_end(self) -> None: ...
 
 
 class Listening(Net):
-    def on_train_batch_end(self) -> None:
-        ...
+    def on_train_batch_end(self) -> None: ...
 
 
 def trace_run(path: str = "trace.json", *hooks: Any, **options: Any) -> list[dict[str, Any]]:

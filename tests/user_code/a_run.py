@@ -9,7 +9,17 @@ import torch
 from a_module import Data, Manual, Regression, Watch
 from many_hooks import hooks
 
-from hookline import JSONLines, Metrics, Recorder, StopTraining, Trainer, declare_event, every, on, seed_everything
+from hookline import (
+    JSONLines,
+    Metrics,
+    Recorder,
+    StopTraining,
+    Trainer,
+    declare_event,
+    every,
+    on,
+    seed_everything,
+)
 
 
 @on("step_end", every="2 steps")
@@ -51,7 +61,10 @@ def main() -> Metrics:
             raise StopTraining("enough")
 
     count.remove()
-    with trainer.add_hook(Watch(), name="second") as handle, Recorder(trainer, events=["train_start"]) as recorder:
+    with (
+        trainer.add_hook(Watch(), name="second") as handle,
+        Recorder(trainer, events=["train_start"]) as recorder,
+    ):
         metrics = trainer.fit(Regression(), Data())
         name: str = handle.name
     events: list[str] = recorder.events()

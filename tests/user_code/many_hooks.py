@@ -53,7 +53,9 @@ class Everything(Hook):
 
     def on_epoch_begin(self, current_epoch: int) -> None: ...
 
-    def on_train_batch_start(self, batch_idx: int, batch: Any, *, device: torch.device) -> hookline.errors.Signal | None:
+    def on_train_batch_start(
+        self, batch_idx: int, batch: Any, *, device: torch.device
+    ) -> hookline.errors.Signal | None:
         return SKIP_BATCH if batch_idx == 1 else None
 
     def on_before_backward(self, loss: torch.Tensor) -> torch.Tensor:
@@ -63,7 +65,9 @@ class Everything(Hook):
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None: ...
 
-    def on_before_optimizer_step(self, optimizer_idx: int, optimizer: torch.optim.Optimizer, step: int) -> None: ...
+    def on_before_optimizer_step(
+        self, optimizer_idx: int, optimizer: torch.optim.Optimizer, step: int
+    ) -> None: ...
 
     @every("2 steps")
     def on_step_end(self, ctx: StepContext, loss: float, grad_norm: float, lr: float) -> None:

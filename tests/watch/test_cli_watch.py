@@ -19,7 +19,9 @@ def test_it_prints_its_address_serves_and_ends_by_ctrl_c() -> None:
         try:
             assert server.stdout is not None
             told = json.loads(server.stdout.readline())
-            browser = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(CookieJar()))
+            browser = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(CookieJar())
+            )
             with browser.open(told["url"], timeout=60) as page:
                 assert b"Hookline report" in page.read()
         finally:

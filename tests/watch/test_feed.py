@@ -73,10 +73,15 @@ def test_a_directory_that_goes_away_leaves_the_page_as_it_was() -> None:
     shutil.rmtree("run")
     assert '"loss"' in feed.page()
     found = feed.wait("", 1.0)
-    assert found is not None and json.loads(found[1])["job"] == {"running": False, "why": "run does not exist."}
+    assert found is not None and json.loads(found[1])["job"] == {
+        "running": False,
+        "why": "run does not exist.",
+    }
 
 
-def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     feed = Feed(path := written("run", metrics(1, loss=1.0)))
     thread = threading.Thread(target=feed.keep_fresh, daemon=True)
     monkeypatch.setattr(feed_module, "EVERY", 0.01)
@@ -96,7 +101,9 @@ def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(monkeypa
 def test_a_line_that_no_log_should_hold_does_not_end_the_page() -> None:
     feed = Feed(written("run", metrics(1, loss=1.0)))
     with Path("run/log.jsonl").open("a") as log:
-        log.write(f'{{"type": "metrics", "step": 1{"0" * 400}, "metrics": {{"a": 1}}}}\n{json.dumps(metrics(2, loss=0.5))}\n')
+        log.write(
+            f'{{"type": "metrics", "step": 1{"0" * 400}, "metrics": {{"a": 1}}}}\n{json.dumps(metrics(2, loss=0.5))}\n'
+        )
     feed.look()
     assert _told(feed)["runs"][0]["step"] == 2 and _told(feed)["stuck"] == ""
 

@@ -58,11 +58,17 @@ def test_updates_arrive_without_a_reload_and_equal_the_log(live: Opened, run: Pa
     scroll_through(page)
     page.evaluate("window.here = true; scrollTo(0, 900)")
     first = page.evaluate("shown.runs[0].step")
-    wait_until(page, f"shown.runs[0].step > {first} + 10 && view.charts[0].plot && view.charts[0].plot.scales.x.max > {first} + 5")
+    wait_until(
+        page,
+        f"shown.runs[0].step > {first} + 10 && view.charts[0].plot && view.charts[0].plot.scales.x.max > {first} + 5",
+    )
     assert page.evaluate("window.here") is True
     last_step, last = page.evaluate("[shown.summary[0].last_step, shown.summary[0].last]")
-    logged = {each["step"]: each["metrics"]["train/loss"] for each in read_log(run)
-              if each["type"] == "metrics" and "lr" in each["metrics"] and "train/loss" in each["metrics"]}  # fmt: skip
+    logged = {
+        each["step"]: each["metrics"]["train/loss"]
+        for each in read_log(run)
+        if each["type"] == "metrics" and "lr" in each["metrics"] and "train/loss" in each["metrics"]
+    }
     assert page.evaluate("shown.summary[0].name") == "train/loss" and logged[last_step] == last
     assert page.locator("#tools [role=status]").inner_text() == "live"
 
@@ -90,12 +96,18 @@ def test_what_somebody_looks_at_stays_in_view(live: Opened) -> None:
 def test_a_hook_is_switched_off_and_on_by_mouse_and_keyboard(live: Opened, run: Path) -> None:
     switch = live.page.get_by_role("switch", name="Hook gradient_monitor")
     switch.click()
-    wait_until(live.page, "document.querySelector('[aria-label=\"Hook gradient_monitor\"]').getAttribute('aria-checked') === 'false'")
+    wait_until(
+        live.page,
+        "document.querySelector('[aria-label=\"Hook gradient_monitor\"]').getAttribute('aria-checked') === 'false'",
+    )
     assert hooks(run)["gradient_monitor"]["enabled"] is False
     assert live.page.locator(".said").inner_text().startswith("disable gradient_monitor: done at step ")
     switch.focus()
     live.page.keyboard.press("Space")
-    wait_until(live.page, "document.querySelector('[aria-label=\"Hook gradient_monitor\"]').getAttribute('aria-checked') === 'true'")
+    wait_until(
+        live.page,
+        "document.querySelector('[aria-label=\"Hook gradient_monitor\"]').getAttribute('aria-checked') === 'true'",
+    )
     assert hooks(run)["gradient_monitor"]["enabled"] is True
     wait_until(live.page, "document.getElementById('events').textContent.includes('enable gradient_monitor')")
 
@@ -116,24 +128,40 @@ def test_how_often_is_set_a_checkpoint_is_saved_and_what_is_wrong_is_said(live: 
     assert list((run / "checkpoints").glob("step-*/manifest.json"))
 
 
-def test_a_hook_is_attached_and_its_name_is_text_whatever_is_in_it(live: Opened, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "probe.py").write_text("from hookline import Hook\nclass Probe(Hook):\n    name = '<b>bold</b>'\n    def on_step_end(self): ...\n")
+def test_a_hook_is_attached_and_its_name_is_text_whatever_is_in_it(
+    live: Opened, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "probe.py").write_text(
+        "from hookline import Hook\nclass Probe(Hook):\n    name = '<b>bold</b>'\n    def on_step_end(self): ...\n"
+    )
     field = live.page.get_by_label("Hook to attach, a file and a class")
     field.fill(f"{tmp_path}/probe.py:Probe")
     field.press("Enter")
-    wait_until(live.page, "[...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))")
+    wait_until(
+        live.page,
+        "[...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))",
+    )
     assert live.page.locator(".job b, .job img").count() == 0 and live.page.evaluate("window.hacked") is None
     assert "<b>bold</b>" in hooks(run)
-    assert live.page.get_by_role("button", name="Detach gradient_monitor").count() == 0  # a hook of the program stays
+    assert (
+        live.page.get_by_role("button", name="Detach gradient_monitor").count() == 0
+    )  # a hook of the program stays
     live.page.get_by_role("button", name="Detach <b>bold</b>").click()
-    wait_until(live.page, "![...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))")
+    wait_until(
+        live.page,
+        "![...document.querySelectorAll('.job tbody th')].some((each) => each.textContent.startsWith('<b>bold</b>'))",
+    )
     assert "<b>bold</b>" not in hooks(run)
 
 
-def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(live: Opened, run: Path, tmp_path: Path) -> None:
+def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(
+    live: Opened, run: Path, tmp_path: Path
+) -> None:
     page = live.page
     for name in ("mine", "theirs"):
-        (tmp_path / f"{name}.py").write_text("from hookline import Hook\nclass Probe(Hook):\n    def on_step_end(self): ...\n")
+        (tmp_path / f"{name}.py").write_text(
+            "from hookline import Hook\nclass Probe(Hook):\n    def on_step_end(self): ...\n"
+        )
     often = page.get_by_label("How often gradient_monitor is heard")
     before = often.input_value()
     often.fill("7 stepps")
@@ -150,11 +178,16 @@ def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(liv
     wait_until(page, "document.querySelector('[aria-label=\"Hook probe\"]') !== null")
     step = page.evaluate("shown.runs[0].step")
     wait_until(page, f"shown.runs[0].step > {step} + 20")
-    assert page.locator(".said").inner_text().startswith("attach probe: done at step ") and field.input_value() == ""
+    assert (
+        page.locator(".said").inner_text().startswith("attach probe: done at step ")
+        and field.input_value() == ""
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (360, "dark")])
-def test_it_fits_a_laptop_and_a_phone_in_light_and_dark(browser: Any, watch: Watch, width: int, scheme: str) -> None:
+def test_it_fits_a_laptop_and_a_phone_in_light_and_dark(
+    browser: Any, watch: Watch, width: int, scheme: str
+) -> None:
     made = Opened(browser, watch.url, viewport={"width": width, "height": 760}, color_scheme=scheme)
     scroll_through(made.page)
     assert made.page.evaluate("document.documentElement.scrollWidth") <= width
@@ -178,7 +211,9 @@ Promise.allSettled([
 <iframe name="out"></iframe><script>document.forms[0].submit()</script>"""
 
 
-def test_a_page_of_another_origin_gets_nothing_and_stops_nothing_with_the_browsers_own_cookie(browser: Any, watch: Watch, run: Path) -> None:
+def test_a_page_of_another_origin_gets_nothing_and_stops_nothing_with_the_browsers_own_cookie(
+    browser: Any, watch: Watch, run: Path
+) -> None:
     cookies: list[str | None] = []
 
     class Evil(BaseHTTPRequestHandler):
@@ -201,12 +236,18 @@ def test_a_page_of_another_origin_gets_nothing_and_stops_nothing_with_the_browse
             evil = context.new_page()
             evil.goto(f"http://{host}:{server.server_address[1]}/")
             wait_until(evil, "window.over === true")
-            assert sorted(evil.evaluate("came")) == [["feed", "refused"], ["json", "refused"], ["page", "refused"]]
+            assert sorted(evil.evaluate("came")) == [
+                ["feed", "refused"],
+                ["json", "refused"],
+                ["page", "refused"],
+            ]
             evil.wait_for_timeout(300)
             evil.close()
         context.close()
         server.shutdown()
-    assert len(cookies) >= 2 and set(cookies) == {None}  # cookies know no ports, and this one would control the job
+    assert len(cookies) >= 2 and set(cookies) == {
+        None
+    }  # cookies know no ports, and this one would control the job
     assert ask(run, "status")["stopping"] is False
     assert "stop" not in [each["command"] for each in read_log(run) if each["type"] == "control"]
 
@@ -218,7 +259,9 @@ def test_the_run_is_stopped_from_the_page_and_then_only_looked_at(live: Opened, 
     again.wait_for()
     assert ask(run, "status")["stopping"] is False  # it asks back, and a double click is no answer
     page.wait_for_timeout(600)
-    while not is_stopping(run):  # a busy machine may take longer for a click than the page waits for the second one
+    while not is_stopping(
+        run
+    ):  # a busy machine may take longer for a click than the page waits for the second one
         page.locator("button.danger").click()
         page.wait_for_timeout(600)
     wait_until(page, "document.getElementById('job').textContent.includes('To look at, not to switch')")

@@ -52,13 +52,27 @@ def test_the_cookie_is_for_a_place_that_nobody_else_on_this_machine_can_guess(wa
     other._server.server_close()
 
 
-@pytest.mark.parametrize("path", ["/", "{room}", "{room}feed", "/?token=", "/?token=wrong", "/?token=%00%ff", "{room}feed?token=wrong", "{room}?token=wrong"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "{room}",
+        "{room}feed",
+        "/?token=",
+        "/?token=wrong",
+        "/?token=%00%ff",
+        "{room}feed?token=wrong",
+        "{room}?token=wrong",
+    ],
+)
 def test_without_token_or_cookie_there_is_nothing_to_see(watch: Watch, path: str) -> None:
     answer = Visitor(watch).get(path.format(room=watch.room))
     assert answer.status == 403 and b"loss" not in answer.read()
 
 
-@pytest.mark.parametrize("cookie", ["", "hookline=x", "hookline-{port}=", "hookline-{port}=wrong", "hookline-{port}=\xe4", ";;=;"])
+@pytest.mark.parametrize(
+    "cookie", ["", "hookline=x", "hookline-{port}=", "hookline-{port}=wrong", "hookline-{port}=\xe4", ";;=;"]
+)
 def test_a_wrong_cookie_is_no_cookie(watch: Watch, cookie: str) -> None:
     visitor = Visitor(watch)
     visitor.cookie = cookie.format(port=watch.port)
@@ -66,14 +80,18 @@ def test_a_wrong_cookie_is_no_cookie(watch: Watch, cookie: str) -> None:
 
 
 def test_it_listens_on_this_machine_alone(watch: Watch) -> None:
-    others = {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), watch.port, socket.AF_INET)} - {"127.0.0.1"}
+    others = {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), watch.port, socket.AF_INET)} - {
+        "127.0.0.1"
+    }
     for address in others:
         with pytest.raises(OSError), socket.create_connection((str(address), watch.port), timeout=5):
             pass
     assert watch._server.server_address[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0:{port}", "[::1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0:{port}", "[::1", ""]
+)
 def test_a_foreign_name_that_leads_here_is_turned_away(visitor: Visitor, host: str) -> None:
     named = host.format(port=visitor.watch.port) or "x@y"
     assert visitor.page(Host=named).status == 403
@@ -82,15 +100,26 @@ def test_a_foreign_name_that_leads_here_is_turned_away(visitor: Visitor, host: s
 
 def test_through_a_tunnel_it_may_have_another_port(visitor: Visitor) -> None:
     assert visitor.page(Host="localhost:9999").status == 200
-    assert visitor.post({"command": "stop"}, Host="localhost:9999", Origin="http://localhost:9999").status == 200
+    assert (
+        visitor.post({"command": "stop"}, Host="localhost:9999", Origin="http://localhost:9999").status == 200
+    )
 
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Origin": ""}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "https://127.0.0.1:{port}"},
-     {"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}],
-)  # fmt: skip
-def test_a_page_of_another_origin_cannot_ask_for_anything_even_with_the_cookie(visitor: Visitor, headers: dict[str, str]) -> None:
+    [
+        {"Origin": ""},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "https://127.0.0.1:{port}"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_origin_cannot_ask_for_anything_even_with_the_cookie(
+    visitor: Visitor, headers: dict[str, str]
+) -> None:
     given = {name: value.format(port=visitor.watch.port) for name, value in headers.items()}
     answer = visitor.post({"command": "stop"}, **given)
     assert answer.status == 403 and answer.getheader("Access-Control-Allow-Origin") is None
@@ -100,22 +129,43 @@ def test_a_page_of_another_origin_cannot_ask_for_anything_even_with_the_cookie(v
 
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
-    [("stop", {}, 400), ([], {}, 400), ({"command": "status"}, {}, 400), ({"command": ["stop"]}, {}, 400), ({"command": "fly"}, {}, 400),
-     ({"command": "stop"}, {"Content_Type": "text/plain"}, 400), ("x" * 20_000, {}, 400)],
-)  # fmt: skip
-def test_what_is_no_request_is_refused(visitor: Visitor, body: Any, headers: dict[str, str], status: int) -> None:
+    [
+        ("stop", {}, 400),
+        ([], {}, 400),
+        ({"command": "status"}, {}, 400),
+        ({"command": ["stop"]}, {}, 400),
+        ({"command": "fly"}, {}, 400),
+        ({"command": "stop"}, {"Content_Type": "text/plain"}, 400),
+        ("x" * 20_000, {}, 400),
+    ],
+)
+def test_what_is_no_request_is_refused(
+    visitor: Visitor, body: Any, headers: dict[str, str], status: int
+) -> None:
     assert visitor.post(body, **headers).status == status
 
 
 def test_other_paths_lead_nowhere(visitor: Visitor) -> None:
     room = visitor.watch.room
-    for path in ("/log.jsonl", "/../../etc/passwd", "//etc/passwd", "/control", "/feed", f"{room}control", f"{room}../log.jsonl", room[:-1], f"{room[:-3]}/feed"):
+    for path in (
+        "/log.jsonl",
+        "/../../etc/passwd",
+        "//etc/passwd",
+        "/control",
+        "/feed",
+        f"{room}control",
+        f"{room}../log.jsonl",
+        room[:-1],
+        f"{room[:-3]}/feed",
+    ):
         assert visitor.get(path).status == 404
     for path in (room, f"{room}feed", "/control"):
         assert visitor.post({"command": "stop"}, path=path).status == 404
 
 
-def test_a_mistake_of_hooklines_own_is_answered_in_words(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_hooklines_own_is_answered_in_words(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(visitor.watch.feed, "page", lambda: 1 // 0)
     answer = visitor.page()
     assert answer.status == 500 and b"ZeroDivisionError" in answer.read()
@@ -154,11 +204,15 @@ def test_who_comes_back_gets_what_was_missed_and_who_knows_nothing_gets_all(visi
     for since in ("", "elsewhere-7"):
         feed = visitor.get(f"{visitor.watch.room}feed", Last_Event_ID=since)
         feed.readline(), feed.readline()
-        assert {"runs", "config", "sections", "job"} <= set(json.loads(feed.readline().decode().removeprefix("data: ")))
+        assert {"runs", "config", "sections", "job"} <= set(
+            json.loads(feed.readline().decode().removeprefix("data: "))
+        )
         feed.close()
 
 
-def test_a_taken_port_and_a_directory_that_is_no_run_are_told(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_and_a_directory_that_is_no_run_are_told(
+    watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(OptionError, match=f"--port {watch.port} cannot be used"):
         Watch(Path("run"), watch.port)
     assert main(["watch", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
@@ -171,11 +225,20 @@ def test_a_running_job_is_switched_through_the_server_and_the_log_has_it(tmp_pat
         visitor = Visitor(watch)
         visitor.come_in()
         shown = data_in(visitor.page().read().decode())["job"]
-        assert shown["running"] and [each["name"] for each in shown["hooks"]][:2] == ["naps", "gradient_monitor"]
-        done = json.loads(visitor.post({"command": "disable", "hook": "gradient_monitor", "patience": 0, "more": "x"}).read())
+        assert shown["running"] and [each["name"] for each in shown["hooks"]][:2] == [
+            "naps",
+            "gradient_monitor",
+        ]
+        done = json.loads(
+            visitor.post(
+                {"command": "disable", "hook": "gradient_monitor", "patience": 0, "more": "x"}
+            ).read()
+        )
         assert done["hook"] == "gradient_monitor" and done["step"] > 0
         wrong = json.loads(visitor.post({"command": "disable", "hook": "gradient"}).read())
         assert "Did you mean 'gradient_monitor'?" in wrong["error"]
         told = {each["name"]: each["enabled"] for each in ask(run, "status")["hooks"]}
         assert told["gradient_monitor"] is False
-        assert [(each["command"], each["step"]) for each in read_log(run) if each["type"] == "control"] == [("disable", done["step"])]
+        assert [(each["command"], each["step"]) for each in read_log(run) if each["type"] == "control"] == [
+            ("disable", done["step"])
+        ]

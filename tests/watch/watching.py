@@ -43,7 +43,9 @@ def job(folder: Path) -> Iterator[Path]:
     """The directory of a job that trains until it is told to stop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     tests = str(Path(__file__).parent.parent)
-    with subprocess.Popen([sys.executable, "-c", JOB, tests], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, tests], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
         run = folder / "run"
         try:
             while not is_training(run):
@@ -96,7 +98,9 @@ class Visitor:
         own = {"Origin": f"http://127.0.0.1:{self.watch.port}", "Content-Type": "application/json", **headers}
         return self.ask("POST", path, body if isinstance(body, str) else json.dumps(body), own)
 
-    def ask(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def ask(
+        self, method: str, path: str, body: str | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.watch.port, timeout=60)
         named = {name.replace("_", "-"): value for name, value in headers.items() if value}
         connection.request(method, path, body, {**({"Cookie": self.cookie} if self.cookie else {}), **named})

@@ -1,7 +1,8 @@
-"""Averaged weights in a checkpoint: a hook keeps them beside the trained ones, and validation may have scored either.
+"""Averaged weights in a checkpoint: a hook keeps them beside the trained ones, and validation may have scored
+either.
 
-A hook that averages leaves a note in every checkpoint, `scored_weights`: {"hook": name, "state": key} if evaluations use the
-weights under this key of its state, {"hook": None} if they use the module's own.
+A hook that averages leaves a note in every checkpoint, `scored_weights`: {"hook": name, "state": key} if
+evaluations use the weights under this key of its state, {"hook": None} if they use the module's own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hookline.errors import CheckpointError, OptionError, closest
 log = logging.getLogger("hookline")
 NOTE = "scored_weights"
 WEIGHTS = ("scored", "raw", "averaged")
-"""What can be asked for: the weights that validation scored, those that the optimizers train, or the average of them."""
+"""What can be asked for: the weights that validation scored, those that the optimizers train, or the average
+of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,9 @@ class Chosen:
 def check_weights(wanted: Any) -> None:
     """Refuse a word that names no weights."""
     if wanted not in WEIGHTS:
-        raise OptionError(f"weights={wanted!r}, allowed: {', '.join(map(repr, WEIGHTS))}.{closest(str(wanted), WEIGHTS)}")
+        raise OptionError(
+            f"weights={wanted!r}, allowed: {', '.join(map(repr, WEIGHTS))}.{closest(str(wanted), WEIGHTS)}"
+        )
 
 
 def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chosen:
@@ -54,23 +59,37 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
         return Chosen(weights_in(contents, where))
     if wanted == "averaged":
         if not averaging:
-            raise OptionError(f"{where} holds no averaged weights: no hook has averaged any. An average that has not begun is "
-                              "empty.")  # fmt: skip
+            raise OptionError(
+                f"{where} holds no averaged weights: no hook has averaged any. An average that has not "
+                "begun is empty."
+            )
         hook = _only(averaging, where)
         return Chosen(weights_of_hook(contents, hook, where), hook)
     if not averaging or (note is not None and note.get("hook") not in averaging):
         return Chosen(weights_in(contents, where))
     if note is None and len(averaging) > 1:
-        log.warning("%s does not say which weights were scored, and several hooks keep averaged ones: %s. Taking the trained "
-                    "weights.", where, ", ".join(averaging))  # fmt: skip
+        log.warning(
+            "%s does not say which weights were scored, and several hooks keep averaged ones: %s. Taking "
+            "the trained weights.",
+            where,
+            ", ".join(averaging),
+        )
         return Chosen(weights_in(contents, where))
     hook = averaging[0] if note is None else note["hook"]
     if note is None:
-        log.warning("%s does not say which weights were scored. Taking the averaged weights of hook %r, because evaluations use "
-                    "them by default; weights='raw' takes the trained ones.", where, hook)  # fmt: skip
+        log.warning(
+            "%s does not say which weights were scored. Taking the averaged weights of hook %r, because "
+            "evaluations use them by default; weights='raw' takes the trained ones.",
+            where,
+            hook,
+        )
     else:
-        log.warning("%s: taking the averaged weights of hook %r, which evaluations have scored; weights='raw' takes the trained "
-                    "ones.", where, hook)  # fmt: skip
+        log.warning(
+            "%s: taking the averaged weights of hook %r, which evaluations have scored; weights='raw' "
+            "takes the trained ones.",
+            where,
+            hook,
+        )
     return Chosen(weights_of_hook(contents, hook, where), hook)
 
 
@@ -83,15 +102,22 @@ def weights_in(contents: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def averaging_hooks(contents: Mapping[str, Any]) -> list[str]:
-    """Return the names of the hooks that keep an average, of contents or of what state.json says about them."""
+    """Return the names of the hooks that keep an average, of contents or of what state.json
+    says about them.
+    """
     states = contents.get("hooks")
     states = states if isinstance(states, Mapping) else {}
-    return [name for name, state in states.items()
-            if isinstance(state, Mapping) and isinstance(state.get("averages"), Mapping) and state["averages"]]  # fmt: skip
+    return [
+        name
+        for name, state in states.items()
+        if isinstance(state, Mapping) and isinstance(state.get("averages"), Mapping) and state["averages"]
+    ]
 
 
 def scored_hook(contents: Mapping[str, Any]) -> str | None:
-    """Return the hook whose average evaluations have scored, as far as the checkpoint says it; None: the trained weights."""
+    """Return the hook whose average evaluations have scored, as far as the checkpoint says it; None: the
+    trained weights.
+    """
     hook = (_note(contents) or {}).get("hook")
     return hook if hook in averaging_hooks(contents) else None
 
@@ -102,20 +128,36 @@ def _note(contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def weights_of_hook(contents: Mapping[str, Any], hook: str, where: str) -> dict[str, Any]:
-    """Return the module's weights, with those in their place that a hook keeps; of tied ones it has one name only."""
+    """Return the module's weights, with those in their place that a hook keeps; of tied ones it has one name
+    only.
+    """
     states: Mapping[str, Any] = contents["hooks"] if isinstance(contents.get("hooks"), Mapping) else {}
     if hook not in states:
-        raise OptionError(f"{where} holds no state of a hook {hook!r}.{closest(hook, states)} "
-                          f"It has: {', '.join(states) or 'none'}.")  # fmt: skip
+        raise OptionError(
+            f"{where} holds no state of a hook {hook!r}.{closest(hook, states)} "
+            f"It has: {', '.join(states) or 'none'}."
+        )
     weights: Any = OrderedDict(weights_in(contents, where))
     weights._metadata = getattr(contents["module"], "_metadata", OrderedDict())  # the versions of the layers
-    kept = next((each for each in _mappings(states[hook])
-                 if any(_stands_for(value, weights.get(name)) for name, value in each.items())), None)  # fmt: skip
+    kept = next(
+        (
+            each
+            for each in _mappings(states[hook])
+            if any(_stands_for(value, weights.get(name)) for name, value in each.items())
+        ),
+        None,
+    )
     if kept is None:
-        raise OptionError(f"{hook} in {where} keeps no weights: nothing in its state is called and shaped like one of the "
-                          "module's. An average that has not begun is empty.")  # fmt: skip
+        raise OptionError(
+            f"{hook} in {where} keeps no weights: nothing in its state is called and shaped like one of the "
+            "module's. An average that has not begun is empty."
+        )
     fitting = {name: value for name, value in kept.items() if _stands_for(value, weights.get(name))}
-    by_memory = {weights[name].data_ptr(): value for name, value in fitting.items() if isinstance(weights[name], Tensor)}
+    by_memory = {
+        weights[name].data_ptr(): value
+        for name, value in fitting.items()
+        if isinstance(weights[name], Tensor)
+    }
     for name, value in weights.items():
         tied = by_memory.get(value.data_ptr()) if isinstance(value, Tensor) and value.numel() else None
         kept_one = fitting.get(name, tied)
@@ -138,6 +180,8 @@ def _stands_for(value: Any, weight: Any) -> bool:
 
 def _only(hooks: list[str], where: str) -> str:
     if len(hooks) > 1:
-        raise OptionError(f"{where} holds the averaged weights of several hooks: {', '.join(hooks)}. Choose one with hook=... of "
-                          "`hookline checkpoint export`.")  # fmt: skip
+        raise OptionError(
+            f"{where} holds the averaged weights of several hooks: {', '.join(hooks)}. Choose one with "
+            "hook=... of `hookline checkpoint export`."
+        )
     return hooks[0]

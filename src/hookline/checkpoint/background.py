@@ -28,7 +28,9 @@ ALIGNED = 64
 
 
 class Buffer:
-    """Memory for copies of tensors, kept from one checkpoint to the next: the system hands out fresh pages slowly."""
+    """Memory for copies of tensors, kept from one checkpoint to the next: the system hands out fresh pages
+    slowly.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -83,12 +85,19 @@ class BackgroundSaver:
         on_done: Callable[[CheckpointError | None], None],
         staging: Callable[[], Path] | None = None,
     ) -> None:
-        """Copy the contents and come back; they are written meanwhile. One that is still being written is waited for first.
+        """Copy the contents and come back; they are written meanwhile. One that is still being written is
+        waited for first.
 
-        on_done: told by the thread what went wrong, or None once it is durable. Contents that cannot be stored are told at once.
+        on_done: told by the thread what went wrong, or None once it is durable. Contents that cannot be
+        stored are told at once.
         """
         if not self.wait():  # its copies of the tensors are still in the buffer
-            on_done(CheckpointError(f"The checkpoint {shown(path)} was not written: {shown(self._path)} is still being written."))
+            on_done(
+                CheckpointError(
+                    f"The checkpoint {shown(path)} was not written: {shown(self._path)} is still being "
+                    f"written."
+                )
+            )
             return
         try:
             snapshot = self._buffer.snapshot(contents)
@@ -103,22 +112,28 @@ class BackgroundSaver:
             on_done(error)
 
         self._path, self._report, self._longest = path, on_done, longest_wait(snapshot)
-        # a daemon: a disk that hangs must not keep the process from ending, and whoever ends a run waits for it
+        # a daemon: a disk that hangs must not keep the process from ending, and whoever ends a run waits for
+        # it
         self._thread = threading.Thread(target=work, name="hookline save", daemon=True)
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; return whether it is so.
 
-        timeout: seconds. None: as long as a slow disk may take; then the checkpoint is given up, and `on_done` gets the error.
+        timeout: seconds. None: as long as a slow disk may take; then the checkpoint is given up, and
+        `on_done` gets the error.
         """
         if self._thread is None or ends(self._thread, self._longest if timeout is None else timeout):
             self._thread = None
             return True
         if timeout is None and self._longest:
             waited, self._longest = self._longest, 0.0
-            self._report(CheckpointError(f"The checkpoint {shown(self._path)} could not be written: it was still not on the disk "
-                                         f"after {waited:.0f} s. Does the disk answer?"))  # fmt: skip
+            self._report(
+                CheckpointError(
+                    f"The checkpoint {shown(self._path)} could not be written: it was still not on the disk "
+                    f"after {waited:.0f} s. Does the disk answer?"
+                )
+            )
         return False
 
     def close(self) -> None:
@@ -132,7 +147,11 @@ def _nothing(error: CheckpointError | None) -> None:
 
 
 def _written(
-    snapshot: Packed, path: Path | str, about: Mapping[str, Any], staging: Callable[[], Path] | None, ranks: Ranks
+    snapshot: Packed,
+    path: Path | str,
+    about: Mapping[str, Any],
+    staging: Callable[[], Path] | None,
+    ranks: Ranks,
 ) -> CheckpointError | None:
     try:
         if ranks.alone:

@@ -1,7 +1,8 @@
-"""What the contents of a checkpoint must be, checked before anything of a run is changed: a checksum proves no types.
+"""What the contents of a checkpoint must be, checked before anything of a run is changed: a checksum proves
+no types.
 
-`check_contents` knows the parts that are the same in every run. `check_like` compares the state of an object with the one that
-the object has now: hooks, optimizers and schedules.
+`check_contents` knows the parts that are the same in every run. `check_like` compares the state of an object
+with the one that the object has now: hooks, optimizers and schedules.
 """
 
 from __future__ import annotations
@@ -22,25 +23,35 @@ from hookline.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
 MT_WORDS = 624
-"""Words of the Mersenne Twister. Numpy takes any position among them, and reads beyond the array at a larger one."""
+"""Words of the Mersenne Twister. Numpy takes any position among them, and reads beyond the array at a larger
+one.
+"""
 Check = Callable[[Any], bool]
 
 
 def check_contents(contents: Mapping[str, Any], path: object) -> None:
-    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line` have other parts."""
+    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line`
+    have other parts.
+    """
     if "position" in contents:
         check_parts(contents, RUN, path)
 
 
 def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object) -> None:
-    """Refuse contents that lack one of these parts, or in which one is of another kind. path: whose contents they are."""
+    """Refuse contents that lack one of these parts, or in which one is of another kind. path: whose contents
+    they are.
+    """
     for name in names:
         fits, wanted = RUN[name]
         if name not in contents:
-            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: its state.json has no {name!r}.")
+            raise CheckpointError(
+                f"The checkpoint {shown(path)} cannot be read: its state.json has no {name!r}."
+            )
         if not _is_fit(fits, contents[name]):
-            raise CheckpointError(f"The checkpoint {shown(path)} cannot be read: {name} in its state.json is not {wanted}: "
-                                  f"{described(contents[name])}")  # fmt: skip
+            raise CheckpointError(
+                f"The checkpoint {shown(path)} cannot be read: {name} in its state.json is not {wanted}: "
+                f"{described(contents[name])}"
+            )
 
 
 def _is_fit(fits: Check, value: Any) -> bool:
@@ -53,8 +64,8 @@ def _is_fit(fits: Check, value: Any) -> bool:
 def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:
     """Refuse state whose values are of other kinds than those that the same object has now.
 
-    None stands for a number that is not known yet; loose: for any value that is left to a default. What is empty now may hold
-    anything later, and so may what is new.
+    None stands for a number that is not known yet; loose: for any value that is left to a default. What is
+    empty now may hold anything later, and so may what is new.
     """
     if now is None or saved is None:
         other = now if saved is None else saved
@@ -83,7 +94,7 @@ def _is_numeric(value: Any) -> bool:
     return is_number(value) or isinstance(value, Tensor | Pieces | np.ndarray)
 
 
-# ---- kinds of values ---------------------------------------------------------------------------------------------
+# ---- kinds of values ---------------------------------------------------------------------------------------
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
@@ -100,7 +111,9 @@ def _is_amount(value: Any) -> bool:
     """Samples or tokens as somebody counts them."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    return is_number(value) and (is_whole(value) or (isinstance(value, float) and math.isfinite(value) and value >= 0))
+    return is_number(value) and (
+        is_whole(value) or (isinstance(value, float) and math.isfinite(value) and value >= 0)
+    )
 
 
 def _is_value(value: Any) -> bool:
@@ -132,26 +145,45 @@ def _has(value: Any, entries: Mapping[str, Check], optional: Iterable[str] = ())
     return all(fits(value[name]) if name in value else name in optional for name, fits in entries.items())
 
 
-# ---- parts of a run ----------------------------------------------------------------------------------------------
+# ---- parts of a run ----------------------------------------------------------------------------------------
 
 
 def _is_accumulator(value: Any) -> bool:
-    return _has(value, {"reduce": lambda kind: kind in REDUCTIONS, "total": lambda total: total is None or _is_value(total),
-                        "count": _is_value})  # fmt: skip
+    return _has(
+        value,
+        {
+            "reduce": lambda kind: kind in REDUCTIONS,
+            "total": lambda total: total is None or _is_value(total),
+            "count": _is_value,
+        },
+    )
 
 
 def _is_log(value: Any) -> bool:
     def is_key(key: Any) -> bool:
-        return _all(key, (list, tuple), lambda _: True) and len(key) == 3 and _is_flag(key[0]) and _is_flag(key[1]) \
-            and (key[2] is None or _is_accumulator(key[2]))  # fmt: skip
+        return (
+            _all(key, (list, tuple), lambda _: True)
+            and len(key) == 3
+            and _is_flag(key[0])
+            and _is_flag(key[1])
+            and (key[2] is None or _is_accumulator(key[2]))
+        )
 
     def are_means(means: Any) -> bool:
         return _values(means, _is_accumulator)
 
-    return _has(value, {
-        "train_loss": _is_accumulator, "means": are_means, "by_loader": are_means, "keys": lambda keys: _values(keys, is_key),
-        "pending": lambda each: _values(each, _is_value), "reductions": lambda each: _values(each, _is_text),
-    }, optional=["reductions"])  # fmt: skip
+    return _has(
+        value,
+        {
+            "train_loss": _is_accumulator,
+            "means": are_means,
+            "by_loader": are_means,
+            "keys": lambda keys: _values(keys, is_key),
+            "pending": lambda each: _values(each, _is_value),
+            "reductions": lambda each: _values(each, _is_text),
+        },
+        optional=["reductions"],
+    )
 
 
 def _is_window(value: Any) -> bool:
@@ -162,26 +194,58 @@ def _is_window(value: Any) -> bool:
     def losses(each: Any) -> bool:
         return _all(each, (list,), _is_value)
 
-    weighting: dict[str, Check] = {"by": lambda by: by in ACCUMULATE_BY, "unit": _is_amount, "correction": _is_amount}
-    is_between = isinstance(value, dict) and value.keys() <= weighting.keys() and _has(value, weighting, optional=weighting)
-    return is_between or _has(value, {
-        "batches": is_whole, "count": _is_amount, "size": lambda size: is_whole(size, 1), "had_none": _is_flag, "losses": losses,
-        "factors": losses, "held": lambda held: _all(held, (list,), is_held),
-        "fed": lambda fed: isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values())),
-        "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | Pieces)),
-        **weighting,
-    }, optional=["factors", *weighting])  # fmt: skip
+    weighting: dict[str, Check] = {
+        "by": lambda by: by in ACCUMULATE_BY,
+        "unit": _is_amount,
+        "correction": _is_amount,
+    }
+    is_between = (
+        isinstance(value, dict)
+        and value.keys() <= weighting.keys()
+        and _has(value, weighting, optional=weighting)
+    )
+    return is_between or _has(
+        value,
+        {
+            "batches": is_whole,
+            "count": _is_amount,
+            "size": lambda size: is_whole(size, 1),
+            "had_none": _is_flag,
+            "losses": losses,
+            "factors": losses,
+            "held": lambda held: _all(held, (list,), is_held),
+            "fed": lambda fed: (
+                isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values()))
+            ),
+            "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | Pieces)),
+            **weighting,
+        },
+        optional=["factors", *weighting],
+    )
 
 
 def _is_position(value: Any) -> bool:
     def is_pair(pair: Any) -> bool:
         return _all(pair, (list, tuple), lambda each: is_whole(each, -1)) and len(pair) == 2
 
-    return _has(value, {"batches": is_whole, "validated_at": is_pair, "epoch_advanced": _is_flag, "owes_validation": _is_flag})
+    return _has(
+        value,
+        {
+            "batches": is_whole,
+            "validated_at": is_pair,
+            "epoch_advanced": _is_flag,
+            "owes_validation": _is_flag,
+        },
+    )
 
 
 def _are_filters(value: Any) -> bool:
-    counts = {"of": _is_text, "passed": lambda each: each is None or is_whole(each), "done": _is_flag, "calls": is_whole}
+    counts = {
+        "of": _is_text,
+        "passed": lambda each: each is None or is_whole(each),
+        "done": _is_flag,
+        "calls": is_whole,
+    }
 
     def is_listener(states: Any) -> bool:
         return _all(states, (list,), lambda state: _has(state, counts, optional=["passed", "done", "calls"]))
@@ -194,16 +258,32 @@ def _is_rng(value: Any) -> bool:
         return True
 
     def is_numpy(state: Any) -> bool:
-        return (isinstance(state, tuple) and len(state) == 5 and state[0] == "MT19937" and isinstance(state[1], np.ndarray)
-                and state[1].shape == (MT_WORDS,) and is_whole(state[2]) and state[2] <= MT_WORDS and state[3] in (0, 1)
-                and is_number(state[4]))  # fmt: skip
+        return (
+            isinstance(state, tuple)
+            and len(state) == 5
+            and state[0] == "MT19937"
+            and isinstance(state[1], np.ndarray)
+            and state[1].shape == (MT_WORDS,)
+            and is_whole(state[2])
+            and state[2] <= MT_WORDS
+            and state[3] in (0, 1)
+            and is_number(state[4])
+        )
 
     def is_python(state: Any) -> bool:
-        return (isinstance(state, tuple) and len(state) == 3 and state[0] == 3 and (state[2] is None or is_number(state[2]))
-                and _all(state[1], (tuple,), lambda word: is_whole(word) and word < 2**32) and len(state[1]) == MT_WORDS + 1
-                and state[1][-1] <= MT_WORDS)  # fmt: skip
+        return (
+            isinstance(state, tuple)
+            and len(state) == 3
+            and state[0] == 3
+            and (state[2] is None or is_number(state[2]))
+            and _all(state[1], (tuple,), lambda word: is_whole(word) and word < 2**32)
+            and len(state[1]) == MT_WORDS + 1
+            and state[1][-1] <= MT_WORDS
+        )
 
-    return _has(value, {"python": is_python, "numpy": is_numpy, "torch": lambda state: isinstance(state, Tensor)})
+    return _has(
+        value, {"python": is_python, "numpy": is_numpy, "torch": lambda state: isinstance(state, Tensor)}
+    )
 
 
 READERS = {"indices": ("generators", "current", "opened", "by_index"), "stream": ("generators",)}
@@ -226,12 +306,29 @@ def _is_loader(value: Any) -> bool:
     def facts(each: Any) -> bool:
         return _values(each, known) and ("of_samples" not in value or set(FACTS) <= set(each))
 
-    own: dict[str, Check] = {"generators": _is_table, "current": _is_table, "opened": _is_flag, "by_index": _is_flag}
-    optional = ["of_samples", "passed_over", *(name for name in own if name not in READERS.get(value["kind"], ()))]
-    return _has(value, {
-        "seed": lambda seed: seed is None or is_whole(seed, -(2**63)), "in_pass": _is_flag, "of_samples": _is_flag,
-        "passed_over": known, "facts": facts, **own,
-    }, optional)  # fmt: skip
+    own: dict[str, Check] = {
+        "generators": _is_table,
+        "current": _is_table,
+        "opened": _is_flag,
+        "by_index": _is_flag,
+    }
+    optional = [
+        "of_samples",
+        "passed_over",
+        *(name for name in own if name not in READERS.get(value["kind"], ())),
+    ]
+    return _has(
+        value,
+        {
+            "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
+            "in_pass": _is_flag,
+            "of_samples": _is_flag,
+            "passed_over": known,
+            "facts": facts,
+            **own,
+        },
+        optional,
+    )
 
 
 def _is_mixture(value: dict[str, Any]) -> bool:
@@ -241,10 +338,19 @@ def _is_mixture(value: dict[str, Any]) -> bool:
     def loaders(each: Any) -> bool:
         return _values(each, _is_loader)
 
-    return _has(value, {
-        "cursor": _is_table, "loaders": loaders, "left": loaders, "samples": counts, "tokens": counts, "batches": counts,
-        "seed": lambda seed: seed is None or is_whole(seed, -(2**63)), "began_with": lambda _: True,
-    })  # fmt: skip
+    return _has(
+        value,
+        {
+            "cursor": _is_table,
+            "loaders": loaders,
+            "left": loaders,
+            "samples": counts,
+            "tokens": counts,
+            "batches": counts,
+            "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
+            "began_with": lambda _: True,
+        },
+    )
 
 
 def _is_table(value: Any) -> bool:
@@ -256,24 +362,37 @@ def _are_optimizers(value: Any) -> bool:
         return _has(group, {"params": lambda names: isinstance(names, list)})
 
     def is_optimizer(state: Any) -> bool:
-        return _has(state, {"state": lambda each: isinstance(each, dict) and all(map(_is_table, each.values())),
-                            "param_groups": lambda groups: _all(groups, (list,), is_group)})  # fmt: skip
+        return _has(
+            state,
+            {
+                "state": lambda each: isinstance(each, dict) and all(map(_is_table, each.values())),
+                "param_groups": lambda groups: _all(groups, (list,), is_group),
+            },
+        )
 
     return _all(value, (list,), is_optimizer)
 
 
 RUN: dict[str, tuple[Check, str]] = {
-    "run": (_is_text, "text"), "module": (_is_table, "a table of weights"), "datamodule": (lambda value: True, ""),
+    "run": (_is_text, "text"),
+    "module": (_is_table, "a table of weights"),
+    "datamodule": (lambda value: True, ""),
     "hooks": (lambda value: _values(value, lambda _: True), "a table of hooks"),
     "kinds": (lambda value: _all(value, (list,), _is_text), "a list of names"),
     "optimizers": (_are_optimizers, "a list of the states of optimizers"),
     "schedulers": (lambda value: isinstance(value, list), "a list of the states of schedules"),
     "precision": (_is_table, "a table"),
-    "counters": (lambda value: _has(value, {name: _is_amount if name in AMOUNTS else is_whole for name in COUNTERS}),
-                 "a table of counts from 0 on"),
-    "position": (_is_position, "a position in the data"), "window": (_is_window, "an accumulation window"),
-    "log": (_is_log, "what an epoch has logged"), "filters": (_are_filters, "what filters have counted"),
-    "metrics": (lambda value: _values(value, _is_value), "a table of numbers"), "loggers": (_is_table, "a table of loggers"),
-    "rng": (_is_rng, "the state of random streams"), "loader": (_is_loader, "the position of a loader"),
-}  # fmt: skip
+    "counters": (
+        lambda value: _has(value, {name: _is_amount if name in AMOUNTS else is_whole for name in COUNTERS}),
+        "a table of counts from 0 on",
+    ),
+    "position": (_is_position, "a position in the data"),
+    "window": (_is_window, "an accumulation window"),
+    "log": (_is_log, "what an epoch has logged"),
+    "filters": (_are_filters, "what filters have counted"),
+    "metrics": (lambda value: _values(value, _is_value), "a table of numbers"),
+    "loggers": (_is_table, "a table of loggers"),
+    "rng": (_is_rng, "the state of random streams"),
+    "loader": (_is_loader, "the position of a loader"),
+}
 """Every part that a resume relies on, and what it must be."""

@@ -33,19 +33,28 @@ class Exported:
 
 
 def export_weights(
-    path: str | os.PathLike[str], out: Path, hook: str | None = None, force: bool = False, weights: str = "scored"
+    path: str | os.PathLike[str],
+    out: Path,
+    hook: str | None = None,
+    force: bool = False,
+    weights: str = "scored",
 ) -> Exported:
     """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
 
-    hook: the weights that this hook keeps, such as an average, where it has them. force: replace a file that exists.
-    weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
+    hook: the weights that this hook keeps, such as an average, where it has them. force: replace a file that
+    exists. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
     """
     if out.suffix not in SUFFIXES:
         raise OptionError(f"{out} must end with {' or '.join(SUFFIXES)}.{closest(out.suffix, SUFFIXES)}")
     if out.is_dir() or (out.exists() and not force):
-        raise OptionError(f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}.")
+        raise OptionError(
+            f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}."
+        )
     if hook is not None and weights == "raw":
-        raise OptionError(f"--hook {hook} asks for the weights of a hook, --weights raw for those of no hook: leave one out.")
+        raise OptionError(
+            f"--hook {hook} asks for the weights of a hook, --weights raw for those of no hook: leave one "
+            f"out."
+        )
     check_weights(weights)
     read = read_checkpoint(path)
     if hook is None:
@@ -70,7 +79,9 @@ def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
         for name, value in weights.items():
             if not isinstance(value, Tensor) or value.dtype not in NAMES:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise CheckpointError(f"A .safetensors file has no place for {name} ({kind}). Export to a .pt file instead.")
+                raise CheckpointError(
+                    f"A .safetensors file has no place for {name} ({kind}). Export to a .pt file instead."
+                )
         write_tensors(weights, aside)  # tied weights under each of their names: plain readers want them all
         return
     with aside.open("wb") as file:
@@ -80,5 +91,7 @@ def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
     try:
         torch.load(aside, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
-        raise CheckpointError("These weights hold state of another kind, which no reader without pickled classes takes: "
-                              f"{str(error).partition('.')[0]}.") from error  # fmt: skip
+        raise CheckpointError(
+            "These weights hold state of another kind, which no reader without pickled classes takes: "
+            f"{str(error).partition('.')[0]}."
+        ) from error

@@ -18,7 +18,17 @@ from hookline.errors import CheckpointError
 from hookline.ranks import Ranks
 from hookline.urls import as_url
 
-__all__ = ["extra_names", "read", "read_manifest", "read_together", "read_weights", "remove", "tidy", "verify", "write"]
+__all__ = [
+    "extra_names",
+    "read",
+    "read_manifest",
+    "read_together",
+    "read_weights",
+    "remove",
+    "tidy",
+    "verify",
+    "write",
+]
 
 
 T = TypeVar("T")
@@ -32,8 +42,8 @@ def write(
 ) -> Manifest:
     """Write a checkpoint; what exists under its name is whole. The manifest that was written.
 
-    contents: what a run needs to go on, or a snapshot of it. about: why and when, for the manifest: reason, metrics, monitor, ...
-    staging: says where files are put together before they are copied to a URL.
+    contents: what a run needs to go on, or a snapshot of it. about: why and when, for the manifest: reason,
+    metrics, monitor, ... staging: says where files are put together before they are copied to a URL.
     """
     if url := as_url(path):
         from hookline.checkpoint import remote
@@ -52,9 +62,11 @@ def read(path: Path | str) -> dict[str, Any]:
 
 
 def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
-    """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is an error for all.
+    """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is
+    an error for all.
 
-    Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank needs of them.
+    Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank
+    needs of them.
     """
     contents = read(path) if ranks.alone else _read_share(path, ranks)
     _agreed(ranks, lambda: check_contents(contents, path))
@@ -84,14 +96,19 @@ def _agreed(ranks: Ranks, act: Callable[[], T]) -> T:
     told = ranks.gather(problem)
     if any(told):
         said = {each: [rank for rank, text in enumerate(told) if text == each] for each in filter(None, told)}
-        raise CheckpointError("; ".join(
-            text if len(who) == len(told) else f"{text} (found by rank {', '.join(map(str, who))})" for text, who in said.items()
-        ))  # fmt: skip
+        raise CheckpointError(
+            "; ".join(
+                text if len(who) == len(told) else f"{text} (found by rank {', '.join(map(str, who))})"
+                for text, who in said.items()
+            )
+        )
     return result
 
 
 def read_weights(path: Path | str, as_pieces: bool = False) -> dict[str, Any]:
-    """The weights of a checkpoint and nothing else, verified; `as_pieces`: for a module that needs only a part of each."""
+    """The weights of a checkpoint and nothing else, verified; `as_pieces`: for a module that needs only a
+    part of each.
+    """
     if url := as_url(path):
         from hookline.checkpoint import remote
 

@@ -1,4 +1,6 @@
-"""Which checkpoints there are, and which of them is the newest or the best: by what their manifests say, never by a link."""
+"""Which checkpoints there are, and which of them is the newest or the best: by what their manifests say,
+never by a link.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ class Found:
 
 
 def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any]]) -> list[T]:
-    """Order checkpoints by the progress of their run: the number of the save decides, not the clock and not the step.
+    """Order checkpoints by the progress of their run: the number of the save decides, not the clock and not
+    the step.
 
-    After a resume from an older checkpoint a lower step can be the newer state, and a clock can be set back. The clock decides
-    only which of several runs was started last, and between checkpoints without a number, which an older version wrote.
+    After a resume from an older checkpoint a lower step can be the newer state, and a clock can be set back.
+    The clock decides only which of several runs was started last, and between checkpoints without a number,
+    which an older version wrote.
     """
     listed = [(each, manifest_of(each)) for each in given]
     started: dict[str, str] = {}
@@ -46,7 +50,13 @@ def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any
 
     def age(manifest: Mapping[str, Any]) -> tuple[Any, ...]:
         run = str(manifest.get("run", ""))
-        return started[run], run, number_of(manifest), str(manifest.get("saved_at", "")), _whole(manifest.get("batches_seen"))
+        return (
+            started[run],
+            run,
+            number_of(manifest),
+            str(manifest.get("saved_at", "")),
+            _whole(manifest.get("batches_seen")),
+        )
 
     return [each for each, _ in sorted(listed, key=lambda one: age(one[1]), reverse=True)]
 
@@ -66,7 +76,9 @@ def _whole(value: Any) -> int:
 
 
 def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
-    """All checkpoints below a folder, the newest first, and those whose manifest cannot be believed, with the reason."""
+    """All checkpoints below a folder, the newest first, and those whose manifest cannot be believed, with the
+    reason.
+    """
     found, broken = [], {}
     for path in _folders(folder):
         try:
@@ -92,7 +104,9 @@ def places_below(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Directories that are checkpoints, or look like what is left of one; those being written or removed are hidden."""
+    """Directories that are checkpoints, or look like what is left of one; those being written or removed are
+    hidden.
+    """
     made = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
@@ -103,13 +117,21 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _is_checkpoint(files: list[str]) -> bool:
-    """Whether a directory with these files is one, or was; model.safetensors alone is what other tools call their weights."""
+    """Whether a directory with these files is one, or was; model.safetensors alone is what other tools call
+    their weights.
+    """
     return MANIFEST in files or sum(map(is_ours, files)) > 1
 
 
 def being_replaced(folder: Path) -> list[Path]:
-    """Checkpoints below a folder that a process had moved aside to replace them, and has not replaced so far."""
-    aside = [path for path in folder.rglob(".*.old") if LEFT_OVER.fullmatch(path.name) and (path / MANIFEST).is_file()]
+    """Checkpoints below a folder that a process had moved aside to replace them, and has not
+    replaced so far.
+    """
+    aside = [
+        path
+        for path in folder.rglob(".*.old")
+        if LEFT_OVER.fullmatch(path.name) and (path / MANIFEST).is_file()
+    ]
     return [path for path in aside if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
 
 
@@ -124,7 +146,9 @@ def best_first(found: list[Found]) -> list[Found]:
     return sorted(scored, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
 
 
-def first_whole(found: list[Found], read: Read = read) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
+def first_whole(
+    found: list[Found], read: Read = read
+) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
     """The first one that can be read, what is in it, and why those before it could not."""
     passed_over: dict[Path, str] = {}
     for each in found:

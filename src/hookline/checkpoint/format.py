@@ -1,4 +1,6 @@
-"""Nested state as JSON and tensors: what a checkpoint can hold, and nothing else. No pickle is written or read."""
+"""Nested state as JSON and tensors: what a checkpoint can hold, and nothing else. No pickle is written or
+read.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,36 @@ TAG = "$"
 DEEPEST = 100
 """Levels of nesting. State that holds itself has no last one."""
 SAFE_INT = 2**63
-"""From here on whole numbers are written as text: Python refuses to read very long ones, and other readers round them."""
+"""From here on whole numbers are written as text: Python refuses to read very long ones, and other readers
+round them.
+"""
 RESERVED = "__metadata__"
 """The one name that a safetensors file keeps for itself."""
-CAN_HOLD = "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
-PLAIN_TYPES = frozenset((
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
-))  # fmt: skip
-"""What every release of safetensors that is allowed can store; other types are stored as bytes or pairs of numbers."""
+CAN_HOLD = (
+    "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
+)
+PLAIN_TYPES = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.uint8,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    )
+)
+"""What every release of safetensors that is allowed can store; other types are stored as bytes or pairs of
+numbers.
+"""
 
 
 class TensorStore(dict[str, Tensor]):
@@ -54,7 +77,9 @@ class Shards(TensorStore):
         self.blocks: dict[str, tuple[list[int], list[int]]] = {}
         """Where each piece begins in the whole, and its size."""
         self.names: dict[str, Any] = {}
-        """All such tensors, those included that this rank has no piece of: every rank must choose the same names."""
+        """All such tensors, those included that this rank has no piece of: every rank must choose the same
+        names.
+        """
         self.numbers_wanted = self.numbers_here = 0
 
     def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> Part:
@@ -70,7 +95,9 @@ class Part:
     structure: dict[str, Any] = field(default_factory=lambda: {"own": {}, "shards": {}, "shared": {}})
     tensors: TensorStore = field(default_factory=TensorStore)
     numbers_wanted: int = 0
-    """How many numbers the tensors have that are spread over ranks, and how many this rank stores: the ranks' add up to them."""
+    """How many numbers the tensors have that are spread over ranks, and how many this rank stores: the ranks'
+    add up to them.
+    """
     numbers_here: int = 0
 
 
@@ -90,11 +117,15 @@ def pack_contents(contents: dict[str, Any], shards: Shards | None = None) -> Pac
     model, rest = TensorStore("module.", shards), TensorStore("", shards)
     structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
     inside = {name: first for name, first in shards.shared.items() if name.startswith("module.")}
-    model.shared |= {name.removeprefix("module."): first.removeprefix("module.") for name, first in inside.items()}
+    model.shared |= {
+        name.removeprefix("module."): first.removeprefix("module.") for name, first in inside.items()
+    }
     return Packed(structure, model, rest, shards.as_part(shards, {}))
 
 
-def unpack_contents(structure: dict[str, Any], model: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> dict[str, Any]:
+def unpack_contents(
+    structure: dict[str, Any], model: Mapping[str, Tensor], rest: Mapping[str, Tensor]
+) -> dict[str, Any]:
     """The opposite."""
     return {key: unpack(value, model if key == "module" else rest) for key, value in structure.items()}
 
@@ -109,7 +140,9 @@ class Stored(dict[str, Tensor]):
 
 
 def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
-    """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the value in errors."""
+    """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the
+    value in errors.
+    """
     kind: Any = type(value)  # exactly: a subclass would come back as something else
     if value is None or kind in (bool, str):
         return value
@@ -130,7 +163,9 @@ def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
     if kind in (list, tuple):
         parts = [pack(each, tensors, f"{where}[{index}]", depth + 1) for index, each in enumerate(value)]
         return parts if kind is list else {TAG: "tuple", "value": parts}
-    raise CheckpointError(f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. {CAN_HOLD}")
+    raise CheckpointError(
+        f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold. {CAN_HOLD}"
+    )
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -169,7 +204,7 @@ def tensor_keys(packed: Any) -> set[str]:
     return set().union(*map(tensor_keys, inner))
 
 
-# ---- dictionaries ------------------------------------------------------------------------------------------------
+# ---- dictionaries ------------------------------------------------------------------------------------------
 
 
 def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: str, depth: int) -> Any:
@@ -177,17 +212,27 @@ def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: s
     if all(type(key) is str and key != TAG for key in value):
         packed = {key: pack(each, tensors, f"{where}.{key}", depth + 1) for key, each in value.items()}
     else:
-        packed = {TAG: "dict", "value": [
-            [_pack_key(key, tensors, where, depth), pack(each, tensors, f"{where}[{_shown(key)}]", depth + 1)]
-            for key, each in value.items()
-        ]}  # fmt: skip
+        packed = {
+            TAG: "dict",
+            "value": [
+                [
+                    _pack_key(key, tensors, where, depth),
+                    pack(each, tensors, f"{where}[{_shown(key)}]", depth + 1),
+                ]
+                for key, each in value.items()
+            ],
+        }
     if kind is Counter:  # MultiStepLR keeps its milestones in one, and needs its zero for what is missing
         return {TAG: "counter", "value": packed}
     if kind is not OrderedDict:
         return packed
     # a module's state_dict carries the versions of its layers as an attribute; load_state_dict looks for it
     metadata = getattr(value, "_metadata", None)
-    return {TAG: "ordered", "value": packed, "metadata": pack(metadata, tensors, f"{where}._metadata", depth + 1)}
+    return {
+        TAG: "ordered",
+        "value": packed,
+        "metadata": pack(metadata, tensors, f"{where}._metadata", depth + 1),
+    }
 
 
 def _unpack_dict(kind: str, value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
@@ -216,7 +261,7 @@ def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
     return pack(key, tensors, f"a key of {where}", depth + 1)
 
 
-# ---- tensors and arrays ------------------------------------------------------------------------------------------
+# ---- tensors and arrays ------------------------------------------------------------------------------------
 
 
 def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
@@ -226,26 +271,44 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
     wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     if nn.parameter.is_lazy(value):
         raise CheckpointError(f"{where} has no shape yet: run a batch through the module before it is saved.")
-    if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized or value.is_nested or wrapper:
-        raise CheckpointError(f"{where} is a tensor that holds no plain numbers "
-                              f"({kind.__name__}, {value.dtype}, {value.layout}, {value.device}).")  # fmt: skip
+    if (
+        value.layout is not torch.strided
+        or value.device.type == "meta"
+        or value.is_quantized
+        or value.is_nested
+        or wrapper
+    ):
+        raise CheckpointError(
+            f"{where} is a tensor that holds no plain numbers "
+            f"({kind.__name__}, {value.dtype}, {value.layout}, {value.device})."
+        )
     tensor = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
     packed: dict[str, Any] = {TAG: "tensor", "key": _keep(tensor, tensors, where)}
     if tensor.dtype not in PLAIN_TYPES:
         packed |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+    if (
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    ):
         packed["memory_format"] = "channels_last"  # moments of an optimizer lie like their weights
     return packed
 
 
 def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
-    """A description; this rank's piece is put aside. The name is the same on every rank, whatever piece each has."""
+    """A description; this rank's piece is put aside. The name is the same on every rank, whatever piece each
+    has.
+    """
     if value.dtype not in PLAIN_TYPES:
-        raise CheckpointError(f"{where} is spread over ranks and of {value.dtype}, which can be stored only as a whole.")
+        raise CheckpointError(
+            f"{where} is spread over ranks and of {value.dtype}, which can be stored only as a whole."
+        )
     if shards is None:
         raise CheckpointError(f"{where} is spread over ranks, and has no place here.")
     name = _printable(where)
-    while name in shards.names and shards.names[name] is not value:  # the same once more: it was packed already
+    while (
+        name in shards.names and shards.names[name] is not value
+    ):  # the same once more: it was packed already
         name += "'"
     if name not in shards.names:
         shards.names[name] = value
@@ -255,14 +318,21 @@ def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
             shards.numbers_here += piece.numbers.numel()
             if _keep(piece.numbers, shards, name) == name:
                 shards.blocks[name] = (list(piece.begins_at), list(piece.numbers.shape))
-    return {TAG: "sharded", "key": name, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    return {
+        TAG: "sharded",
+        "key": name,
+        "shape": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+    }
 
 
 def _unpack_tensor(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
     tensor = tensors[value["key"]]
     if "dtype" in value:
         dtype = dtype_of(value["dtype"])
-        tensor = torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype).reshape(value["shape"])
+        tensor = (
+            torch.view_as_complex(tensor) if dtype.is_complex else tensor.view(dtype).reshape(value["shape"])
+        )
     return tensor.contiguous(memory_format=torch.channels_last) if "memory_format" in value else tensor
 
 
@@ -278,10 +348,15 @@ def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
     array = np.asarray(value)
     kind = array.dtype.kind
     if kind not in "biufc" or array.dtype.itemsize > (16 if kind == "c" else 8) or not array.dtype.isnative:
-        raise CheckpointError(f"{where} is an array of {array.dtype.str}, which a checkpoint cannot hold: "
-                              "only native numbers can be stored.")  # fmt: skip
-    return {**_pack_tensor(torch.from_numpy(np.array(array)), tensors, where),
-            TAG: "array", "scalar": isinstance(value, np.generic)}  # fmt: skip
+        raise CheckpointError(
+            f"{where} is an array of {array.dtype.str}, which a checkpoint cannot hold: "
+            "only native numbers can be stored."
+        )
+    return {
+        **_pack_tensor(torch.from_numpy(np.array(array)), tensors, where),
+        TAG: "array",
+        "scalar": isinstance(value, np.generic),
+    }
 
 
 def stored(tensor: Tensor) -> Tensor:
@@ -300,7 +375,11 @@ def _printable(name: str) -> str:
 
 def _keep(tensor: Tensor, tensors: TensorStore, where: str) -> str:
     name = tensors.label + _printable(where.removeprefix(tensors.prefix))
-    memory = (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()) if tensor.numel() else None
+    memory = (
+        (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+        if tensor.numel()
+        else None
+    )
     if memory is not None and memory in tensors.index:
         first = tensors.shared[name] = tensors.index[memory]
         return first  # tied weights are stored once

@@ -1,4 +1,6 @@
-"""The gradients of an accumulation window that is still open: where each kind of model keeps them, and how they come back."""
+"""The gradients of an accumulation window that is still open: where each kind of model keeps them, and how
+they come back.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from hookline.checkpoint.sharding import is_dtensor
 
 
 def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]:
-    """By the names of the parameters. Plain ones are this rank's own: the ranks' are brought together when the window closes."""
+    """By the names of the parameters. Plain ones are this rank's own: the ranks' are brought together when
+    the window closes.
+    """
     found = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
     for name, each in _fsdp_parameters(module, wrapped):
         # FSDP keeps whole gradients beside the parameters until they are added up over ranks
@@ -39,7 +43,9 @@ def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Te
 def _fsdp_parameters(module: nn.Module, wrapped: nn.Module) -> Iterator[tuple[str, Any]]:
     """FSDP's own record of each parameter, by the parameter's name."""
     names = {id(each): name for name, each in module.named_parameters() if is_dtensor(each)}
-    units: list[Any] = [each for each in wrapped.modules() if hasattr(each, "_get_fsdp_state")] if names else []
+    units: list[Any] = (
+        [each for each in wrapped.modules() if hasattr(each, "_get_fsdp_state")] if names else []
+    )
     for each in units:
         for group in each._get_fsdp_state()._fsdp_param_groups:
             for parameter in group.fsdp_params:

@@ -1,4 +1,6 @@
-"""Files of other tools: read only when asked for by name, and only with torch's restricted reader. Nothing in them is run."""
+"""Files of other tools: read only when asked for by name, and only with torch's restricted reader. Nothing in
+them is run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ STEPS = ("global_step", "step", "iteration")
 EPOCHS = ("epoch", "current_epoch")
 OPTIMIZERS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
 WANTED = re.compile(r"GLOBAL ([\w.]+)(.*is blocked)?")
-"""How torch names a class or function that a file asks for and may not have; some are refused whatever is allowed."""
+"""How torch names a class or function that a file asks for and may not have; some are refused whatever is
+allowed.
+"""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,14 +46,18 @@ class Imported:
 
     def __repr__(self) -> str:
         numbers = sum(each.numel() for each in self.weights.values() if isinstance(each, Tensor))
-        return (f"{self.path}: {len(self.weights)} weights ({numbers:,} numbers), step {self.step}, epoch {self.epoch}, "
-                f"{len(self.hparams)} hyper-parameters, {len(self.optimizers)} optimizer states")  # fmt: skip
+        return (
+            f"{self.path}: {len(self.weights)} weights ({numbers:,} numbers), step {self.step}, epoch "
+            f"{self.epoch}, {len(self.hparams)} hyper-parameters, {len(self.optimizers)} optimizer states"
+        )
 
 
 def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) -> Imported:
-    """Read a Lightning `.ckpt` or any file of torch.save, with `torch.load(weights_only=True)` and never otherwise.
+    """Read a Lightning `.ckpt` or any file of torch.save, with `torch.load(weights_only=True)` and never
+    otherwise.
 
-    weights: the key that holds the weights, if it is none of state_dict, model_state_dict, model or module, nor the file itself.
+    weights: the key that holds the weights, if it is none of state_dict, model_state_dict, model or module,
+    nor the file itself.
     """
     file = Path(path)
     contents = _read(file)
@@ -57,18 +65,27 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     optimizers = _first(known, OPTIMIZERS, (list, tuple, Mapping))
     hparams = _first(known, HPARAMS, (Mapping,))
     return Imported(
-        file, _weights(contents, weights, file), dict(hparams or {}), _first(known, STEPS, (int,)), _first(known, EPOCHS, (int,)),
-        [optimizers] if isinstance(optimizers, Mapping) else list(optimizers or ()), contents,
-    )  # fmt: skip
+        file,
+        _weights(contents, weights, file),
+        dict(hparams or {}),
+        _first(known, STEPS, (int,)),
+        _first(known, EPOCHS, (int,)),
+        [optimizers] if isinstance(optimizers, Mapping) else list(optimizers or ()),
+        contents,
+    )
 
 
 def _read(file: Path) -> Any:
     if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
         # a Path has made one slash of two
-        raise CheckpointError(f"{redact(file.as_posix().replace(':/', '://', 1))} is a URL: copy the file here first.")
+        raise CheckpointError(
+            f"{redact(file.as_posix().replace(':/', '://', 1))} is a URL: copy the file here first."
+        )
     if file.is_dir():
-        raise CheckpointError(f"{file} is a directory. A checkpoint of Hookline needs no import: fit(resume={str(file)!r}) "
-                              f"goes on from it, load_weights(module, {str(file)!r}) takes its weights.")  # fmt: skip
+        raise CheckpointError(
+            f"{file} is a directory. A checkpoint of Hookline needs no import: fit(resume={str(file)!r}) "
+            f"goes on from it, load_weights(module, {str(file)!r}) takes its weights."
+        )
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{file} needs no import: load_weights(module, {str(file)!r}) reads it.")
     try:
@@ -78,7 +95,9 @@ def _read(file: Path) -> Any:
     with opened:
         try:
             return torch.load(opened, map_location="cpu", weights_only=True, mmap=False)
-        except Exception as error:  # bytes that are no checkpoint, or only half of one, fail in any way there is
+        except (
+            Exception
+        ) as error:  # bytes that are no checkpoint, or only half of one, fail in any way there is
             raise CheckpointError(_refusal(file, error)) from error
 
 
@@ -89,12 +108,17 @@ def _refusal(file: Path, error: Exception) -> str:
         why = f"{type(error).__name__}: {_line(text)}"
         return f"{file} cannot be imported: it is no file of torch.save, or not all of one ({why})."
     name = wanted[1].rstrip(".")
-    refused = (f"{file} was not imported, and nothing in it was run: it asks for {name}, and only tensors and plain values are "
-               "read.")  # fmt: skip
+    refused = (
+        f"{file} was not imported, and nothing in it was run: it asks for {name}, and only tensors and "
+        "plain values are read."
+    )
     if wanted[2] or "." not in name:  # such as posix.system, or a function of Python itself such as eval
         return f"{refused} Weights have no use for that: do not trust this file."
-    return (f"{refused} Ask for the weights alone (torch.save(model.state_dict(), ...)). If you know this class and trust the "
-            f"file: `with torch.serialization.safe_globals([{name.rpartition('.')[2]}]): import_checkpoint(...)`.")  # fmt: skip
+    return (
+        f"{refused} Ask for the weights alone (torch.save(model.state_dict(), ...)). If you know this class "
+        f"and trust the file: `with torch.serialization.safe_globals([{name.rpartition('.')[2]}]): "
+        "import_checkpoint(...)`."
+    )
 
 
 def _line(text: str) -> str:
@@ -120,13 +144,18 @@ def _weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
     others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if _are_weights(contents) and all(name.endswith("_extra_state") for name in others):
         return contents
-    raise CheckpointError(f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Say where they are: "
-                          "import_checkpoint(path, weights=KEY).")  # fmt: skip
+    raise CheckpointError(
+        f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Say where they are: "
+        "import_checkpoint(path, weights=KEY)."
+    )
 
 
 def _are_weights(found: Any) -> bool:
-    return (isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
-            and any(isinstance(value, Tensor) for value in found.values()))  # fmt: skip
+    return (
+        isinstance(found, Mapping)
+        and all(isinstance(name, str) for name in found)
+        and any(isinstance(value, Tensor) for value in found.values())
+    )
 
 
 def _first(contents: Mapping[Any, Any], keys: tuple[str, ...], kinds: tuple[type, ...]) -> Any:

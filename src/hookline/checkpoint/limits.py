@@ -1,4 +1,6 @@
-"""JSON of a checkpoint, read within limits: what was copied from elsewhere may be made to exhaust memory or the stack."""
+"""JSON of a checkpoint, read within limits: what was copied from elsewhere may be made to exhaust memory or
+the stack.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ def read_within(path: Path, most: int) -> bytes:
 
 
 def parse_json(data: bytes, levels: int = LEVELS) -> Any:
-    """Values from JSON. A ValueError says what is not allowed: NaN, a key twice, bytes that are not text, deep nesting."""
+    """Values from JSON. A ValueError says what is not allowed: NaN, a key twice, bytes that are not text,
+    deep nesting.
+    """
     try:
         value = json.loads(data, parse_constant=_refuse, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [value]
     for _ in range(levels):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        inside = [
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        ]
         level = [value for values in inside for value in values if isinstance(value, dict | list)]
         if not level:
             return value
@@ -52,5 +60,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
+        raise ValueError(
+            f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice"
+        )
     return table

@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: what it is, and what its files must be. It is written last and signs itself."""
+"""The manifest of a checkpoint: what it is, and what its files must be. It is written last
+and signs itself.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ import safetensors
 import torch
 
 from hookline._version import __version__
-from hookline.checkpoint.limits import MANIFEST_BYTES, MANIFEST_LEVELS, STRUCTURE_BYTES, TooLarge, parse_json, read_within
+from hookline.checkpoint.limits import (
+    MANIFEST_BYTES,
+    MANIFEST_LEVELS,
+    STRUCTURE_BYTES,
+    TooLarge,
+    parse_json,
+    read_within,
+)
 from hookline.errors import CheckpointError, described
 from hookline.urls import FILES, MANIFEST, is_ours
 
@@ -39,20 +48,35 @@ def is_file(name: str) -> bool:
     return name != NAME and is_ours(name)
 
 
-def make(about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]) -> Manifest:
-    """A manifest for these files. `about` says why and when it was saved; what it leaves out is taken from the counters."""
+def make(
+    about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]
+) -> Manifest:
+    """A manifest for these files. `about` says why and when it was saved; what it leaves out is taken from
+    the counters.
+    """
     for name in OWN:
         if name in about:
             raise CheckpointError(f"{name!r} is worked out when a checkpoint is written; it cannot be given.")
     manifest = {
-        "format": FORMAT, "kind": KIND, **{name: counters.get(name, 0) for name in COUNTERS}, "reason": "manual",
-        "saved_at": datetime.now(UTC).isoformat(timespec="microseconds"), "world_size": 1, "metrics": {}, "monitor": None,
+        "format": FORMAT,
+        "kind": KIND,
+        **{name: counters.get(name, 0) for name in COUNTERS},
+        "reason": "manual",
+        "saved_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "world_size": 1,
+        "metrics": {},
+        "monitor": None,
         "status": "training",
         **{name: _plain(value, name) for name, value in about.items()},
-        "versions": {"hookline": __version__, "torch": str(torch.__version__), "safetensors": safetensors.__version__,
-                     "python": platform.python_version()},
-        "shared": shared, "files": files,
-    }  # fmt: skip
+        "versions": {
+            "hookline": __version__,
+            "torch": str(torch.__version__),
+            "safetensors": safetensors.__version__,
+            "python": platform.python_version(),
+        },
+        "shared": shared,
+        "files": files,
+    }
     if wrong := _wrong(manifest):
         raise CheckpointError(f"A manifest cannot hold {wrong}.")
     return {**manifest, "sha256": signature(manifest)}
@@ -62,7 +86,9 @@ def render(manifest: Manifest) -> str:
     """As it stands in the file."""
     text = json.dumps(manifest, indent=1) + "\n"
     if len(text) > MANIFEST_BYTES:
-        raise CheckpointError(f"The manifest would have {len(text)} bytes, and at most {MANIFEST_BYTES} are read again.")
+        raise CheckpointError(
+            f"The manifest would have {len(text)} bytes, and at most {MANIFEST_BYTES} are read again."
+        )
     return text
 
 
@@ -76,8 +102,10 @@ def load(path: Path) -> Manifest:
     """The manifest of the checkpoint at this path, if nobody has changed it."""
     file = path / NAME
     if path.is_file():
-        raise CheckpointError(f"{path} is a file; a checkpoint of a run is a directory. The weights in another program's file "
-                              f"are taken over by load_weights(module, hookline.import_checkpoint({str(path)!r})).")  # fmt: skip
+        raise CheckpointError(
+            f"{path} is a file; a checkpoint of a run is a directory. The weights in another program's file "
+            f"are taken over by load_weights(module, hookline.import_checkpoint({str(path)!r}))."
+        )
     if not file.is_file():
         raise CheckpointError(f"{path} is no checkpoint: it has no {NAME}.{_beside(path)}")
     try:
@@ -85,22 +113,30 @@ def load(path: Path) -> Manifest:
     except TooLarge as error:
         raise CheckpointError(f"The checkpoint {path} is damaged: {NAME}: {error}.") from None
     except OSError as error:
-        raise CheckpointError(f"The checkpoint {path} cannot be read: {NAME}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read: {NAME}: {error.strerror or error}"
+        ) from error
 
 
 def parse(data: bytes, path: str) -> Manifest:
     """A manifest from its bytes. `path` is for errors."""
     damaged = f"The checkpoint {path} is damaged: {NAME}"
     if len(data) > MANIFEST_BYTES:
-        raise CheckpointError(f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, which no such file is.")
+        raise CheckpointError(
+            f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, which no such file is."
+        )
     try:
         manifest = parse_json(data, MANIFEST_LEVELS)
     except ValueError as error:
-        raise CheckpointError(f"{damaged} is no JSON ({error})." if data else f"{damaged} is empty.") from None
+        raise CheckpointError(
+            f"{damaged} is no JSON ({error})." if data else f"{damaged} is empty."
+        ) from None
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise CheckpointError(f"{damaged} does not say which format it has.")
     if manifest["format"] != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest['format']}; this version reads format {FORMAT} and no other.")
+        raise CheckpointError(
+            f"{path} has format {manifest['format']}; this version reads format {FORMAT} and no other."
+        )
     if manifest.get("sha256") != signature(manifest) or render(manifest).encode() != data:
         raise CheckpointError(f"{damaged} is not as it was written: its sha256 does not fit its text.")
     if manifest.get("kind") != KIND:
@@ -110,7 +146,7 @@ def parse(data: bytes, path: str) -> Manifest:
     return manifest
 
 
-# ---- what may be in it -------------------------------------------------------------------------------------------
+# ---- what may be in it -------------------------------------------------------------------------------------
 
 
 def _wrong(manifest: Mapping[str, Any]) -> str:
@@ -148,35 +184,55 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_monitor(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _is_text(value.get("name")) and value.get("mode") in ("min", "max")
-                             and _is_number(value.get("score")))  # fmt: skip
+    return value is None or (
+        isinstance(value, dict)
+        and _is_text(value.get("name"))
+        and value.get("mode") in ("min", "max")
+        and _is_number(value.get("score"))
+    )
 
 
 def _are_files(value: Any) -> bool:
-    return isinstance(value, dict) and all(is_file(name) and _is_file_entry(name, facts) for name, facts in value.items())
+    return isinstance(value, dict) and all(
+        is_file(name) and _is_file_entry(name, facts) for name, facts in value.items()
+    )
 
 
 def _is_file_entry(name: str, facts: Any) -> bool:
     most = STRUCTURE_BYTES if name.endswith(".json") else 2**63 - 1
-    return (isinstance(facts, dict) and _is_whole(facts.get("bytes"), most=most) and _is_text(facts.get("sha256"))
-            and SHA256.fullmatch(facts["sha256"]) is not None)  # fmt: skip
+    return (
+        isinstance(facts, dict)
+        and _is_whole(facts.get("bytes"), most=most)
+        and _is_text(facts.get("sha256"))
+        and SHA256.fullmatch(facts["sha256"]) is not None
+    )
 
 
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(COUNTERS, (_is_whole, "a whole number from 0 on")),
-    "reason": (_is_text, "text"), "status": (_is_text, "text"),
-    "saved_at": (lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None, "a time such as 2026-01-31T12:00:00"),
+    "reason": (_is_text, "text"),
+    "status": (_is_text, "text"),
+    "saved_at": (
+        lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None,
+        "a time such as 2026-01-31T12:00:00",
+    ),
     "world_size": (lambda value: _is_whole(value, 1), "a whole number from 1 on"),
-    "metrics": (_is_table, "a table"), "versions": (_is_table_of_text, "a table of text"),
+    "metrics": (_is_table, "a table"),
+    "versions": (_is_table_of_text, "a table of text"),
     "shared": (_is_table_of_text, "a table of text"),
     "monitor": (_is_monitor, "a table of a name, a mode ('min' or 'max') and a score"),
-    "files": (_are_files, "a table of files of a checkpoint, with the size and sha256 of each, within what is read"),
-}  # fmt: skip
+    "files": (
+        _are_files,
+        "a table of files of a checkpoint, with the size and sha256 of each, within what is read",
+    ),
+}
 """Every entry that somebody reads, and what it must be; others may be there and are not looked at."""
 
 
 def _plain(value: Any, where: str) -> Any:
-    """What JSON can hold everywhere: numbers that are not finite as text, and tensors or numpy's numbers as plain ones."""
+    """What JSON can hold everywhere: numbers that are not finite as text, and tensors or numpy's numbers as
+    plain ones.
+    """
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
@@ -188,7 +244,9 @@ def _plain(value: Any, where: str) -> Any:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise CheckpointError(f"A manifest cannot hold {where}={value!r}: only numbers, text and None.") from None
+        raise CheckpointError(
+            f"A manifest cannot hold {where}={value!r}: only numbers, text and None."
+        ) from None
     return number if math.isfinite(number) else repr(number)
 
 

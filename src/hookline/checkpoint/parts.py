@@ -48,7 +48,9 @@ class OwnParts:
 
 def _separate(contents: dict[str, Any]) -> dict[str, Any]:
     """By names; every hook for itself, and of the module only the buffers."""
-    apart = {name: value for name, value in contents.items() if name not in SAME_EVERYWHERE and name != "hooks"}
+    apart = {
+        name: value for name, value in contents.items() if name not in SAME_EVERYWHERE and name != "hooks"
+    }
     apart |= {f"{HOOK}{name}": state for name, state in contents.get("hooks", {}).items()}
     return apart
 
@@ -65,5 +67,8 @@ def _sum(structure: Any, store: TensorStore) -> str:
 
 def buffers_of(module: torch.nn.Module, state: dict[str, Any]) -> dict[str, Tensor]:
     """The module's buffers as they are in its state, if they are not spread over ranks."""
-    return {name: state[name] for name, _ in module.named_buffers()
-            if isinstance(state.get(name), Tensor) and not is_dtensor(state[name])}  # fmt: skip
+    return {
+        name: state[name]
+        for name, _ in module.named_buffers()
+        if isinstance(state.get(name), Tensor) and not is_dtensor(state[name])
+    }

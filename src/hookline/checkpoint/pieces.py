@@ -56,7 +56,9 @@ class Pieces:
     shape: torch.Size
     dtype: torch.dtype
     places: Callable[[], Iterator[Place]]
-    """Where the pieces are, those first that this rank is most likely to need: the others may never be looked for."""
+    """Where the pieces are, those first that this rank is most likely to need: the others may never be looked
+    for.
+    """
 
     def whole(self) -> Tensor:
         """All of it, in memory of its own."""
@@ -78,15 +80,19 @@ class Pieces:
                 made[tuple(here)] = stored[tuple(there)] if there else stored[...]
                 missing -= math.prod(each.stop - each.start for each in here)
         if missing:
-            raise CheckpointError(f"{self.name}: {missing} of its {made.numel()} numbers are in no file of the checkpoint.")
+            raise CheckpointError(
+                f"{self.name}: {missing} of its {made.numel()} numbers are in no file of the checkpoint."
+            )
         return made
 
 
 def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
-    """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like it.
+    """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like
+    it.
 
-    So are those that were spread, under another name, like one of the same shape: a hook may call them what it likes.
-    Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed in place.
+    So are those that were spread, under another name, like one of the same shape: a hook may call them what
+    it likes. Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed
+    in place.
     """
     if isinstance(value, Pieces | Tensor):
         return lay_out_tensor(value, like[name] if name in like else _of_shape(value, like))
@@ -101,7 +107,11 @@ def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
 
 
 def _of_shape(value: Pieces | Tensor, like: Mapping[str, Any]) -> Any:
-    return next((each for each in like.values() if each.shape == value.shape), None) if isinstance(value, Pieces) else None
+    return (
+        next((each for each in like.values() if each.shape == value.shape), None)
+        if isinstance(value, Pieces)
+        else None
+    )
 
 
 def lay_out_tensor(value: Any, like: Any) -> Any:
@@ -109,7 +119,11 @@ def lay_out_tensor(value: Any, like: Any) -> Any:
     if is_dtensor(value):
         return value
     if is_dtensor(like) and like.shape == value.shape:
-        read = value.read if isinstance(value, Pieces) else lambda begins_at, size: block_of(value, begins_at, size)
+        read = (
+            value.read
+            if isinstance(value, Pieces)
+            else lambda begins_at, size: block_of(value, begins_at, size)
+        )
         return placed_like(like, read)
     return value.whole() if isinstance(value, Pieces) else value.clone()
 
@@ -126,13 +140,21 @@ def lay_out_optimizer(state: dict[str, Any], optimizer: Any) -> None:
 
 
 def lay_out_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
-    """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and stay whole."""
+    """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and
+    stay whole.
+    """
     for name, value in window.get("gradients", {}).items():
-        window["gradients"][name] = lay_out_tensor(value, like.get(name) if isinstance(value, Pieces) else None)
+        window["gradients"][name] = lay_out_tensor(
+            value, like.get(name) if isinstance(value, Pieces) else None
+        )
     window.update(lay_out({name: value for name, value in window.items() if name != "gradients"}, {}))
 
 
 def spread_tensors(module: torch.nn.Module) -> dict[str, Any]:
-    """The parameters and buffers of a module that are spread over ranks, by their names in it and in its state_dict."""
-    own = {name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_dtensor(each)}
+    """The parameters and buffers of a module that are spread over ranks, by their names in it and in its
+    state_dict.
+    """
+    own = {
+        name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_dtensor(each)
+    }
     return own and {**own, **{name: each for name, each in module.state_dict().items() if is_dtensor(each)}}

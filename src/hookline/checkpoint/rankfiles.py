@@ -27,7 +27,9 @@ class RankFiles:
     def __init__(self, path: Path, rank: int = 0) -> None:
         """`rank`: whose own is looked at first; with as many ranks as before it needs nobody else's."""
         self.path = path
-        found = sorted(int(name[1]) for each in path.glob("rank-*.json") if (name := OF_RANK.fullmatch(each.name)))
+        found = sorted(
+            int(name[1]) for each in path.glob("rank-*.json") if (name := OF_RANK.fullmatch(each.name))
+        )
         self.ranks = sorted(found, key=lambda each: each != rank)
         self.files = {rank: Opened(path / f"rank-{rank}.safetensors") for rank in found}
         self._structures: dict[int, dict[str, Any]] = {}
@@ -62,8 +64,10 @@ class RankFiles:
             if stored in structure["shards"]:
                 block = structure["shards"][stored]
                 if not _is_block(block, dimensions):
-                    raise CheckpointError(f"{self.path}: rank-{rank}.json does not say where its piece of {name} belongs: "
-                                          f"{described(block)}")  # fmt: skip
+                    raise CheckpointError(
+                        f"{self.path}: rank-{rank}.json does not say where its piece of {name} belongs: "
+                        f"{described(block)}"
+                    )
                 yield Place(self.files[rank], stored, *block)
 
     def count(self, share: int = 0, of: int = 1) -> int:
@@ -72,12 +76,16 @@ class RankFiles:
         for rank in sorted(self.ranks)[share::of]:
             structure = self.structure(rank)
             sizes = {name: math.prod(size) for name, (_, size) in structure["shards"].items()}
-            found += sum(sizes.values()) + sum(sizes[first] for name, first in structure["shared"].items() if first in sizes)
+            found += sum(sizes.values()) + sum(
+                sizes[first] for name, first in structure["shared"].items() if first in sizes
+            )
         self.counted = found
         return found
 
     def adapt(self, contents: dict[str, Any], rank: int, world_size: int, find: Find) -> None:
-        """Rank zero's contents become those of this rank: its own if there are as many ranks as before, else fair shares."""
+        """Rank zero's contents become those of this rank: its own if there are as many ranks as before, else
+        fair shares.
+        """
         before = contents.get("world_size", 1)
         if type(before) is not int or not 1 <= before <= MOST_RANKS:
             raise CheckpointError(f"world_size={described(before)} is not a number of ranks.")
@@ -92,7 +100,11 @@ class RankFiles:
         logs = [own[each].get("log", contents["log"]) for each in range(before)] if "log" in contents else []
         if logs:
             contents["log"] = add_logs(logs) if rank == 0 else nothing_logged(contents["log"])
-        windows = [own[each].get("window", contents["window"]) for each in range(before)] if "window" in contents else []
+        windows = (
+            [own[each].get("window", contents["window"]) for each in range(before)]
+            if "window" in contents
+            else []
+        )
         if windows:
             is_weighted = windows[0].get("by", "batches") != "batches"
             contents["window"] = sum_window(windows, world_size) if is_weighted else mean_window(windows)
@@ -104,16 +116,24 @@ class RankFiles:
         structures = self.structure(rank)["own"] if rank in self.ranks else {}
         if not structures:
             return {}
-        tensors = Stored(self.files[rank].others(self.structure(rank)["shards"]), find)  # pieces are read if they are needed
+        tensors = Stored(
+            self.files[rank].others(self.structure(rank)["shards"]), find
+        )  # pieces are read if they are needed
         return {name: unpack(structure, tensors) for name, structure in structures.items()}
 
 
 def _is_block(block: Any, dimensions: int) -> bool:
     """Return whether it says where a block begins and how large it is, in each of so many dimensions."""
-    return isinstance(block, list) and len(block) == 2 and all(
-        isinstance(each, list) and len(each) == dimensions and all(type(number) is int and number >= 0 for number in each)
-        for each in block
-    )  # fmt: skip
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(
+            isinstance(each, list)
+            and len(each) == dimensions
+            and all(type(number) is int and number >= 0 for number in each)
+            for each in block
+        )
+    )
 
 
 def read_structure(path: Path) -> dict[str, Any]:
@@ -149,7 +169,7 @@ def _put(contents: dict[str, Any], name: str, value: Any) -> None:
         contents[name] = value
 
 
-# ---- another number of ranks -------------------------------------------------------------------------------------
+# ---- another number of ranks -------------------------------------------------------------------------------
 
 
 def add_logs(logs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -169,10 +189,17 @@ def add_logs(logs: list[dict[str, Any]]) -> dict[str, Any]:
 def nothing_logged(log: dict[str, Any]) -> dict[str, Any]:
     """The same keys with nothing in them: rank zero has it all."""
     return {
-        **log, "train_loss": _nothing(log["train_loss"]),
-        **{kind: {name: _nothing(state) for name, state in log[kind].items()} for kind in ("means", "by_loader")},
-        "keys": {name: [on_step, bar, _nothing(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()}, "pending": {},
-    }  # fmt: skip
+        **log,
+        "train_loss": _nothing(log["train_loss"]),
+        **{
+            kind: {name: _nothing(state) for name, state in log[kind].items()}
+            for kind in ("means", "by_loader")
+        },
+        "keys": {
+            name: [on_step, bar, _nothing(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()
+        },
+        "pending": {},
+    }
 
 
 def _nothing(state: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -193,12 +220,16 @@ def _add(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, 
 
 
 def mean_window(windows: list[dict[str, Any]]) -> dict[str, Any]:
-    """An accumulation window that was open: the mean of the ranks' gradients, which is what an update would have used."""
+    """An accumulation window that was open: the mean of the ranks' gradients, which is what an update would
+    have used.
+    """
     if not any(each.get("gradients") for each in windows):
         return windows[0]
     if len({(each.get("batches"), each.get("count")) for each in windows}) > 1:
-        raise CheckpointError("its ranks were at different places of an accumulation window, which another number of ranks "
-                              "cannot go on with. Resume with as many ranks as before.")  # fmt: skip
+        raise CheckpointError(
+            "its ranks were at different places of an accumulation window, which another number of ranks "
+            "cannot go on with. Resume with as many ranks as before."
+        )
     grads = [each["gradients"] for each in windows]
     names = dict.fromkeys(name for each in grads for name in each)
     return {**windows[0], "gradients": {name: _mean([each.get(name) for each in grads]) for name in names}}
@@ -207,7 +238,8 @@ def mean_window(windows: list[dict[str, Any]]) -> dict[str, Any]:
 def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]:
     """Return an open window that counts samples or tokens, as each of `world_size` ranks continues it.
 
-    Each sample counts as much as those to come: the sums over the ranks there were, divided by the number of ranks there are.
+    Each sample counts as much as those to come: the sums over the ranks there were, divided by the number of
+    ranks there are.
     """
     grads = [each.get("gradients", {}) for each in windows]
     if not any(grads):
@@ -215,10 +247,15 @@ def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]
     names = dict.fromkeys(name for each in grads for name in each)
     numbers = dict.fromkeys(number for each in windows for number in each["fed"])
     return {
-        **windows[0], "count": sum(each["count"] for each in windows) / world_size,
-        "fed": {number: sum(each["fed"].get(number, 0) for each in windows) / world_size for number in numbers},
-        "gradients": {name: _mean([each.get(name) for each in grads]) * (len(windows) / world_size) for name in names},
-    }  # fmt: skip
+        **windows[0],
+        "count": sum(each["count"] for each in windows) / world_size,
+        "fed": {
+            number: sum(each["fed"].get(number, 0) for each in windows) / world_size for number in numbers
+        },
+        "gradients": {
+            name: _mean([each.get(name) for each in grads]) * (len(windows) / world_size) for name in names
+        },
+    }
 
 
 def _mean(values: list[Any]) -> Any:

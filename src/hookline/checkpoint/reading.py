@@ -36,7 +36,8 @@ def read_folder(path: Path) -> dict[str, Any]:
 
 
 def read_module(path: Path, as_pieces: bool = False) -> dict[str, Any]:
-    """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked to.
+    """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked
+    to.
 
     Averaged weights that hooks keep, and the note that says which weights were scored, are read as well.
     """
@@ -55,9 +56,11 @@ def read_module(path: Path, as_pieces: bool = False) -> dict[str, Any]:
 
 
 def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any], RankFiles]:
-    """Everything for one rank of several, of a checkpoint that they have verified: large tensors are not read yet.
+    """Everything for one rank of several, of a checkpoint that they have verified: large tensors are not read
+    yet.
 
-    Tensors that were spread over ranks are `Pieces`, the others lie in the file's own memory until they are copied.
+    Tensors that were spread over ranks are `Pieces`, the others lie in the file's own memory until they are
+    copied.
     """
     with _telling_why(path):
         of_ranks = RankFiles(path, rank)
@@ -87,24 +90,32 @@ def _telling_why(path: Path) -> Iterator[None]:
     except CheckpointError as error:
         raise CheckpointError(f"The checkpoint {path} cannot be read: {error}") from error
     except Exception as error:  # whoever has signed it may have written anything at all
-        raise CheckpointError(f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_pieces(path: Path, counted: int | None = None) -> None:
-    """Whether the pieces of all ranks make whole tensors; `counted`: how many numbers they have, if that is known."""
+    """Whether the pieces of all ranks make whole tensors; `counted`: how many numbers they have, if that is
+    known.
+    """
     with _telling_why(path):
         wanted = numbers_wanted(_structure(path))
         found = RankFiles(path).count() if counted is None else counted
         if found != wanted:
-            raise CheckpointError(f"its tensors that are spread over ranks have {wanted} numbers, but their pieces {found}.")
+            raise CheckpointError(
+                f"its tensors that are spread over ranks have {wanted} numbers, but their pieces {found}."
+            )
 
 
 def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
-    """Its manifest, if every file is there, has its size and its sha256, and no further file of ours lies beside them.
+    """Its manifest, if every file is there, has its size and its sha256, and no further file of ours lies
+    beside them.
 
     Files of others are left alone.
 
-    rank, ranks: several may share the work; then neither the sums of the others' files nor the pieces are looked at.
+    rank, ranks: several may share the work; then neither the sums of the others' files nor the pieces are
+    looked at.
     """
     manifest = manifests.load(path)
     refuse_unlisted(_names(path), manifest, str(path))
@@ -113,7 +124,9 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     wrong: list[str] = []
     mine = itertools.islice(manifest["files"].items(), rank, None, ranks)
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
-        for each in [threads.submit(_check_sum, path / name, expected["sha256"], wrong) for name, expected in mine]:
+        for each in [
+            threads.submit(_check_sum, path / name, expected["sha256"], wrong) for name, expected in mine
+        ]:
             each.result()
     if wrong:
         raise CheckpointError(f"The checkpoint {path} is damaged: {'; '.join(sorted(wrong))}.")
@@ -126,12 +139,16 @@ def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None
     """Refuse a checkpoint with one more file of ours than it was written with, such as a rank's."""
     unlisted = sorted({name for name in names if manifests.is_file(name)} - set(manifest["files"]))
     if unlisted:
-        raise CheckpointError(f"The checkpoint {path} is damaged: {', '.join(unlisted)} is a file of a checkpoint that is not in "
-                              "its manifest.")  # fmt: skip
+        raise CheckpointError(
+            f"The checkpoint {path} is damaged: {', '.join(unlisted)} is a file of a checkpoint that is not "
+            "in its manifest."
+        )
 
 
 def extra_names(path: Path) -> list[str]:
-    """The files and folders of others in a checkpoint's directory; hidden ones are of file systems and browsers."""
+    """The files and folders of others in a checkpoint's directory; hidden ones are of file systems and
+    browsers.
+    """
     return sorted(name for name in _names(path) if not is_ours(name) and not name.startswith("."))
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints at a URL, through fsspec: staged here, copied there with the manifest last; fetched and verified when read."""
+"""Checkpoints at a URL, through fsspec: staged here, copied there with the manifest last; fetched and
+verified when read.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.limits import MANIFEST_BYTES
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
+from hookline.checkpoint.reading import (
+    read_folder,
+    read_for_rank,
+    read_module,
+    refuse_unlisted,
+    verify_folder,
+)
 from hookline.checkpoint.tidying import tidy
 from hookline.checkpoint.writing import left_alone, owner, write_folder
 from hookline.errors import CheckpointError, HooklineError
@@ -23,10 +31,17 @@ from hookline.urls import below, is_ours, open_url, put_folder, remove_folder, s
 
 
 def write_url(
-    contents: dict[str, Any] | Packed, url: str, about: Mapping[str, Any] | None, staging: Callable[[], Path] | None
+    contents: dict[str, Any] | Packed,
+    url: str,
+    about: Mapping[str, Any] | None,
+    staging: Callable[[], Path] | None,
 ) -> Manifest:
     """Write a checkpoint here and copy it there. staging: see `staged`."""
-    with _reaching(url, "could not be written") as (fs, root), staged(staging) as folder, _speaking_of(url, str(folder)):
+    with (
+        _reaching(url, "could not be written") as (fs, root),
+        staged(staging) as folder,
+        _speaking_of(url, str(folder)),
+    ):
         manifest = write_folder(contents, folder / "checkpoint", about)
         put_folder(fs, folder / "checkpoint", root)
     return manifest
@@ -34,7 +49,9 @@ def write_url(
 
 @contextlib.contextmanager
 def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
-    """A folder to put a checkpoint together in, below the one that `staging` names or among the system's temporary files."""
+    """A folder to put a checkpoint together in, below the one that `staging` names or among the system's
+    temporary files.
+    """
     near = staging() if staging else None
     if near is not None:
         near.mkdir(parents=True, exist_ok=True)
@@ -58,7 +75,9 @@ def read_url(url: str) -> dict[str, Any]:
 
 
 def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
-    """Fetch a checkpoint and read what one rank of several needs; what was fetched goes once nobody reads from it any more."""
+    """Fetch a checkpoint and read what one rank of several needs; what was fetched goes once nobody reads
+    from it any more.
+    """
     with contextlib.ExitStack() as until_read:
         folder = until_read.enter_context(_fetched(url))
         verify_folder(folder)
@@ -106,7 +125,9 @@ def remove_url(url: str) -> None:
 
 
 def list_urls(url: str) -> list[str]:
-    """The URLs of all checkpoints at one or below it: everything that has a manifest, but nothing inside of a checkpoint."""
+    """The URLs of all checkpoints at one or below it: everything that has a manifest, but nothing inside of a
+    checkpoint.
+    """
     with _reaching(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
         if fs.exists(below(root, manifests.NAME)):
@@ -125,7 +146,9 @@ def _manifest(fs: Any, root: str, url: str) -> bytes:
         if fs.size(place) is None:  # the server does not say
             return fs.cat_file(place, 0, MANIFEST_BYTES + 1)  # type: ignore[no-any-return]
         if fs.size(place) > MANIFEST_BYTES:
-            raise CheckpointError(f"The checkpoint {redact(url)} is damaged: {manifests.NAME} is larger than any that we write.")
+            raise CheckpointError(
+                f"The checkpoint {redact(url)} is damaged: {manifests.NAME} is larger than any that we write."
+            )
         return fs.cat_file(place)  # type: ignore[no-any-return]
     except FileNotFoundError:
         raise CheckpointError(f"{redact(url)} is no checkpoint: it has no {manifests.NAME}.") from None
@@ -133,15 +156,23 @@ def _manifest(fs: Any, root: str, url: str) -> bytes:
 
 @contextlib.contextmanager
 def _fetched(url: str) -> Iterator[Path]:
-    with _reaching(url, "cannot be read") as (fs, root), tempfile.TemporaryDirectory() as name, _speaking_of(url, name):
+    with (
+        _reaching(url, "cannot be read") as (fs, root),
+        tempfile.TemporaryDirectory() as name,
+        _speaking_of(url, name),
+    ):
         folder = Path(name)
         data = _manifest(fs, root, url)
         for file, expected in manifests.parse(data, redact(url))["files"].items():
             with contextlib.suppress(FileNotFoundError):  # the reader says which one is missing
                 size = fs.size(below(root, file))
-                if size is not None and size != expected["bytes"]:  # not fetched: it may be larger than the disk
-                    raise CheckpointError(f"The checkpoint {redact(url)} is damaged: {file} has {size} bytes instead of "
-                                          f"{expected['bytes']}.")  # fmt: skip
+                if (
+                    size is not None and size != expected["bytes"]
+                ):  # not fetched: it may be larger than the disk
+                    raise CheckpointError(
+                        f"The checkpoint {redact(url)} is damaged: {file} has {size} bytes instead of "
+                        f"{expected['bytes']}."
+                    )
                 fs.get_file(below(root, file), str(folder / file))
         (folder / manifests.NAME).write_bytes(data)
         yield folder

@@ -24,7 +24,9 @@ class SaveRequest:
     monitor: dict[str, Any] | None = None
     """The metric it is kept for: name, mode and score."""
     is_automatic: bool = False
-    """Whether it is the run's own `checkpoints/last`, which no hook has asked for: a write that fails does not end the run."""
+    """Whether it is the run's own `checkpoints/last`, which no hook has asked for: a write that fails does
+    not end the run.
+    """
 
 
 def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
@@ -32,7 +34,9 @@ def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | No
     if reason not in REASONS:
         raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
     if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
-        raise OptionError(f"monitor={monitor!r} must be a table with 'name', 'mode' ('min' or 'max') and 'score'.")
+        raise OptionError(
+            f"monitor={monitor!r} must be a table with 'name', 'mode' ('min' or 'max') and 'score'."
+        )
     if path is not None and is_url(path):
         check_url(str(path), "path")
     return SaveRequest(path if path is None or is_url(path) else Path(path), reason, monitor)

@@ -1,4 +1,6 @@
-"""Tensors that are spread over ranks (torch's DTensor): which piece is this rank's, and a new one made from pieces."""
+"""Tensors that are spread over ranks (torch's DTensor): which piece is this rank's, and a new one made from
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Piece:
 
 
 def is_dtensor(value: Any) -> TypeGuard[Any]:
-    """Whether it is a DTensor. Torch's class is looked up only if somebody has loaded it: it takes a while."""
+    """Whether it is a DTensor. Torch's class is looked up only if somebody has loaded it: it
+    takes a while.
+    """
     if type(value) is Tensor or not isinstance(value, Tensor) or not hasattr(value, "_spec"):
         return False
     from torch.distributed.tensor import DTensor
@@ -31,11 +35,15 @@ def is_dtensor(value: Any) -> TypeGuard[Any]:
 
 
 def own_piece(value: Any, where: str) -> Piece | None:
-    """What this rank has to write of it; None if there is nothing, or another rank has the same and writes it."""
+    """What this rank has to write of it; None if there is nothing, or another rank has the same and writes
+    it.
+    """
     mesh, placements = value.device_mesh, value.placements
     if any(each.is_partial() for each in placements):
-        raise CheckpointError(f"{where} is a sum that the ranks have not added up yet ({value.placements}): it has no value to "
-                              "be stored. Call .redistribute() on it first.")  # fmt: skip
+        raise CheckpointError(
+            f"{where} is a sum that the ranks have not added up yet ({value.placements}): it has no value to "
+            "be stored. Call .redistribute() on it first."
+        )
     _refuse_strided(value, where)
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this rank is not in its mesh
@@ -50,7 +58,9 @@ def own_piece(value: Any, where: str) -> Piece | None:
 
 
 def placed_like(target: Any, read: Any) -> Tensor:
-    """A DTensor laid out like `target`, with the numbers that `read(begins_at, size)` finds; only this rank's are read."""
+    """A DTensor laid out like `target`, with the numbers that `read(begins_at, size)` finds; only this rank's
+    are read.
+    """
     from torch.distributed.tensor import DTensor
 
     _refuse_strided(target, "A tensor")
@@ -58,7 +68,12 @@ def placed_like(target: Any, read: Any) -> Tensor:
     local = target.to_local()
     block = read(begins_at, size).to(local.device)
     return DTensor.from_local(
-        block, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
+        block,
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
     )
 
 
@@ -78,7 +93,11 @@ def _block(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _refuse_strided(value: Any, where: str) -> None:
-    """Two meshes that cut one dimension (tensor parallel within FSDP) leave a rank rows that are not neighbours."""
+    """Two meshes that cut one dimension (tensor parallel within FSDP) leave a rank rows that are not
+    neighbours.
+    """
     if any(type(each).__name__ == "_StridedShard" for each in value.placements):
-        raise CheckpointError(f"{where} is cut twice along one dimension ({value.placements}), which leaves each rank with "
-                              "rows that are not neighbours; checkpoints cannot hold that. Cut each dimension once.")  # fmt: skip
+        raise CheckpointError(
+            f"{where} is cut twice along one dimension ({value.placements}), which leaves each rank with "
+            "rows that are not neighbours; checkpoints cannot hold that. Cut each dimension once."
+        )

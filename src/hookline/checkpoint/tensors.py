@@ -1,7 +1,8 @@
-"""Tensors in a safetensors file: written straight from their own memory and hashed on the way, read by the library.
+"""Tensors in a safetensors file: written straight from their own memory and hashed on the way, read by the
+library.
 
-The library would write as fast, but tells nothing of the bytes, so they would have to be read again to be hashed. The format
-is small: the length of a header, a header of JSON, then the numbers.
+The library would write as fast, but tells nothing of the bytes, so they would have to be read again to be
+hashed. The format is small: the length of a header, a header of JSON, then the numbers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,22 @@ from hookline.errors import CheckpointError
 from hookline.processes import TURN, join
 
 NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 CHUNK = 16 * 2**20
 HASHING = 120
 """Turns in which a chunk is hashed, however busy the machine is."""
@@ -57,7 +69,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, in memory of its own: not tied to a file that may be removed while the run goes on."""
+    """Every tensor of a file, in memory of its own: not tied to a file that may be removed while the run goes
+    on.
+    """
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
@@ -69,7 +83,9 @@ def read_some(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, in the memory of the file itself: read from the disk as far as somebody looks at it."""
+    """Every tensor of a file, in the memory of the file itself: read from the disk as far as somebody looks
+    at it.
+    """
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
@@ -121,7 +137,9 @@ class Digest:
         while (chunk := self._waiting.get()) is not None:
             try:
                 self._hash.update(chunk)  # lets other threads run meanwhile
-            except BaseException as error:  # raised again by `finish`; what waits for the rest must not wait in vain
+            except (
+                BaseException
+            ) as error:  # raised again by `finish`; what waits for the rest must not wait in vain
                 self._failed = error
             del chunk
             self._hashed.release()
@@ -149,10 +167,16 @@ def _header(tensors: Mapping[str, Tensor], order: list[str]) -> bytes:
     for name in order:
         tensor = tensors[name]
         start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        entries[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
-        raise CheckpointError(f"{len(tensors)} tensors are too many for one file: their names take {len(text)} bytes, "
-                              f"at most {LONGEST_HEADER} can be read.")  # fmt: skip
+        raise CheckpointError(
+            f"{len(tensors)} tensors are too many for one file: their names take {len(text)} bytes, "
+            f"at most {LONGEST_HEADER} can be read."
+        )
     return len(text).to_bytes(8, "little") + text

@@ -15,14 +15,22 @@ from hookline.errors import CheckpointError
 from hookline.urls import is_ours
 
 LONG_AGO = 60.0
-"""Seconds. A replacement is between its two renames for an instant: who seems to be so for longer is another process by now."""
+"""Seconds. A replacement is between its two renames for an instant: who seems to be so for longer is another
+process by now.
+"""
 HOURS_AGO = 6 * 3600.0
-"""Seconds. Whether a process on another machine lives cannot be told; what it left for so long is left for good."""
-LEFT_OVER = re.compile(r"\.(?P<name>.+)\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<kind>new|old)|(?P<gone>gone))")
+"""Seconds. Whether a process on another machine lives cannot be told; what it left for so long is left for
+good.
+"""
+LEFT_OVER = re.compile(
+    r"\.(?P<name>.+)\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<kind>new|old)|(?P<gone>gone))"
+)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that a removal that is interrupted leaves no half of one."""
+    """Remove a checkpoint. It loses its name first, so that a removal that is interrupted leaves no half of
+    one.
+    """
     gone = path.with_name(f".{path.name}.gone")
     try:
         if not any(is_ours(each.name) for each in path.iterdir()):  # a whole disk could be named by mistake
@@ -36,15 +44,20 @@ def remove_folder(path: Path) -> None:
 
 def left_overs(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     """What was being written, replaced or removed in a folder when its process ended, or is so just now."""
-    return [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))] if folder.is_dir() else []
+    return (
+        [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))]
+        if folder.is_dir()
+        else []
+    )
 
 
 def tidy(folder: Path, alone: bool = False) -> list[Path]:
-    """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name back.
+    """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name
+    back.
 
-    A checkpoint that was just being replaced gets its name back if the new one did not get it; everything else goes. What
-    a living process writes is left alone, and so is what is no checkpoint. alone: no other process writes here, because this
-    one holds the lock of the run.
+    A checkpoint that was just being replaced gets its name back if the new one did not get it; everything
+    else goes. What a living process writes is left alone, and so is what is no checkpoint. alone: no other
+    process writes here, because this one holds the lock of the run.
     """
     back: list[Path] = []
     # those being replaced last, the newest first: the others may stand in their way
@@ -67,7 +80,9 @@ def tidy(folder: Path, alone: bool = False) -> list[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it was a checkpoint: it has a manifest that we wrote, or nothing but files of ours. A name alone proves nothing."""
+    """Whether it was a checkpoint: it has a manifest that we wrote, or nothing but files of ours. A name
+    alone proves nothing.
+    """
     if not path.is_dir() or path.is_symlink():
         return False
     with contextlib.suppress(CheckpointError):

@@ -1,4 +1,6 @@
-"""A checkpoint that all ranks write together: each its own files at the same time, then rank zero gives it its name."""
+"""A checkpoint that all ranks write together: each its own files at the same time, then rank zero gives it
+its name.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ from hookline.urls import as_url
 
 
 def write_together(
-    packed: Packed, path: Path | str, about: Mapping[str, Any], ranks: Ranks, staging: Callable[[], Path] | None
+    packed: Packed,
+    path: Path | str,
+    about: Mapping[str, Any],
+    ranks: Ranks,
+    staging: Callable[[], Path] | None,
 ) -> None:
-    """Write a checkpoint with all ranks. Whatever fails on one of them is an error on all, and leaves nothing under its name.
+    """Write a checkpoint with all ranks. Whatever fails on one of them is an error on all, and leaves nothing
+    under its name.
 
     staging: the folder, shared by the ranks, where files are put together before they are copied to a URL.
     """
@@ -30,12 +37,16 @@ def write_together(
         return
     with contextlib.ExitStack() as until_done:
         # rank zero's name for the folder counts; it removes it too
-        folder = Path(_tell(ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging)))))
+        folder = Path(
+            _tell(ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging))))
+        )
         _write_folder(packed, folder / "checkpoint", about, ranks, redact(url))
         _tell(ranks, redact(url), lambda: remote.copy_to_url(folder / "checkpoint", url))
 
 
-def _write_folder(packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = "") -> None:
+def _write_folder(
+    packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = ""
+) -> None:
     with contextlib.ExitStack() as until_done:
         place: Any = None
 
@@ -66,12 +77,16 @@ def _all_written(ranks: Ranks, packed: Packed, aside: Path, path: Path | str) ->
     except Exception as error:  # whatever it is, the others must not wait
         problem = _said(error)
     part = packed.part
-    told = ranks.gather({"problem": problem, "files": files, "here": part.numbers_here, "wanted": part.numbers_wanted})
+    told = ranks.gather(
+        {"problem": problem, "files": files, "here": part.numbers_here, "wanted": part.numbers_wanted}
+    )
     _refuse(path, {rank: each["problem"] for rank, each in enumerate(told) if each["problem"]})
     here, wanted = sum(each["here"] for each in told), told[0]["wanted"]
     if here != wanted:
-        raise CheckpointError(f"The checkpoint {path} was not written: its tensors that are spread over ranks have {wanted} "
-                              f"numbers, but the ranks' pieces {here}. Have all ranks the same module and mesh?")  # fmt: skip
+        raise CheckpointError(
+            f"The checkpoint {path} was not written: its tensors that are spread over ranks have {wanted} "
+            f"numbers, but the ranks' pieces {here}. Have all ranks the same module and mesh?"
+        )
     return {name: facts for each in told for name, facts in each["files"].items()}
 
 
@@ -79,8 +94,10 @@ def _wait_for(aside: Path) -> None:
     until = time.monotonic() + PATIENCE
     while not aside.is_dir():
         if time.monotonic() > until:
-            raise CheckpointError(f"this rank does not see {aside.parent} as rank zero does: all ranks write into one directory, "
-                                  "so it must be on a disk that they share.")  # fmt: skip
+            raise CheckpointError(
+                f"this rank does not see {aside.parent} as rank zero does: all ranks write into one "
+                "directory, so it must be on a disk that they share."
+            )
         time.sleep(0.05)
 
 
@@ -104,4 +121,6 @@ def _said(error: Exception) -> str:
 def _refuse(path: Path | str, problems: dict[int, str]) -> None:
     if problems:
         said = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
-        raise CheckpointError(said if str(path) in said else f"The checkpoint {path} could not be written: {said}")
+        raise CheckpointError(
+            said if str(path) in said else f"The checkpoint {path} could not be written: {said}"
+        )

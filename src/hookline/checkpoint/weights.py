@@ -60,7 +60,9 @@ class WeightsReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
-        facts = [f"step {self.step}"] * (self.step is not None) + ["averaged weights"] * (self.weights == "averaged")
+        facts = [f"step {self.step}"] * (self.step is not None) + ["averaged weights"] * (
+            self.weights == "averaged"
+        )
         about = f" ({', '.join(facts)})" if facts else ""
         head = f"{self.source}{about} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
         return "\n".join([head, *self.problems()])
@@ -73,16 +75,23 @@ class WeightsReport:
         if self.unexpected:
             lines.append(f"  unexpected, only the source has them: {_some(self.unexpected)}")
         if self.mismatched:
-            shapes = [f"{name} ({theirs} there, {ours} in the module)" for name, (theirs, ours) in self.mismatched.items()]
+            shapes = [
+                f"{name} ({theirs} there, {ours} in the module)"
+                for name, (theirs, ours) in self.mismatched.items()
+            ]
             lines.append(f"  of another shape, not loaded: {_some(shapes)}")
         return [*lines, *self._hint()]
 
     def _hint(self) -> list[str]:
         """Most names that do not fit differ by one prefix: a wrapper, or a part of a larger module."""
-        for longer, shorter, made in ((self.unexpected, self.missing, "{{{0!r}: ''}}"),
-                                      (self.missing, self.unexpected, "{{'': {0!r}}}")):  # fmt: skip
+        for longer, shorter, made in (
+            (self.unexpected, self.missing, "{{{0!r}: ''}}"),
+            (self.missing, self.unexpected, "{{'': {0!r}}}"),
+        ):
             known = set(shorter)
-            prefixes = {name[: -len(each)] for name in longer[:SHOWN] for each in shorter if name.endswith("." + each)}
+            prefixes = {
+                name[: -len(each)] for name in longer[:SHOWN] for each in shorter if name.endswith("." + each)
+            }
             for prefix in prefixes:
                 if 2 * sum(name.removeprefix(prefix) in known for name in longer) > len(longer):
                     return [f"  The names differ by a prefix: pass rename={made.format(prefix)}."]
@@ -95,15 +104,18 @@ def load_weights(
 ) -> WeightsReport:
     """Give a module the weights of another run: a warm start, without optimizer, counters or hooks.
 
-    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest whole checkpoint), a .safetensors file, a
-    mapping of names to tensors, or what `import_checkpoint` returned.
-    strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits is loaded.
-    rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or to None to leave it out.
-    weights: of a checkpoint with averaged weights: 'scored' takes those that evaluations used, 'raw' the trained ones, 'averaged'
-    the average. The report says which, and of which step.
+    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest whole checkpoint), a
+    .safetensors file, a mapping of names to tensors, or what `import_checkpoint` returned.
+    strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits
+    is loaded. rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or
+    to None to leave it out. weights: of a checkpoint with averaged weights: 'scored' takes those that
+    evaluations used, 'raw' the trained ones, 'averaged' the average. The report says which, and of which
+    step.
     """
     found = find_weights(source, weights, as_pieces=bool(spread_tensors(module)))
-    return put_weights(module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind)
+    return put_weights(
+        module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,9 @@ class FoundWeights:
 
 
 def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -> FoundWeights:
-    """Return the weights that a source holds; `as_pieces`: those of a checkpoint may be read later, in parts."""
+    """Return the weights that a source holds; `as_pieces`: those of a checkpoint may be read
+    later, in parts.
+    """
     check_weights(wanted)
     if isinstance(source, Imported | Mapping) or _is_file(source):
         if isinstance(source, Imported):
@@ -129,11 +143,16 @@ def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -
         else:
             found = FoundWeights(str(source), _read_file(Path(source)))
         if wanted == "averaged":
-            raise OptionError(f"{found.where} holds no averaged weights beside others, as a checkpoint does: leave weights= out.")
+            raise OptionError(
+                f"{found.where} holds no averaged weights beside others, as a checkpoint does: leave "
+                f"weights= out."
+            )
         return found
     if not isinstance(source, str | os.PathLike):
-        raise OptionError(f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, a "
-                          ".safetensors file, or a mapping such as module.state_dict().")  # fmt: skip
+        raise OptionError(
+            f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
+            "a .safetensors file, or a mapping such as module.state_dict()."
+        )
     read = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
     chosen = choose_weights(read.contents, wanted, read.where)
     return FoundWeights(read.where, chosen.weights, read.step, chosen.kind)
@@ -153,7 +172,9 @@ class ReadCheckpoint:
 
 
 def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCheckpoint:
-    """Read a checkpoint by its path or URL, or the newest whole one below it, which is logged with its step."""
+    """Read a checkpoint by its path or URL, or the newest whole one below it, which is logged
+    with its step.
+    """
     path = _plain(source)
     url = as_url(path)
     if url:
@@ -161,7 +182,9 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
         return ReadCheckpoint(str(path), read(path), read_manifest(path)["step"])
     found, broken = find(Path(path))
-    records = {each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))}
+    records = {
+        each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))
+    }
     # those of a run that was begun anew in this directory come before those of the run before it
     found.sort(key=lambda each: records.get(each.path, {}).get("id", each.run) != each.run)
     chosen, contents, unreadable = first_whole(found, read)
@@ -175,20 +198,31 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     log.warning("%s: taking %s, of step %d.", path, chosen.path, step)
     record = records.get(chosen.path, {})
     if record.get("id", chosen.run) != chosen.run:
-        log.warning("%s is of an earlier run in this directory; the present one has saved nothing yet.", chosen.path)
+        log.warning(
+            "%s is of an earlier run in this directory; the present one has saved nothing yet.", chosen.path
+        )
     elif missing := unsaved_end(record, chosen.manifest):
         log.warning("%s was %s.", path, missing)
     return ReadCheckpoint(str(chosen.path), contents, step)
 
 
 def put_weights(
-    module: nn.Module, weights: Mapping[str, Any], where: str, strict: bool = True, step: int | None = None, kind: str = "raw"
+    module: nn.Module,
+    weights: Mapping[str, Any],
+    where: str,
+    strict: bool = True,
+    step: int | None = None,
+    kind: str = "raw",
 ) -> WeightsReport:
-    """Load weights by name. What the module says about its names counts: it may have its own ways of reading older ones."""
+    """Load weights by name. What the module says about its names counts: it may have its own ways of reading
+    older ones.
+    """
     own = module.state_dict()
     if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
-        raise OptionError(f"{type(module).__name__} is on the meta device, where weights have no place: "
-                          "call module.to_empty(device='cpu') first.")  # fmt: skip
+        raise OptionError(
+            f"{type(module).__name__} is on the meta device, where weights have no place: "
+            "call module.to_empty(device='cpu') first."
+        )
     report = WeightsReport(where, type(module).__name__, len(own), step, kind)
     spread = spread_tensors(module)
     fitting: Any = OrderedDict()
@@ -203,25 +237,36 @@ def put_weights(
         _load(module, fitting, where)
         report.loaded = list(fitting)
         return report
-    before = {name: each.clone() if isinstance(each, Tensor) else each
-              for name, each in own.items() if strict and not _is_lazy(each)}  # fmt: skip
+    before = {
+        name: each.clone() if isinstance(each, Tensor) else each
+        for name, each in own.items()
+        if strict and not _is_lazy(each)
+    }
     told = _load(module, fitting, where, strict=False)  # nothing, from a load_state_dict of the user's own
     missing, unexpected = told or ([x for x in own if x not in fitting], [x for x in fitting if x not in own])
     report.unexpected = list(unexpected)
     refused = set(unexpected)
     report.loaded = [name for name in fitting if name not in refused]
-    # many tools store tied weights under one name only: one that lies where a loaded one does has got its numbers
+    # many tools store tied weights under one name only: one that lies where a loaded one does has got its
+    # numbers
     filled = {_memory(own.get(name)) for name in report.loaded} - {None}
-    report.missing = [name for name in missing if name not in report.mismatched and _memory(own.get(name)) not in filled]
+    report.missing = [
+        name for name in missing if name not in report.mismatched and _memory(own.get(name)) not in filled
+    ]
     if report.complete:
         return report
     if strict:
         module.load_state_dict(before, strict=False)
         report.loaded = []
-        raise CheckpointError("\n".join([
-            f"The weights in {where} do not fit {report.module}, and none was loaded:", *report.problems(),
-            "  strict=False loads those that fit.",
-        ]))  # fmt: skip
+        raise CheckpointError(
+            "\n".join(
+                [
+                    f"The weights in {where} do not fit {report.module}, and none was loaded:",
+                    *report.problems(),
+                    "  strict=False loads those that fit.",
+                ]
+            )
+        )
     log.warning("%s", report)
     return report
 
@@ -229,8 +274,16 @@ def put_weights(
 def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: Any) -> Any:
     try:
         return module.load_state_dict(weights, **options)
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:  # a module may have checks of its own
-        raise CheckpointError(f"The weights in {where} do not fit {type(module).__name__}: {error}") from error
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        KeyError,
+        AttributeError,
+    ) as error:  # a module may have checks of its own
+        raise CheckpointError(
+            f"The weights in {where} do not fit {type(module).__name__}: {error}"
+        ) from error
 
 
 def _fits(theirs: Any, ours: Any) -> bool:
@@ -244,7 +297,11 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, Tensor | Pieces) and not _is_lazy(value) else f"a {type(value).__name__}"
+    return (
+        list(value.shape)
+        if isinstance(value, Tensor | Pieces) and not _is_lazy(value)
+        else f"a {type(value).__name__}"
+    )
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
@@ -274,8 +331,10 @@ def _prefixes(weights: Mapping[str, Any], prefixes: Mapping[str, str], where: st
     for old in prefixes:
         if not any(name.startswith(old) for name in weights):
             parts = sorted({f"{name.partition('.')[0]}." for name in weights})
-            raise OptionError(f"rename: no name in {where} begins with {old!r}.{closest(old, parts)} "
-                              f"They begin with: {_some(parts)}.")  # fmt: skip
+            raise OptionError(
+                f"rename: no name in {where} begins with {old!r}.{closest(old, parts)} "
+                f"They begin with: {_some(parts)}."
+            )
     longest_first = sorted(prefixes, key=len, reverse=True)
 
     def new_name(name: str) -> str:
@@ -287,8 +346,10 @@ def _prefixes(weights: Mapping[str, Any], prefixes: Mapping[str, str], where: st
 
 def _read_file(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path} is no .safetensors file. One of torch.save or Lightning is read only by an explicit call: "
-                              f"load_weights(module, hookline.import_checkpoint({str(path)!r})).")  # fmt: skip
+        raise CheckpointError(
+            f"{path} is no .safetensors file. One of torch.save or Lightning is read only by an explicit "
+            f"call: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
+        )
     try:
         return read_tensors(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -1,4 +1,6 @@
-"""A checkpoint written to disk: aside, flushed, then renamed into place. What exists under its name is whole."""
+"""A checkpoint written to disk: aside, flushed, then renamed into place. What exists under
+its name is whole.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ from hookline.processes import ends
 from hookline.urls import FILES, is_ours
 
 PATIENCE = 10.0
-"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it late."""
+"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it
+late.
+"""
 SLOWEST = 1e6
 """Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
 FLUSHING = 600.0
 """Seconds besides: a disk may have to write what others have left in the system's memory."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of Linux: relative paths are relative to the current directory; both names stay, with each other's contents."""
+"""Of Linux: relative paths are relative to the current directory; both names stay, with each other's
+contents.
+"""
 writing: set[str] = set()
 """The directories that this process writes just now, so that nobody tidies them away."""
 
@@ -50,8 +56,12 @@ def machine() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
-def write_folder(contents: dict[str, Any] | Packed, path: Path, about: Mapping[str, Any] | None = None) -> Manifest:
-    """Write a checkpoint and flush it to the disk. An older one of this name is replaced once the new one is whole."""
+def write_folder(
+    contents: dict[str, Any] | Packed, path: Path, about: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Write a checkpoint and flush it to the disk. An older one of this name is replaced once the new one is
+    whole.
+    """
     packed = contents if isinstance(contents, Packed) else pack_contents(contents)
     with telling_why(packed, path), opened_aside(path) as (aside, place):
         files = write_parts(aside, packed, 0)
@@ -60,7 +70,9 @@ def write_folder(contents: dict[str, Any] | Packed, path: Path, about: Mapping[s
 
 @contextlib.contextmanager
 def opened_aside(path: Path) -> Iterator[tuple[Path, Path]]:
-    """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing behind."""
+    """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing
+    behind.
+    """
     place = _place(path)
     aside = place.with_name(f".{place.name}.{owner()}.new")
     with left_alone(aside):
@@ -79,7 +91,9 @@ def telling_why(packed: Packed, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"The checkpoint {path} could not be written: {_cause(error, packed, path)}") from error
+        raise CheckpointError(
+            f"The checkpoint {path} could not be written: {_cause(error, packed, path)}"
+        ) from error
 
 
 def flush(folder: Path) -> None:
@@ -97,9 +111,14 @@ def _place(path: Path) -> Path:
     """The directory to write; never one that holds something else, which would be lost."""
     place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     if place.is_dir():
-        if not (place / manifests.NAME).exists() and any(not manifests.is_file(each.name) for each in place.iterdir()):
-            raise FileExistsError(errno.EEXIST, "a directory of that name exists, and what is in it is no checkpoint. Files that "
-                                  "belong to a checkpoint are added in on_checkpoint_save, when it is complete")  # fmt: skip
+        if not (place / manifests.NAME).exists() and any(
+            not manifests.is_file(each.name) for each in place.iterdir()
+        ):
+            raise FileExistsError(
+                errno.EEXIST,
+                "a directory of that name exists, and what is in it is no checkpoint. Files that "
+                "belong to a checkpoint are added in on_checkpoint_save, when it is complete",
+            )
     elif place.exists():
         raise FileExistsError(errno.EEXIST, "a file of that name exists")
     return place
@@ -122,12 +141,16 @@ def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
 
 
 def _as_json(structure: dict[str, Any], name: str) -> str:
-    """In a line. What would be too long to be read again is refused while the run can still do something about it."""
+    """In a line. What would be too long to be read again is refused while the run can still do something
+    about it.
+    """
     text = json.dumps(structure, allow_nan=False)
     if len(text) > STRUCTURE_BYTES:
         largest = max(structure, key=lambda key: len(json.dumps(structure[key])))
-        raise CheckpointError(f"{name} would have {len(text) / 1e6:.0f} MB, most of them of {largest!r}, and at most "
-                              f"{STRUCTURE_BYTES / 1e6:.0f} are read again. Keep large data in tensors or arrays.")  # fmt: skip
+        raise CheckpointError(
+            f"{name} would have {len(text) / 1e6:.0f} MB, most of them of {largest!r}, and at most "
+            f"{STRUCTURE_BYTES / 1e6:.0f} are read again. Keep large data in tensors or arrays."
+        )
     return text
 
 
@@ -143,7 +166,9 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
             failed.append(error)
 
     seconds = FLUSHING + sum(each.nbytes for store in tensors.values() for each in store.values()) / SLOWEST
-    threads = [threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors]
+    threads = [
+        threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors
+    ]
     for each in threads[:-1]:
         each.start()
     try:
@@ -159,15 +184,21 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
 
 
 def longest_wait(packed: Packed) -> float:
-    """Seconds after which a checkpoint that is being written counts as lost: its disk does not answer any more."""
+    """Seconds after which a checkpoint that is being written counts as lost: its disk does not answer any
+    more.
+    """
     return FLUSHING + _bytes(packed) / SLOWEST
 
 
 def _bytes(packed: Packed) -> int:
-    return sum(each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values())
+    return sum(
+        each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values()
+    )
 
 
-def commit(aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]) -> Manifest:
+def commit(
+    aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
+) -> Manifest:
     """All files are durable: the manifest comes last, then the name."""
     ordered = {name: files[name] for name in (*FILES, *sorted(set(files) - set(FILES)))}
     manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
@@ -196,14 +227,22 @@ def _make_folder(path: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two directories in one call, so that both exist at every moment; False where the system cannot."""
+    """Exchange the names of two directories in one call, so that both exist at every moment; False where the
+    system cannot.
+    """
     rename = _renameat2()
     if rename is None:
         return False
     if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM):  # network and layered file systems
+    if number in (
+        errno.ENOSYS,
+        errno.EINVAL,
+        errno.ENOTSUP,
+        errno.EXDEV,
+        errno.EPERM,
+    ):  # network and layered file systems
         return False
     raise OSError(number, os.strerror(number), str(second))
 
@@ -222,7 +261,9 @@ def _renameat2() -> Any:
 
 
 def _put_in_place(aside: Path, path: Path) -> None:
-    """Give a new checkpoint its name. One that has the name is replaced in one call, or moved away until the new one has it."""
+    """Give a new checkpoint its name. One that has the name is replaced in one call, or moved away until the
+    new one has it.
+    """
     if path.exists() and exchange(aside, path):
         flush(path.parent)
         shutil.rmtree(aside, ignore_errors=True)  # it holds the old one now
@@ -245,7 +286,9 @@ def _put_in_place(aside: Path, path: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Remove the directory of a checkpoint, files of others first: as long as they are there its manifest says what it is."""
+    """Remove the directory of a checkpoint, files of others first: as long as they are there its manifest
+    says what it is.
+    """
     for each in folder.iterdir():
         if not is_ours(each.name):
             if each.is_dir() and not each.is_symlink():
@@ -268,7 +311,9 @@ def left_alone(path: Path) -> Iterator[None]:
 def _cause(error: OSError, packed: Packed, path: Path) -> str:
     """What went wrong, and with which file."""
     file = Path(os.fsdecode(error.filename or ""))
-    name = file.name if file.parent.suffix == ".new" else str(file)  # what lies aside is named as it would be in its place
+    name = (
+        file.name if file.parent.suffix == ".new" else str(file)
+    )  # what lies aside is named as it would be in its place
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         text += f"; its tensors need {_bytes(packed) / 1e6:.1f} MB"

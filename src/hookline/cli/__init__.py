@@ -1,4 +1,6 @@
-"""The command line. What is heavy is imported by the command that needs it, so that `--help` answers at once."""
+"""The command line. What is heavy is imported by the command that needs it, so that `--help`
+answers at once.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,25 @@ RUNS = {
     "predict": "write predictions to predictions.jsonl in the run's directory",
     "explain": "show the lifecycle of a run with its listeners, without running it",
 }
-CODES = """exit codes: 0 it went well (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
-124 something hung and was told to end the process, 130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM (all three: saved, and
-the way to continue is printed), 141 whoever read the output went away"""
-CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL such as s3://bucket/run.
+CODES = """\
+exit codes: 0 success (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
+124 the watchdog ended a process that hung, 130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM
+(all three save and print how to continue), 141 the reader of the output was closed"""
+CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL
+such as s3://bucket/run.
 
 exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
 REPORT_CODES = "exit codes: 0 it was written, 2 a wrong command, or no directory of a run"
-RUNS_CODES = """The best value is that of the metric that a hook monitors, else of the validation loss. The age counts from the
-first start. A run that has not ended is running, or was killed: the lock of its directory tells. `killed?` means that it may
-run on another machine.
+RUNS_CODES = """\
+The best value is that of the metric that a hook monitors, else of the validation loss. The age counts from
+the first start. A run that has not ended is running or was killed; the lock of its directory shows which.
+`killed?` means that it may run on another machine.
 
 exit codes: 0 it was printed, 2 a wrong command, or no such directory"""
-SUMMARY_CODES = """Better is lower or higher as the hook that monitors a metric says, else as its name does (loss, error,
-accuracy, ...). The trend compares the two halves of the last third of the values. --json prints these rules too.
+SUMMARY_CODES = """\
+Better is lower or higher as the hook that monitors a metric says, else as its name does (loss, error,
+accuracy, ...). The trend compares the two halves of the last third of the values.
+--json prints these rules too.
 
 exit codes: 0 it was printed, 2 a wrong command, or no directory of a run"""
 WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or no directory of a run"
@@ -50,7 +57,10 @@ CONTROL_CODES = """ACTION is one of
 Everything but status is carried out at the next step, by all ranks, and written to the run's log.
 
 exit codes: 0 it was done, 1 no job is running there or it refused, 2 a wrong command"""
-TRACE_CODES = "exit codes: 0 it went well, 1 the hook failed or asks for what was not recorded, 2 a wrong command, or no trace"
+TRACE_CODES = (
+    "exit codes: 0 it went well, 1 the hook failed or asks for what was not recorded, 2 a wrong "
+    "command, or no trace"
+)
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
@@ -64,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nInterrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it exits
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python complains again when it exits
         return BROKEN_PIPE
     except Exception as error:
         return _report(error, given)
@@ -146,33 +158,59 @@ class _Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = _Parser("hookline", description="Train PyTorch models with every moment of the training open to hooks.",
-                     epilog=CODES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    parser = _Parser(
+        "hookline",
+        description="Train PyTorch models with every moment of the training open to hooks.",
+        epilog=CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, doc: str, epilog: str = "", group: Any = commands) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = group.add_parser(
-            name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.", epilog=epilog or CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+            name,
+            help=doc,
+            description=f"{doc[0].upper()}{doc[1:]}.",
+            epilog=epilog or CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         added.add_argument("--json", action="store_true", help="for programs: one JSON document on stdout")
         return added
 
     for name, doc in RUNS.items():
         added = command(name, doc, f"{OVERRIDES}\n\n{CODES}")
-        added.add_argument("config", metavar="CONFIG", help="a .toml or .yaml file", nargs="?" if name == "explain" else None)
-        added.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="class paths may also name this")
-        added.add_argument("--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path")
+        added.add_argument(
+            "config", metavar="CONFIG", help="a .toml or .yaml file", nargs="?" if name == "explain" else None
+        )
+        added.add_argument(
+            "--allow", action="append", default=[], metavar="PACKAGE", help="class paths may also name this"
+        )
+        added.add_argument(
+            "--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path"
+        )
         if name == "explain":
             added.add_argument("--verb", choices=[each for each in RUNS if each != "explain"], default="fit")
             added.add_argument("--all", action="store_true", help="also events that nobody listens to")
-            added.add_argument("--from", dest="trace", metavar="TRACE", help="show what happened beside what was planned")
-            added.add_argument("--diff", nargs=2, metavar="CONFIG", help="name the differences between two configurations")
+            added.add_argument(
+                "--from", dest="trace", metavar="TRACE", help="show what happened beside what was planned"
+            )
+            added.add_argument(
+                "--diff", nargs=2, metavar="CONFIG", help="name the differences between two configurations"
+            )
         else:
-            added.add_argument("--trace", action="store_true", help="write trace.json, a timeline, into the run's directory")
-            added.add_argument("--traceback", action="store_true", help="show where an error of Hookline was raised")
+            added.add_argument(
+                "--trace", action="store_true", help="write trace.json, a timeline, into the run's directory"
+            )
+            added.add_argument(
+                "--traceback", action="store_true", help="show where an error of Hookline was raised"
+            )
         if name == "fit":
-            added.add_argument("--fresh", action="store_true", help="begin a new run, even if run_dir has checkpoints")
+            added.add_argument(
+                "--fresh", action="store_true", help="begin a new run, even if run_dir has checkpoints"
+            )
     added = command("hooks", "list the hooks there are, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
     added = command("events", "list the events of a run, or describe one")
@@ -180,18 +218,36 @@ def make_parser() -> argparse.ArgumentParser:
     command("schema", "print the JSON schema of a configuration, for editors")
     added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
     added.add_argument("directory", metavar="DIR")
-    added = command("runs", "list the runs in a directory: status, step, best metric, age and size", RUNS_CODES)
-    added.add_argument("directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none")
-    added = command("summary", "say how a run ended, its metrics and its cost, or how several runs differ", SUMMARY_CODES)
+    added = command(
+        "runs", "list the runs in a directory: status, step, best metric, age and size", RUNS_CODES
+    )
+    added.add_argument(
+        "directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none"
+    )
+    added = command(
+        "summary", "say how a run ended, its metrics and its cost, or how several runs differ", SUMMARY_CODES
+    )
     added.add_argument("run_dirs", metavar="RUN", nargs="+", help="a run's directory, or its name in runs/")
-    added = command("report", "write a page about a run, or several side by side, as one HTML file", REPORT_CODES)
-    added.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help="a run's directory; the run may still be running")
-    added.add_argument("--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here")
+    added = command(
+        "report", "write a page about a run, or several side by side, as one HTML file", REPORT_CODES
+    )
+    added.add_argument(
+        "run_dirs", metavar="RUN_DIR", nargs="+", help="a run's directory; the run may still be running"
+    )
+    added.add_argument(
+        "--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here"
+    )
     _running_commands(command)
     _trace_commands(command)
     about = "look into checkpoints, verify them, or export their weights"
-    whole = commands.add_parser("checkpoint", help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=CHECKPOINT_CODES,
-                                formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)  # fmt: skip
+    whole = commands.add_parser(
+        "checkpoint",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=CHECKPOINT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     _checkpoint_commands(command, whole.add_subparsers(dest="action", required=True, metavar="COMMAND"))
     return parser
 
@@ -205,7 +261,9 @@ def _running_commands(command: Any) -> None:
     added.add_argument("action", metavar="ACTION", nargs="?", default="status")
     added.add_argument("words", metavar="...", nargs="*", help="what the action needs to know")
     added.add_argument("--name", metavar="NAME", help="what to call a hook that is attached")
-    added.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait until it is done (60)")
+    added.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait until it is done (60)"
+    )
 
 
 def _trace_commands(command: Any) -> None:
@@ -215,7 +273,9 @@ def _trace_commands(command: Any) -> None:
     added = command("replay", "play a recorded run to a hook, without a model", TRACE_CODES)
     added.add_argument("trace", metavar="TRACE")
     added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
-    added.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook")
+    added.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
+    )
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
 
 
@@ -223,14 +283,24 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
     added = command("show", "say what a checkpoint holds, or list those of a run", CHECKPOINT_CODES, group)
     added.add_argument("path", metavar="PATH")
     added.add_argument("--tensors", action="store_true", help="also every weight with its type and shape")
-    added = command("verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group)
+    added = command(
+        "verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group
+    )
     added.add_argument("paths", metavar="PATH", nargs="+")
     added = command("export", "write the weights alone, for other tools", CHECKPOINT_CODES, group)
     added.add_argument("path", metavar="PATH", help="of a run: its newest whole checkpoint")
-    added.add_argument("out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)")
-    added.add_argument("--weights", metavar="KIND", default="scored",
-                       help="where a hook averages: scored (as evaluations used them, the default), raw or averaged")  # fmt: skip
-    added.add_argument("--hook", metavar="NAME", help="the weights that this hook keeps, such as weight_averaging")
+    added.add_argument(
+        "out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)"
+    )
+    added.add_argument(
+        "--weights",
+        metavar="KIND",
+        default="scored",
+        help="where a hook averages: scored (as evaluations used them, the default), raw or averaged",
+    )
+    added.add_argument(
+        "--hook", metavar="NAME", help="the weights that this hook keeps, such as weight_averaging"
+    )
     added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
@@ -248,7 +318,10 @@ def _report(error: Exception, given: list[str]) -> int:
         print(json.dumps({"error": {"type": type(error).__name__, **about}}))
     if isinstance(error, HooklineError) and "--traceback" not in given:
         said = [] if settled else [line for note in notes for line in note.splitlines()]
-        print(printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)])), file=sys.stderr)
+        print(
+            printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)])),
+            file=sys.stderr,
+        )
     else:
         traceback.print_exception(error)
     return USAGE if settled else FAILED

@@ -1,4 +1,6 @@
-"""`checkpoint show | verify | export`: what a checkpoint or a run's directory holds, whether it is whole, its weights alone."""
+"""`checkpoint show | verify | export`: what a checkpoint or a run's directory holds, whether it is whole, its
+weights alone.
+"""
 
 from __future__ import annotations
 
@@ -61,23 +63,33 @@ class Listed:
 def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
     """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
     if is_url(path):
-        found = newest_first([_at_url(each) for each in remote.list_urls(path)], lambda each: each.manifest or {})
+        found = newest_first(
+            [_at_url(each) for each in remote.list_urls(path)], lambda each: each.manifest or {}
+        )
         if not found:
-            raise CheckpointError(f"There is no checkpoint at {redact(path)} or below it: nothing there has a "
-                                  f"{manifest.NAME}.")  # fmt: skip
+            raise CheckpointError(
+                f"There is no checkpoint at {redact(path)} or below it: nothing there has a {manifest.NAME}."
+            )
         return found, [each.place for each in found] == [path.rstrip("/")]
     folder = Path(path)
     if not folder.is_dir():
-        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        beside = (
+            [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        )
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
         kind = "is a file, and a checkpoint is a directory" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
     whole, broken = find(folder)
-    listed = [*(Listed(each.path, each.manifest) for each in whole), *(Listed(each, None, why) for each, why in broken.items())]
+    listed = [
+        *(Listed(each.path, each.manifest) for each in whole),
+        *(Listed(each, None, why) for each, why in broken.items()),
+    ]
     if not listed:
-        raise CheckpointError(f"There is no checkpoint in {folder} or below it. A fit writes checkpoints/last, unless it has "
-                              "made no update, checkpoint=False or fast_dev_run; hooks write others: "
-                              "hooks=[ModelCheckpoint()].")  # fmt: skip
+        raise CheckpointError(
+            f"There is no checkpoint in {folder} or below it. A fit writes checkpoints/last, unless it has "
+            "made no update, checkpoint=False or fast_dev_run; hooks write others: "
+            "hooks=[ModelCheckpoint()]."
+        )
     return listed, [each.place for each in listed] == [folder]
 
 
@@ -88,7 +100,7 @@ def _at_url(url: str) -> Listed:
         return Listed(url, None, str(error))
 
 
-# ---- verify and export -------------------------------------------------------------------------------------------
+# ---- verify and export -------------------------------------------------------------------------------------
 
 
 def _verify(chosen: argparse.Namespace) -> int:
@@ -102,8 +114,19 @@ def _verify(chosen: argparse.Namespace) -> int:
             each.verify()
         looked_at += found
     if chosen.json:
-        print(json.dumps([{"path": each.name, "whole": not each.problem, "problem": each.problem or None, "extra": each.extra}
-                          for each in looked_at]))  # fmt: skip
+        print(
+            json.dumps(
+                [
+                    {
+                        "path": each.name,
+                        "whole": not each.problem,
+                        "problem": each.problem or None,
+                        "extra": each.extra,
+                    }
+                    for each in looked_at
+                ]
+            )
+        )
     else:
         for each in looked_at:
             others = f" (not ours, left alone: {', '.join(each.extra)})" if each.extra else ""
@@ -120,17 +143,35 @@ def _export(chosen: argparse.Namespace) -> int:
     written = out.stat().st_size
     kind = "raw" if done.hook is None else "averaged" if chosen.hook is None else "hook"
     if chosen.json:
-        print(json.dumps({"path": done.where, "out": str(out), "step": done.step, "weights": kind, "hook": done.hook,
-                          "tensors": len(sizes), "numbers": sum(sizes), "bytes": written}))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "path": done.where,
+                    "out": str(out),
+                    "step": done.step,
+                    "weights": kind,
+                    "hook": done.hook,
+                    "tensors": len(sizes),
+                    "numbers": sum(sizes),
+                    "bytes": written,
+                }
+            )
+        )
     else:
-        of_hook = {"raw": "", "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained ones",
-                   "hook": f", those of {done.hook} where it has them"}[kind]  # fmt: skip
-        print(f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from {done.where} "
-              f"(step {done.step}){of_hook}")  # fmt: skip
+        of_hook = {
+            "raw": "",
+            "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained "
+            f"ones",
+            "hook": f", those of {done.hook} where it has them",
+        }[kind]
+        print(
+            f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
+            f"{done.where} (step {done.step}){of_hook}"
+        )
     return OK
 
 
-# ---- show --------------------------------------------------------------------------------------------------------
+# ---- show --------------------------------------------------------------------------------------------------
 
 
 def _show(chosen: argparse.Namespace) -> int:
@@ -159,10 +200,15 @@ def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
     structure, tensors = _look_inside(listed)
     stored = {each["stored"]: each["numbers"] for each in tensors}
     data = {
-        "path": listed.name, **listed.manifest, "bytes": _bytes(listed.manifest), "tensors": len(tensors),
+        "path": listed.name,
+        **listed.manifest,
+        "bytes": _bytes(listed.manifest),
+        "tensors": len(tensors),
         "scored_hook": scored_hook(structure),
-        "numbers": sum(stored.values()), "hooks": _hooks_in(structure), "extra": files.extra_names(listed.place),
-    }  # fmt: skip
+        "numbers": sum(stored.values()),
+        "hooks": _hooks_in(structure),
+        "extra": files.extra_names(listed.place),
+    }
     return {**data, "tensors_by_name": tensors} if with_tensors else data
 
 
@@ -172,7 +218,9 @@ def _hooks_in(structure: dict[str, Any]) -> list[str]:
 
 
 def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How its contents are laid out, and its weights by name: read from the small files and the head of the large one."""
+    """How its contents are laid out, and its weights by name: read from the small files and the head of the
+    large one.
+    """
     assert listed.manifest is not None
     text = _piece(listed, "state.json", listed.manifest["files"]["state.json"]["bytes"] + 1)
     damaged = f"The checkpoint {listed.name} is damaged"
@@ -198,8 +246,15 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             else:
                 stored = packed["key"]
                 entry = {**head[stored], "dtype": types[head[stored]["dtype"]], **packed}
-            tensors.append({"name": name, "shape": list(entry["shape"]), "dtype": str(entry["dtype"]),
-                            "numbers": math.prod(map(int, entry["shape"])), "stored": str(stored)})  # fmt: skip
+            tensors.append(
+                {
+                    "name": name,
+                    "shape": list(entry["shape"]),
+                    "dtype": str(entry["dtype"]),
+                    "numbers": math.prod(map(int, entry["shape"])),
+                    "stored": str(stored),
+                }
+            )
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"{damaged}: {file}: {type(error).__name__}: {error}") from error
     return structure, tensors
@@ -226,9 +281,17 @@ def _describe_text(data: dict[str, Any]) -> str:
     monitor = data["monitor"]
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
     sizes = ", ".join(f"{name} {_size(each['bytes'])}" for name, each in data["files"].items())
-    tied = f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}" if data["shared"] else ""
+    tied = (
+        f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}"
+        if data["shared"]
+        else ""
+    )
     rows = [
-        ("", f"step {data['step']}, epoch {data['epoch']}, {data['epochs_seen']} epochs and {data['batches_seen']} batches done"),
+        (
+            "",
+            f"step {data['step']}, epoch {data['epoch']}, {data['epochs_seen']} epochs and "
+            f"{data['batches_seen']} batches done",
+        ),
         ("saved", f"{_time(data['saved_at'])} UTC, reason: {data['reason']}, the run was {data['status']}"),
         ("kept for", f"{_score(monitor)} ({monitor['mode']} is better)" if monitor else ""),
         ("run", data.get("run", "")),
@@ -249,31 +312,52 @@ def _describe_text(data: dict[str, Any]) -> str:
 
 
 def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
-    """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked at."""
+    """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked
+    at.
+    """
     is_remote = is_url(path)
     record = {} if is_remote else read_record(Path(path))
     if not is_remote:
         for each in found:
             each.verify()
-    usable = [Found(each.place, each.manifest) for each in found
-              if isinstance(each.place, Path) and each.manifest and not each.problem]  # fmt: skip
+    usable = [
+        Found(each.place, each.manifest)
+        for each in found
+        if isinstance(each.place, Path) and each.manifest and not each.problem
+    ]
     mine = [each for each in usable if record and record["id"] == each.run]
     taken = {"auto": mine[:1], "best": best_first(mine)[:1]}
     rows = []
     for each in found:
         facts = each.manifest or {}
-        rows.append({
-            "path": each.name, **{key: facts.get(key) for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")},
-            "bytes": _bytes(facts) if facts else None, "whole": False if each.problem else None if is_remote else True,
-            "problem": each.problem or None, "extra": each.extra,
-            "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
-        })  # fmt: skip
+        rows.append(
+            {
+                "path": each.name,
+                **{
+                    key: facts.get(key)
+                    for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")
+                },
+                "bytes": _bytes(facts) if facts else None,
+                "whole": False if each.problem else None if is_remote else True,
+                "problem": each.problem or None,
+                "extra": each.extra,
+                "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
+            }
+        )
     about = None
     if record:
         status, is_certain = standing_of(Path(path), record)
-        about = {**{name: record[name] for name in KEPT if name in record}, "status": status, "is_certain": is_certain}
-    return {"path": redact(path) if is_remote else path, "run": about, "checkpoints": rows,
-            "unsaved": unsaved_end(record, mine[0].manifest) if mine else ""}  # fmt: skip
+        about = {
+            **{name: record[name] for name in KEPT if name in record},
+            "status": status,
+            "is_certain": is_certain,
+        }
+    return {
+        "path": redact(path) if is_remote else path,
+        "run": about,
+        "checkpoints": rows,
+        "unsaved": unsaved_end(record, mine[0].manifest) if mine else "",
+    }
 
 
 def _table_text(data: dict[str, Any]) -> str:
@@ -281,7 +365,11 @@ def _table_text(data: dict[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [head]
     for each in data["checkpoints"]:
         if each["problem"]:
-            state = each["problem"].removeprefix(f"The checkpoint {each['path']} is ").removeprefix(f"{each['path']} is ")
+            state = (
+                each["problem"]
+                .removeprefix(f"The checkpoint {each['path']} is ")
+                .removeprefix(f"{each['path']} is ")
+            )
         else:
             state = "whole" if each["whole"] else "not verified"
             state += f", with {', '.join(each['extra'])}" if each["extra"] else ""
@@ -290,10 +378,22 @@ def _table_text(data: dict[str, Any]) -> str:
         if each["saved_at"] is None:
             rows.append((name, "?", "?", "?", "", "?", "?", state))
         else:
-            rows.append((name, str(each["step"]), str(each["epoch"]), each["reason"], _score(each["monitor"]),
-                         _size(each["bytes"]), _time(each["saved_at"]), state + resume))  # fmt: skip
+            rows.append(
+                (
+                    name,
+                    str(each["step"]),
+                    str(each["epoch"]),
+                    each["reason"],
+                    _score(each["monitor"]),
+                    _size(each["bytes"]),
+                    _time(each["saved_at"]),
+                    state + resume,
+                )
+            )
     wide = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(text.ljust(size) for text, size in zip(row, wide, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(text.ljust(size) for text, size in zip(row, wide, strict=True)).rstrip() for row in rows
+    ]
     record = data["run"]
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
@@ -304,7 +404,7 @@ def _table_text(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ---- in words ----------------------------------------------------------------------------------------------------
+# ---- in words ----------------------------------------------------------------------------------------------
 
 
 def _bytes(facts: dict[str, Any]) -> int:

@@ -15,9 +15,15 @@ LONGEST_WAIT = 3600.0
 LONGEST_NAME = 60
 """Characters of a hook's name in the table."""
 ACTIONS: dict[str, tuple[str, ...]] = {
-    "status": (), "enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
-    "attach": ("file",), "detach": ("hook",),
-}  # fmt: skip
+    "status": (),
+    "enable": ("hook",),
+    "disable": ("hook",),
+    "every": ("hook", "interval"),
+    "checkpoint": (),
+    "stop": (),
+    "attach": ("file",),
+    "detach": ("hook",),
+}
 """What can be asked for, and what each needs to know."""
 
 
@@ -31,8 +37,12 @@ def run(chosen: argparse.Namespace) -> int:
     elif chosen.action == "status":
         print("\n".join(_table(answer)))
     elif answer.get("waiting"):
-        what = {"stop": "the run has not ended", "checkpoint": "it is not on disk"}.get(chosen.action, "it has not been done")
-        print(f"{chosen.action}: asked for; {what} within {chosen.wait:g} s, and will be after the next step.")
+        what = {"stop": "the run has not ended", "checkpoint": "it is not on disk"}.get(
+            chosen.action, "it has not been done"
+        )
+        print(
+            f"{chosen.action}: asked for; {what} within {chosen.wait:g} s, and will be after the next step."
+        )
     elif "said" in answer:
         print(f"{chosen.action}: {answer['said']}")
     else:
@@ -44,7 +54,9 @@ def run(chosen: argparse.Namespace) -> int:
 def _given(chosen: argparse.Namespace) -> dict[str, Any]:
     action, words = chosen.action, list(chosen.words)
     if action not in ACTIONS:
-        raise OptionError(f"A job cannot be asked for {action!r}.{closest(action, ACTIONS)} It can: {', '.join(ACTIONS)}.")
+        raise OptionError(
+            f"A job cannot be asked for {action!r}.{closest(action, ACTIONS)} It can: {', '.join(ACTIONS)}."
+        )
     names = ACTIONS[action]
     if "interval" in names:  # `every NAME 200 steps` needs no quotes
         words = [*words[:1], *([" ".join(words[1:])] if words[1:] else [])]
@@ -55,7 +67,10 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
         raise OptionError(f"--name names a hook that is attached; {action} has no use for it.")
     given: dict[str, Any] = dict(zip(names, words, strict=True))
     if action == "attach":
-        given |= {"file": os.path.abspath(given["file"]), "name": chosen.name}  # the job may be in another directory
+        given |= {
+            "file": os.path.abspath(given["file"]),
+            "name": chosen.name,
+        }  # the job may be in another directory
     return given
 
 
@@ -68,11 +83,24 @@ def _in_a_cell(name: str) -> str:
 def _table(answer: dict[str, Any]) -> list[str]:
     rows = [("hook", "", "how often", "calls", "total", "share")]
     for each in answer["hooks"]:
-        rows.append((_in_a_cell(each["name"]), "on" if each["enabled"] else "off", each["every"], f"{each['calls']:,}",
-                     f"{each['total']:.3f} s", f"{each['share']:.2%}"))  # fmt: skip
+        rows.append(
+            (
+                _in_a_cell(each["name"]),
+                "on" if each["enabled"] else "off",
+                each["every"],
+                f"{each['calls']:,}",
+                f"{each['total']:.3f} s",
+                f"{each['share']:.2%}",
+            )
+        )
     wide = [max(len(row[place]) for row in rows) for place in range(6)]
-    lines = ["  ".join(cell.rjust(width) if place > 2 else cell.ljust(width)
-                       for place, (cell, width) in enumerate(zip(row, wide, strict=True))).rstrip() for row in rows]  # fmt: skip
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place > 2 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, wide, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
     stopping = ", stopping" if answer["stopping"] else ""
     at = answer.get("progress", answer["position"])  # a job of an older version has only the latter
     return [f"{answer['status']}{stopping}: {at} (process {answer['pid']})", *lines]

@@ -1,4 +1,6 @@
-"""`explain`: the lifecycle of a run before it runs, beside what a trace tells of it, or two of them compared."""
+"""`explain`: the lifecycle of a run before it runs, beside what a trace tells of it, or two
+of them compared.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb
 
     parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
     trainer = parts.make_trainer(Trainer)
-    explanation: Explanation = trainer.explain(parts.module, datamodule=parts.datamodule, verb=verb or chosen.verb)
+    explanation: Explanation = trainer.explain(
+        parts.module, datamodule=parts.datamodule, verb=verb or chosen.verb
+    )
     return explanation
 
 
@@ -65,19 +69,28 @@ def _diff(chosen: argparse.Namespace, overrides: list[str]) -> int:
     if chosen.json:
         print(json.dumps({"configurations": chosen.diff, "differences": different}))
         return OK
-    _list("The same settings; the same events reach the same listeners in the same order.", "Different:", different)
+    _list(
+        "The same settings; the same events reach the same listeners in the same order.",
+        "Different:",
+        different,
+    )
     return OK
 
 
 def _settings(chosen: argparse.Namespace, overrides: list[str]) -> list[str]:
-    """What is set differently, key by key: a plan does not show how often a hook that counts by itself acts, or its budget."""
+    """What is set differently, key by key: a plan does not show how often a hook that counts by itself acts,
+    or its budget.
+    """
     from hookline.config import load_config
 
     loaded = (load_config(each, overrides, allow=chosen.allow, hooks=chosen.hook) for each in chosen.diff)
     first, second = (dict(_flat(each.values)) for each in loaded)
     names = dict.fromkeys([*first, *second])
-    return [f"{key}: {_setting(key, first)} in {chosen.diff[0]}, {_setting(key, second)} in {chosen.diff[1]}" for key in names
-            if first.get(key, ...) != second.get(key, ...)]  # fmt: skip
+    return [
+        f"{key}: {_setting(key, first)} in {chosen.diff[0]}, {_setting(key, second)} in {chosen.diff[1]}"
+        for key in names
+        if first.get(key, ...) != second.get(key, ...)
+    ]
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,6 @@
-"""`hooks`, `events` and `schema`: what there is, as text or for programs. Torch is imported only to describe a hook."""
+"""`hooks`, `events` and `schema`: what there is, as text or for programs. Torch is imported only to describe
+a hook.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def show(chosen: argparse.Namespace) -> int:
         return OK
     data: Any
     if chosen.command == "hooks":
-        data = hook_data(chosen.name) if chosen.name else [listed_hook(name) for name in sorted(offered_hooks())]
+        data = (
+            hook_data(chosen.name) if chosen.name else [listed_hook(name) for name in sorted(offered_hooks())]
+        )
         text = _hook_text(data) if chosen.name else _table([(each["name"], each["doc"]) for each in data])
     else:
         data = event_data(EVENTS.named(chosen.name)) if chosen.name else [event_data(each) for each in EVENTS]
@@ -36,17 +40,36 @@ def show(chosen: argparse.Namespace) -> int:
 
 
 def listed_hook(name: str) -> dict[str, Any]:
-    """A hook without importing it: its doc is read from the source of built-ins, others say which package offers them."""
+    """A hook without importing it: its doc is read from the source of built-ins, others say which package
+    offers them.
+    """
     path = offered_hooks()[name]
     if name not in BUILTIN_HOOKS:
-        offers = [each.dist.name for each in importlib.metadata.entry_points(group=GROUP, name=name) if each.dist is not None]
+        offers = [
+            each.dist.name
+            for each in importlib.metadata.entry_points(group=GROUP, name=name)
+            if each.dist is not None
+        ]
         package = ", ".join(offers) or "?"
-        return {"name": name, "class_path": path.replace(":", "."), "builtin": False, "doc": f"offered by {package}: {path}"}
+        return {
+            "name": name,
+            "class_path": path.replace(":", "."),
+            "builtin": False,
+            "doc": f"offered by {package}: {path}",
+        }
     module, _, cls = path.partition(":")
     file = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
-    found = next(each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef)
-                 and each.name == cls)  # fmt: skip
-    return {"name": name, "class_path": path.replace(":", "."), "builtin": True, "doc": _first(ast.get_docstring(found) or "")}
+    found = next(
+        each
+        for each in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(each, ast.ClassDef) and each.name == cls
+    )
+    return {
+        "name": name,
+        "class_path": path.replace(":", "."),
+        "builtin": True,
+        "doc": _first(ast.get_docstring(found) or ""),
+    }
 
 
 def hook_data(name: str) -> dict[str, Any]:
@@ -62,17 +85,27 @@ def hook_data(name: str) -> dict[str, Any]:
         further = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not further
         kind = "further arguments, by name" if further else spelled(hint) if hint is not None else "anything"
-        found.append({
-            "name": str(parameter).partition(":")[0] if further else parameter.name, "type": kind, "required": required,
-            "default": None if required or further else plain(parameter.default),
-        })  # fmt: skip
+        found.append(
+            {
+                "name": str(parameter).partition(":")[0] if further else parameter.name,
+                "type": kind,
+                "required": required,
+                "default": None if required or further else plain(parameter.default),
+            }
+        )
     bare = object.__new__(cls)
     heard = {event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard}
     events = [event.name for event in EVENTS if event.name in heard]
     doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
     path = offered_hooks()[name].replace(":", ".")
-    return {"name": name, "class_path": path, "builtin": name in BUILTIN_HOOKS, "doc": doc, "parameters": found,
-            "events": events}  # fmt: skip
+    return {
+        "name": name,
+        "class_path": path,
+        "builtin": name in BUILTIN_HOOKS,
+        "doc": doc,
+        "parameters": found,
+        "events": events,
+    }
 
 
 def _own_doc(cls: Any) -> str:
@@ -82,11 +115,17 @@ def _own_doc(cls: Any) -> str:
 def event_data(event: Event) -> dict[str, Any]:
     """A row of the table."""
     return {
-        "name": event.name, "doc": event.doc, "heard_by": [RECEIVERS[each] for each in event.receivers], "action": event.action,
+        "name": event.name,
+        "doc": event.doc,
+        "heard_by": [RECEIVERS[each] for each in event.receivers],
+        "action": event.action,
         "facts": {fact.name: fact.doc for fact in EVENTS.facts_at(event) if fact.name in event.facts},
         "known_everywhere": [fact.name for fact in EVENTS.facts_at(event) if fact.name not in event.facts],
-        "returns": event.returns, "signals": list(event.signals), "spellings": list(event.spellings), "verbs": list(event.verbs),
-    }  # fmt: skip
+        "returns": event.returns,
+        "signals": list(event.signals),
+        "spellings": list(event.spellings),
+        "verbs": list(event.verbs),
+    }
 
 
 def _first(doc: str) -> str:
@@ -100,19 +139,26 @@ def _width() -> int:
 def _table(rows: list[tuple[str, str]]) -> str:
     wide = max((len(name) for name, _ in rows), default=0) + 2
     lines = [textwrap.wrap(doc, max(30, _width() - wide)) or [""] for _, doc in rows]
-    return "\n".join("\n".join([f"{name:<{wide}}{first}", *(" " * wide + each for each in more)])
-                     for (name, _), (first, *more) in zip(rows, lines, strict=True))  # fmt: skip
+    return "\n".join(
+        "\n".join([f"{name:<{wide}}{first}", *(" " * wide + each for each in more)])
+        for (name, _), (first, *more) in zip(rows, lines, strict=True)
+    )
 
 
 def _hook_text(data: dict[str, Any]) -> str:
     rows = [(f"  {each['name']}", _parameter(each)) for each in data["parameters"]]
     needed = [f"{each['name']} = ...  # {each['type']}" for each in data["parameters"] if each["required"]]
-    use = "\n".join([f'[hooks.{data["name"]}]', f'class_path = "{data["name"]}"', *needed])
+    use = "\n".join([f"[hooks.{data['name']}]", f'class_path = "{data["name"]}"', *needed])
     heard = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
-    return "\n\n".join([
-        f"{data['name']} ({data['class_path']})", data["doc"], f"Parameters:\n{_table(rows) or '  none'}", "\n".join(heard),
-        f"In a configuration:\n{textwrap.indent(use, '  ')}",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"{data['name']} ({data['class_path']})",
+            data["doc"],
+            f"Parameters:\n{_table(rows) or '  none'}",
+            "\n".join(heard),
+            f"In a configuration:\n{textwrap.indent(use, '  ')}",
+        ]
+    )
 
 
 def _parameter(about: dict[str, Any]) -> str:
@@ -125,12 +171,22 @@ def _parameter(about: dict[str, Any]) -> str:
 
 
 def _event_text(data: dict[str, Any]) -> str:
-    returned = {"nothing": "ignored", "signal": " or ".join(data["signals"]), "replace": "takes the place of the fact",
-                "value": "what the run goes on with"}[data["returns"]]  # fmt: skip
-    parts = [f"{data['name']}: {data['doc']}", f"Heard by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
-             "Facts:\n" + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none of its own"),
-             f"A returned value: {returned}."]  # fmt: skip
+    returned = {
+        "nothing": "ignored",
+        "signal": " or ".join(data["signals"]),
+        "replace": "takes the place of the fact",
+        "value": "what the run goes on with",
+    }[data["returns"]]
+    parts = [
+        f"{data['name']}: {data['doc']}",
+        f"Heard by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
+        "Facts:\n"
+        + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none of its own"),
+        f"A returned value: {returned}.",
+    ]
     if data["spellings"]:
         parts.append(f"Also written: {', '.join(data['spellings'])}.")
-    parts.append("\n".join(textwrap.wrap(f"Facts of every event: {', '.join(data['known_everywhere'])}.", _width())))
+    parts.append(
+        "\n".join(textwrap.wrap(f"Facts of every event: {', '.join(data['known_everywhere'])}.", _width()))
+    )
     return "\n\n".join(parts)

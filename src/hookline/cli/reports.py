@@ -20,11 +20,18 @@ def run(chosen: argparse.Namespace) -> int:
     size, now = path.stat().st_size, time.time()
     if chosen.json:
         about: list[dict[str, Any]] = [
-            {"run_dir": str(each.path), "status": status(each, now)[0], "step": at.step, "epochs": at.epochs,
-             "records": each.records, "superseded": each.superseded, "metrics": len(each.series),
-             "checkpoints": len(each.checkpoints)}
+            {
+                "run_dir": str(each.path),
+                "status": status(each, now)[0],
+                "step": at.step,
+                "epochs": at.epochs,
+                "records": each.records,
+                "superseded": each.superseded,
+                "metrics": len(each.series),
+                "checkpoints": len(each.checkpoints),
+            }
             for each, at in ((each, position(each)) for each in runs)
-        ]  # fmt: skip
+        ]
         print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
         return OK
     for each in runs:

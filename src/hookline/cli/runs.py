@@ -26,7 +26,10 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     """Carry out one verb."""
     if chosen.command == "fit" and chosen.fresh:
         if any(each.startswith("--checkpoint=") for each in overrides):
-            raise ConfigError("--fresh begins a new run and --checkpoint continues one: leave one out.", where="command line")
+            raise ConfigError(
+                "--fresh begins a new run and --checkpoint continues one: leave one out.",
+                where="command line",
+            )
         overrides = [*overrides, "--checkpoint=false"]
     config = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook)
     parts = config.build()
@@ -46,7 +49,9 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         code = INTERRUPTED
     except Preempted as ended:
         code = int(ended.code or FAILED)
-    except SystemExit as error:  # called by a hook, or by something that it uses; its last words are on the terminal
+    except (
+        SystemExit
+    ) as error:  # called by a hook, or by something that it uses; its last words are on the terminal
         if (words := _last_words(error)) is not None and words.saved:
             print(f"Or: {_again(chosen, overrides, trainer, words.saved)}", file=sys.stderr)
         raise
@@ -72,7 +77,11 @@ def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
 def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
     if verb == "fit":
         # whoever names the directory means this very run, so it goes on where it was
-        resume = "auto" if parts.checkpoint is None and trainer.options.run_dir is not None else parts.checkpoint or None
+        resume = (
+            "auto"
+            if parts.checkpoint is None and trainer.options.run_dir is not None
+            else parts.checkpoint or None
+        )
         trainer.fit(parts.module, datamodule=parts.datamodule, resume=resume, **parts.fit_arguments)
         return None
     checkpoint = parts.checkpoint or None
@@ -97,14 +106,22 @@ class SavedPath(Hook):
 
 
 def _say(
-    chosen: argparse.Namespace, overrides: list[str], trainer: Any, saved: SavedPath, predictions: Any, interrupted: bool
+    chosen: argparse.Namespace,
+    overrides: list[str],
+    trainer: Any,
+    saved: SavedPath,
+    predictions: Any,
+    interrupted: bool,
 ) -> None:
     state = trainer.state
     told: dict[str, Any] = {
-        "command": chosen.command, "status": trainer.status, "step": trainer.global_step,
-        "epochs": state.epochs_seen, "metrics": {name: float(value) for name, value in trainer.metrics.items()},
+        "command": chosen.command,
+        "status": trainer.status,
+        "step": trainer.global_step,
+        "epochs": state.epochs_seen,
+        "metrics": {name: float(value) for name, value in trainer.metrics.items()},
         **_on_disk(chosen, trainer, saved),
-    }  # fmt: skip
+    }
     if predictions is not None:
         told["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
     if trainer.loggers or saved.path is not None or predictions is not None:
@@ -137,15 +154,20 @@ def _model_line(trainer: Any) -> str:
 
 
 def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
-    """Return the newest checkpoint of a fit, its step, and whether it is the state that the fit has ended with."""
+    """Return the newest checkpoint of a fit, its step, and whether it is the state that the fit has ended
+    with.
+    """
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
         return {"checkpoint": None}
     path = saved.path or run.resume.path
     if path is None or run.saves.on_disk is None:
         return {"checkpoint": None, "checkpoint_step": None, "last_state_saved": False}
-    return {"checkpoint": shown(path), "checkpoint_step": run.saves.on_disk[0],
-            "last_state_saved": run.saves.is_final or run.saves.on_disk == run.stamp}  # fmt: skip
+    return {
+        "checkpoint": shown(path),
+        "checkpoint_step": run.saves.on_disk[0],
+        "last_state_saved": run.saves.is_final or run.saves.on_disk == run.stamp,
+    }
 
 
 def _of_step(told: dict[str, Any]) -> str:
@@ -168,14 +190,28 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
     hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
     # a run that has a name finds its newest checkpoint by itself
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
-    words = [*_launcher(trainer.strategy.world_size), "fit", str(chosen.config), *allowed, *hooks, *again, *where]
+    words = [
+        *_launcher(trainer.strategy.world_size),
+        "fit",
+        str(chosen.config),
+        *allowed,
+        *hooks,
+        *again,
+        *where,
+    ]
     return shlex.join(map(shown, words))
 
 
 def _to_fill_in(command: str) -> str:
-    """Return what the user has to do before the command works: values that look like secrets are not shown."""
+    """Return what the user has to do before the command works: values that look like secrets
+    are not shown.
+    """
     hidden = [word.removesuffix("=...") for word in shlex.split(command) if word.endswith("=...")]
-    return f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})" if hidden else ""
+    return (
+        f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})"
+        if hidden
+        else ""
+    )
 
 
 def _launcher(world_size: int) -> list[str]:
@@ -191,7 +227,9 @@ def _last_words(error: BaseException) -> Any:
     return last_words(error)
 
 
-def _say_how_to_resume(error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any) -> None:
+def _say_how_to_resume(
+    error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any
+) -> None:
     """The last words of a failed run end with a command instead of a call."""
     words = _last_words(error)
     if words is not None:

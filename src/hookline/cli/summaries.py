@@ -62,7 +62,7 @@ def _best_of_list(each: Listed) -> str:
     return f"{each.best.metric} {number(each.best.value)}{' (end of the log)' if each.is_partial else ''}"
 
 
-# ---- one run -----------------------------------------------------------------------------------------------------
+# ---- one run -----------------------------------------------------------------------------------------------
 
 
 def _summary_text(data: dict[str, Any]) -> str:
@@ -72,26 +72,46 @@ def _summary_text(data: dict[str, Any]) -> str:
     reason = f" ({about['reason']})" if about["reason"] else ""
     error = about["error"] if isinstance(about["error"], dict) else {}
     seconds = about["seconds"]
-    took = [] if seconds is None else [f"{duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
+    took = (
+        []
+        if seconds is None
+        else [f"{duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
+    )
     many = len(about["sessions"])
     git = about["git"] if isinstance(about["git"], dict) else {}
     machine = about["machine"] if isinstance(about["machine"], dict) else {}
     lines = [printable(about["path"])]
     for label, text in (
-        ("status", f"{in_words(about['status'], about['is_certain'])}{reason}, {progress(about['step'], about['epochs'])}"),
+        (
+            "status",
+            f"{in_words(about['status'], about['is_certain'])}{reason}, "
+            f"{progress(about['step'], about['epochs'])}",
+        ),
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("best", _best(about["best"])),
         ("checkpoints", _checkpoints(about)),
         ("code", _code(git)),
-        ("machine", ", ".join(str(machine[key]) for key in ("host", "device", "device_name") if machine.get(key))
-         + (f", {machine['world_size']} ranks" if machine.get("world_size", 1) != 1 else "")),
+        (
+            "machine",
+            ", ".join(str(machine[key]) for key in ("host", "device", "device_name") if machine.get(key))
+            + (f", {machine['world_size']} ranks" if machine.get("world_size", 1) != 1 else ""),
+        ),
         ("command", str(about["command"] or "")),
-    ):  # fmt: skip
+    ):
         if text:
             lines.append(f"  {label:<13}{printable(text)}")
-    return "\n\n".join(filter(None, ["\n".join(lines), _metrics_text(about["metrics"]), _cost_text(about["cost"]),
-                                     _settings_text(about["settings"])]))  # fmt: skip
+    return "\n\n".join(
+        filter(
+            None,
+            [
+                "\n".join(lines),
+                _metrics_text(about["metrics"]),
+                _cost_text(about["cost"]),
+                _settings_text(about["settings"]),
+            ],
+        )
+    )
 
 
 def _span(about: dict[str, Any]) -> list[str]:
@@ -119,7 +139,13 @@ def _code(git: dict[str, Any]) -> str:
     if not git.get("commit"):
         return ""
     dirty = git.get("dirty")
-    state = ", with changes that are not committed" if dirty is True else "" if dirty is False else ", perhaps with changes"
+    state = (
+        ", with changes that are not committed"
+        if dirty is True
+        else ""
+        if dirty is False
+        else ", perhaps with changes"
+    )
     return f"commit {git['commit']}{state}"
 
 
@@ -127,7 +153,9 @@ def _metrics_text(metrics: list[dict[str, Any]]) -> str:
     if not metrics:
         return "No metrics are logged."
     rows = [("metric", "last", "best", "at step", "trend", "values")]
-    of_steps, of_epochs = ({each["name"] for each in metrics if each["over"] == over} for over in ("step", "epoch"))
+    of_steps, of_epochs = (
+        {each["name"] for each in metrics if each["over"] == over} for over in ("step", "epoch")
+    )
     twice = of_steps & of_epochs
     ordered = sorted(metrics, key=lambda each: (each["direction"] is None, each["over"] == "step"))
     for each in ordered[:MOST_METRICS]:
@@ -150,33 +178,66 @@ def _cost_text(cost: dict[str, Any]) -> str:
     rows = [("hook", "event", "calls", "seconds", "share")]
     for each in cost["hooks"][:MOST_ROWS]:
         share = each.get("share")
-        rows.append((str(each.get("hook", "")), str(each.get("event", "")), str(each.get("calls", "")), number(each.get("total")),
-                     f"{share:.1%}" if isinstance(share, float) else ""))  # fmt: skip
+        rows.append(
+            (
+                str(each.get("hook", "")),
+                str(each.get("event", "")),
+                str(each.get("calls", "")),
+                number(each.get("total")),
+                f"{share:.1%}" if isinstance(share, float) else "",
+            )
+        )
     return "\n".join([*parts, *([aligned(rows)] if len(rows) > 1 else [])])
 
 
 def _timings(timings: dict[str, Any]) -> str:
-    """Return `2.5 s = 71% training (forward 22%, ...), 18% waiting for data`; without a total, the seconds that are known."""
-    known = {key: float(each) for key, each in timings.items()
-             if isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)}  # fmt: skip
+    """Return `2.5 s = 71% training (forward 22%, ...), 18% waiting for data`; without a total, the seconds
+    that are known.
+    """
+    known = {
+        key: float(each)
+        for key, each in timings.items()
+        if isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
+    }
     if not known.get("total"):
         return ", ".join(f"{WORDS.get(key, key)} {number(known[key])} s" for key in PARTS if known.get(key))
-    total, (data, validation, saving) = known["total"], (known.get(key, 0.0) for key in ("data", "validation", "saving"))
-    forward, backward, optimizer = (known.get(key) if known.keys() >= set(SAMPLED) else None for key in SAMPLED)
-    return str(Timings(total, data, validation, saving, known.get("hooks"), 0, forward, backward, optimizer,
-                       sampled_batches=int(known.get("sampled_batches", 0))))  # fmt: skip
+    total, (data, validation, saving) = (
+        known["total"],
+        (known.get(key, 0.0) for key in ("data", "validation", "saving")),
+    )
+    forward, backward, optimizer = (
+        known.get(key) if known.keys() >= set(SAMPLED) else None for key in SAMPLED
+    )
+    return str(
+        Timings(
+            total,
+            data,
+            validation,
+            saving,
+            known.get("hooks"),
+            0,
+            forward,
+            backward,
+            optimizer,
+            sampled_batches=int(known.get("sampled_batches", 0)),
+        )
+    )
 
 
 def _settings_text(settings: dict[str, Any]) -> str:
     """Return the settings as a table, without options of the trainer that have their default."""
     default = Options()
-    rows = [(key, _value(value)) for key, value in settings.items()
-            if value not in (None, "") and not key.startswith("versions.")
-            and not (key.startswith("trainer.") and value == getattr(default, key.removeprefix("trainer."), None))]  # fmt: skip
+    rows = [
+        (key, _value(value))
+        for key, value in settings.items()
+        if value not in (None, "")
+        and not key.startswith("versions.")
+        and not (key.startswith("trainer.") and value == getattr(default, key.removeprefix("trainer."), None))
+    ]
     return aligned([("setting", "value"), *rows]) if rows else ""
 
 
-# ---- several runs ------------------------------------------------------------------------------------------------
+# ---- several runs ------------------------------------------------------------------------------------------
 
 
 def _comparison_text(data: dict[str, Any]) -> str:
@@ -190,13 +251,24 @@ def _comparison_text(data: dict[str, Any]) -> str:
         other = "" if best is None or best["metric"] == data["metric"] else f"{best['metric']} "
         shown = "" if best is None else f"{other}{number(best['value'])}"
         values = [_value(each["values"][index], is_class=each["key"].endswith(".class")) for each in columns]
-        rows.append((about["name"], in_words(about["status"], about["is_certain"]), f"{about['step']:,}", shown, *values))
+        rows.append(
+            (
+                about["name"],
+                in_words(about["status"], about["is_certain"]),
+                f"{about['step']:,}",
+                shown,
+                *values,
+            )
+        )
     lines = [aligned(rows)]
     if not differing:
         lines.append("All settings that are known are the same.")
     elif len(differing) > MOST_COLUMNS:
         left = ", ".join(each["key"] for each in differing[MOST_COLUMNS : MOST_COLUMNS + 30])
-        lines.append(f"{len(differing) - MOST_COLUMNS} more settings differ (--json has their values): {printable(left)}")
+        lines.append(
+            f"{len(differing) - MOST_COLUMNS} more settings differ (--json has their values): "
+            f"{printable(left)}"
+        )
     return "\n".join(lines)
 
 
@@ -217,19 +289,25 @@ def _titles(keys: list[str]) -> list[str]:
     for key in keys:
         parts = key.split(".")
         lengths = range(1, len(parts) + 1)
-        alone = (n for n in lengths if sum(each == key or each.endswith("." + ".".join(parts[-n:])) for each in keys) == 1)
+        alone = (
+            n
+            for n in lengths
+            if sum(each == key or each.endswith("." + ".".join(parts[-n:])) for each in keys) == 1
+        )
         found.append(".".join(parts[-next(alone, len(parts)) :]))
     return found
 
 
-# ---- in words ----------------------------------------------------------------------------------------------------
+# ---- in words ----------------------------------------------------------------------------------------------
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """A table in columns, as plain text without control characters."""
     shown = [[_cut(printable(text)) for text in row] for row in rows]
     wide = [max(len(row[column]) for row in shown) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in shown)
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in shown
+    )
 
 
 def _cut(text: str) -> str:
@@ -248,7 +326,13 @@ def _value(value: Any, is_class: bool = False) -> str:
 
 def number(value: Any) -> str:
     """Four digits are enough to compare by eye."""
-    return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else "" if value is None else str(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, int | float) and math.isfinite(value)
+        else ""
+        if value is None
+        else str(value)
+    )
 
 
 def size(count: int) -> str:

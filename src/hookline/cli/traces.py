@@ -28,25 +28,38 @@ def _trace(chosen: argparse.Namespace) -> int:
     paths = [Path(each) for each in chosen.traces]
     if chosen.out:
         written = merge(paths, Path(chosen.out))
-        print(json.dumps({"out": chosen.out, "records": written}) if chosen.json
-              else f"wrote {chosen.out}: {written} records of {len(paths)} traces, for https://ui.perfetto.dev")  # fmt: skip
+        print(
+            json.dumps({"out": chosen.out, "records": written})
+            if chosen.json
+            else f"wrote {chosen.out}: {written} records of {len(paths)} traces, for https://ui.perfetto.dev"
+        )
         return OK
     about = [_about(path) for path in paths]
     if chosen.json:
         print(json.dumps(about))
         return OK
     for each in about:
-        print(printable(f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step "
-                        f"{each['step']}: {each['events']} events, {each['calls']} calls"))  # fmt: skip
+        print(
+            printable(
+                f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step "
+                f"{each['step']}: {each['events']} events, {each['calls']} calls"
+            )
+        )
     return OK
 
 
 def _about(path: Path) -> dict[str, Any]:
     header = next(read_trace(path))["args"]
     told = count(read_trace(path))
-    return {"trace": str(path), "stage": header["stage"], "rank": header["rank"], "world_size": header["world_size"],
-            "step": max(told.last_step.values(), default=0), "events": sum(told.events.values()),
-            "calls": sum(each.calls for each in told.heard.values())}  # fmt: skip
+    return {
+        "trace": str(path),
+        "stage": header["stage"],
+        "rank": header["rank"],
+        "world_size": header["world_size"],
+        "step": max(told.last_step.values(), default=0),
+        "events": sum(told.events.values()),
+        "calls": sum(each.calls for each in told.heard.values()),
+    }
 
 
 def _replay(chosen: argparse.Namespace) -> int:
@@ -55,13 +68,29 @@ def _replay(chosen: argparse.Namespace) -> int:
     done = replay(chosen.trace, _hook(chosen), rank=chosen.rank)
     if chosen.json:
         rows = [row.data() for row in done.cost]
-        print(json.dumps({"hook": done.hook, "events": done.events, "steps": done.steps, "asked": done.asked, "cost": rows}))
+        print(
+            json.dumps(
+                {
+                    "hook": done.hook,
+                    "events": done.events,
+                    "steps": done.steps,
+                    "asked": done.asked,
+                    "cost": rows,
+                }
+            )
+        )
         return OK
     print(f"hook {done.hook!r} has heard a run of {done.steps} steps, {done.events} events:")
     for row in done.cost:
-        print(f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}")
+        print(
+            f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}"
+        )
     if done.asked:
-        print("\n".join(["In a run it would have asked for:", *(f"  {printable(each)}" for each in done.asked[:20])]))
+        print(
+            "\n".join(
+                ["In a run it would have asked for:", *(f"  {printable(each)}" for each in done.asked[:20])]
+            )
+        )
         if len(done.asked) > 20:
             print(f"  and {len(done.asked) - 20} more")
     return OK

@@ -17,7 +17,11 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps({"url": watch.url, "run_dir": str(chosen.run_dir)}), flush=True)
     else:
-        print(f"{chosen.run_dir} is at\n\n  {watch.url}\n\nThe address works once, for one browser. Ctrl-C ends it.", flush=True)
+        print(
+            f"{chosen.run_dir} is at\n\n  {watch.url}\n\nThe address works once, for one browser. Ctrl-C "
+            f"ends it.",
+            flush=True,
+        )
     with contextlib.suppress(KeyboardInterrupt):
         watch.serve()
     return OK

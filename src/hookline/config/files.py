@@ -1,4 +1,6 @@
-"""Reading a configuration file, and telling the command line's values from its other words. Nothing is imported or built here."""
+"""Reading a configuration file, and telling the command line's values from its other words. Nothing is
+imported or built here.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,24 @@ class Source:
 
     def where(self, key: str) -> str:
         """The file, or the option if the command line said it."""
-        known = [each for each in self.typed if each == key or key.startswith(f"{each}.") or each.startswith(f"{key}.")]
+        known = [
+            each
+            for each in self.typed
+            if each == key or key.startswith(f"{each}.") or each.startswith(f"{key}.")
+        ]
         last = key.rpartition(".")[2]
-        known += [each for each in self.typed if key.endswith(f".init_args.{last}") and each == key.replace(".init_args", "")]
+        known += [
+            each
+            for each in self.typed
+            if key.endswith(f".init_args.{last}") and each == key.replace(".init_args", "")
+        ]
         return f"{self.name} with {self.typed[known[0]]}" if known else self.name
 
     def wrong(self, key: str, problem: str, *value: Any) -> ConfigError:
         """The error, with everything that is known about the place."""
-        return ConfigError(problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value))
+        return ConfigError(
+            problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value)
+        )
 
     def refused(self, key: str, error: Exception, *value: Any, more: str = "") -> ConfigError:
         """The error of the configuration about a part that was refused."""
@@ -54,20 +66,36 @@ def read(path: str | Path) -> Source:
     path = Path(path)
     name = str(path)
     if path.is_dir() and any((path / each).exists() for each in (MANIFEST, "model.safetensors")):
-        raise ConfigError("this is a checkpoint. A configuration is never taken from a checkpoint: name the file the run was "
-                          "started with, and add --checkpoint to continue from here.", where=name)  # fmt: skip
+        raise ConfigError(
+            "this is a checkpoint. A configuration is never taken from a checkpoint: name the file the run "
+            "was started with, and add --checkpoint to continue from here.",
+            where=name,
+        )
     if path.is_dir() or path.suffix not in SUFFIXES:
-        kind = "is a directory" if path.is_dir() else f"ends in {path.suffix!r}" if path.suffix else "has no ending"
-        raise ConfigError(f"a configuration is a file that ends in {', '.join(SUFFIXES)}; this {kind}.", where=name)
+        kind = (
+            "is a directory"
+            if path.is_dir()
+            else f"ends in {path.suffix!r}"
+            if path.suffix
+            else "has no ending"
+        )
+        raise ConfigError(
+            f"a configuration is a file that ends in {', '.join(SUFFIXES)}; this {kind}.", where=name
+        )
     try:
         with path.open("rb") as file:
             data = file.read(limits.BYTES + 1)
         limits.check_size(data)
         text = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
-        beside = sorted(each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES) if path.parent.is_dir() else []
-        raise ConfigError(f"there is no such file. In its folder: {', '.join(beside) or 'no configuration'}.",
-                          where=name) from None  # fmt: skip
+        beside = (
+            sorted(each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES)
+            if path.parent.is_dir()
+            else []
+        )
+        raise ConfigError(
+            f"there is no such file. In its folder: {', '.join(beside) or 'no configuration'}.", where=name
+        ) from None
     except limits.TooMuch as error:
         raise ConfigError(str(error), where=name) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -83,9 +111,13 @@ def _toml(text: str, name: str) -> dict[str, Any]:
         limits.check_depth(values)
         return values
     except (limits.TooMuch, RecursionError) as error:
-        raise ConfigError(str(error) if isinstance(error, limits.TooMuch) else limits.TOO_DEEP, where=name) from None
+        raise ConfigError(
+            str(error) if isinstance(error, limits.TooMuch) else limits.TOO_DEEP, where=name
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name) from None
+        raise ConfigError(
+            f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name
+        ) from None
     except ValueError:  # Python converts no text of thousands of digits
         raise ConfigError(limits.TOO_LONG, where=name) from None
 
@@ -97,7 +129,11 @@ def _toml_hint(text: str, error: str) -> str:
     if line is None or not 0 < int(line[1]) <= len(lines):
         return ""
     bad = lines[int(line[1]) - 1].strip()
-    quotes = " Text needs quotes." if re.search(r'=\s*[A-Za-z_./]', bad) and not re.search(r"=\s*(true|false)\b", bad) else ""
+    quotes = (
+        " Text needs quotes."
+        if re.search(r"=\s*[A-Za-z_./]", bad) and not re.search(r"=\s*(true|false)\b", bad)
+        else ""
+    )
     return f" The line is: {bad}.{quotes}"
 
 
@@ -131,19 +167,29 @@ def _refuse_doubles(node: Any, name: str) -> None:
         _refuse_doubles(value, name)
     for key, found in lines.items():
         if len(found) > 1:
-            raise ConfigError(f"this key is there {len(found)} times; the last is in line {max(found)}.", where=name, key=key)
+            raise ConfigError(
+                f"this key is there {len(found)} times; the last is in line {max(found)}.",
+                where=name,
+                key=key,
+            )
 
 
 def _text_keys(values: Mapping[Any, Any], name: str, above: str) -> dict[str, Any]:
     """YAML reads the keys `on:` and `3:` as something else than text."""
     for key in values:
         if not isinstance(key, str):
-            raise ConfigError(f"the key {key!r} is read as {type(key).__name__}; put it in quotes.", where=name, key=above)
-    return {key: _text_keys(each, name, f"{above}.{key}".lstrip(".")) if isinstance(each, Mapping) else each
-            for key, each in values.items()}  # fmt: skip
+            raise ConfigError(
+                f"the key {key!r} is read as {type(key).__name__}; put it in quotes.", where=name, key=above
+            )
+    return {
+        key: _text_keys(each, name, f"{above}.{key}".lstrip(".")) if isinstance(each, Mapping) else each
+        for key, each in values.items()
+    }
 
 
-def split_overrides(arguments: list[str], known: Iterable[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
+def split_overrides(
+    arguments: list[str], known: Iterable[str] = ()
+) -> tuple[list[tuple[str, str]], list[str]]:
     """`--a.b 3 --c.d=4 --e.f` -> pairs of key and text, and the arguments that are none of these."""
     settings: list[tuple[str, str]] = []
     rest: list[str] = []

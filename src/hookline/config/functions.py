@@ -1,4 +1,6 @@
-"""Functions by their dotted names, wherever a parameter takes something to call; under the same permissions as classes."""
+"""Functions by their dotted names, wherever a parameter takes something to call; under the same permissions
+as classes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,12 @@ class Functions:
                 return value
         for each in kinds:
             origin, inner = typing.get_origin(each), typing.get_args(each)
-            if isinstance(value, Mapping) and "class_path" not in value and len(inner) == 2 and _is(origin, Mapping):
+            if (
+                isinstance(value, Mapping)
+                and "class_path" not in value
+                and len(inner) == 2
+                and _is(origin, Mapping)
+            ):
                 return {name: self.within(inner[1], item, f"{key}.{name}") for name, item in value.items()}
             if isinstance(value, list) and inner and _is(origin, Sequence):
                 return [self.within(inner[0], item, f"{key}.{place}") for place, item in enumerate(value)]
@@ -50,12 +57,18 @@ class Functions:
         found = import_path(self.source, key, path, self.permissions, inspect.isroutine, function=True)
         if inspect.isclass(found):
             made = [typing.get_args(each)[-1] for each in wanted if typing.get_args(each)]
-            if any("__call__" in vars(each) for each in found.__mro__) or any(_is(found, each) for each in made):
+            if any("__call__" in vars(each) for each in found.__mro__) or any(
+                _is(found, each) for each in made
+            ):
                 return dotted
-            raise self.source.wrong(key, f"{dotted} is a class whose objects cannot be called; needed is a function.", path)
+            raise self.source.wrong(
+                key, f"{dotted} is a class whose objects cannot be called; needed is a function.", path
+            )
         if not callable(found):
             kind = "a module" if inspect.ismodule(found) else f"{found!r:.60} ({type(found).__name__})"
-            raise self.source.wrong(key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path)
+            raise self.source.wrong(
+                key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path
+            )
         return found
 
 

@@ -14,7 +14,9 @@ from hookline.registry import offered_hooks
 
 
 def read_hooks(source: Source, given: Any) -> list[tuple[str, Part]]:
-    """From a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture; nothing is imported."""
+    """From a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture; nothing is
+    imported.
+    """
     given = named(given.guess if isinstance(given, Override) else given)
     if given is None or given is False:
         return []
@@ -41,13 +43,22 @@ def _read(source: Source, name: str, value: Any) -> Part:
         value = {}
     elif not isinstance(guess, str | dict):
         known = [*switch_names(), *offered]
-        raise source.wrong(key, "must be a class path, a hook's name, a table with class_path, or false to leave it out."
-                           f"{closest(name, known)}", value)  # fmt: skip
-    only_typed = isinstance(value, dict) and all(each in source.typed for each in (f"{key}.{inner}" for inner in value))
+        raise source.wrong(
+            key,
+            "must be a class path, a hook's name, a table with class_path, or false to leave it out."
+            f"{closest(name, known)}",
+            value,
+        )
+    only_typed = isinstance(value, dict) and all(
+        each in source.typed for each in (f"{key}.{inner}" for inner in value)
+    )
     if only_typed and value and "class_path" not in value:
         there = [each for each in source.values.get("hooks", {}) if each != name]
-        raise source.wrong(key, f"there is no hook of this name in {source.name}.{nearest(name, there, 'Hooks')} "
-                      f"To add one: --hook NAME, or --{key}.class_path PATH.")  # fmt: skip
+        raise source.wrong(
+            key,
+            f"there is no hook of this name in {source.name}.{nearest(name, there, 'Hooks')} "
+            f"To add one: --hook NAME, or --{key}.class_path PATH.",
+        )
     part = read_part(source, key, value, HOOK, default_path=name if name in offered else "")
     find_by_name(source, part)
     for setting in SETTINGS:

@@ -13,12 +13,20 @@ from hookline.config.problems import nearest
 
 
 def import_path(
-    source: Source, key: str, path: str, permissions: Permissions, fits: Callable[[Any], bool], given: str = "",
-    *, function: bool = False,
-) -> Any:  # fmt: skip
-    """What `package.module.name` (or `package.module:name`) names. `fits` tells which names to offer if there is no such one.
+    source: Source,
+    key: str,
+    path: str,
+    permissions: Permissions,
+    fits: Callable[[Any], bool],
+    given: str = "",
+    *,
+    function: bool = False,
+) -> Any:
+    """What `package.module.name` (or `package.module:name`) names. `fits` tells which names to offer if there
+    is no such one.
 
-    `given` is what the file says, if that is not the path itself; `function`: a function will do, and not only a class.
+    `given` is what the file says, if that is not the path itself; `function`: a function will do, and not
+    only a class.
     """
     dotted, given = path.replace(":", "."), given or path
     if refusal := permissions.refusal(dotted):
@@ -49,12 +57,16 @@ def _look_up(source: Source, key: str, dotted: str, fits: Callable[[Any], bool],
         if "has no attribute" not in str(error):
             raise
         there = pkgutil.resolve_name(module)
-        names = [each for each in dir(there) if not each.startswith("_") and callable(getattr(there, each, None))]
+        names = [
+            each for each in dir(there) if not each.startswith("_") and callable(getattr(there, each, None))
+        ]
         fitting = [each for each in names if fits(getattr(there, each))]
         own = [each for each in fitting if getattr(getattr(there, each), "__module__", "") == module]
         # of a single file only its own; a package is there to offer what its files have
         offered = (fitting if hasattr(there, "__path__") else own) or fitting or names
-        raise source.wrong(key, f"{module} has no {name!r}.{nearest(name, offered, 'It has')}", given) from None
+        raise source.wrong(
+            key, f"{module} has no {name!r}.{nearest(name, offered, 'It has')}", given
+        ) from None
 
 
 def is_a(kinds: tuple[type, ...]) -> Callable[[Any], bool]:

@@ -1,4 +1,6 @@
-"""How large a configuration may be, and how deep: a short file with aliases can stand for more than any memory holds."""
+"""How large a configuration may be, and how deep: a short file with aliases can stand for more than any
+memory holds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ NODES = 100_000
 """Keys and values, with every alias counted as what it stands for."""
 TOO_DEEP = f"it is nested more than {LEVELS} levels deep."
 DIGITS = 1000
-"""Of a number: reading longer ones takes time that grows with the square of their length, and Python does not show them."""
+"""Of a number: reading longer ones takes time that grows with the square of their length, and Python does not
+show them.
+"""
 TOO_LONG = f"it has a number of more than {DIGITS} digits."
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-FxXoO_:.+-]*")
 """Also hexadecimal ones, and YAML's `59:59:59`, which is a number in base 60."""
@@ -36,8 +40,12 @@ def check_depth(values: Any) -> None:
     for _ in range(LEVELS + 1):
         if any(isinstance(each, int) and abs(each) >= 10**DIGITS for each in level):
             raise TooMuch(TOO_LONG)
-        level = [inner for each in level if isinstance(each, dict | list)
-                 for inner in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
         if not level:
             return
     raise TooMuch(TOO_DEEP)
@@ -46,12 +54,17 @@ def check_depth(values: Any) -> None:
 def check_toml(text: str) -> None:
     """Refuse keys of very many parts, which would be read for minutes: `a.a.a = 1`, `[a.a.a]`."""
     parts = _ENDS.split(text)
-    if any(end in "=]" and len(_DOT.findall(key)) > LEVELS for key, end in zip(parts[::2], parts[1::2], strict=False)):
+    if any(
+        end in "=]" and len(_DOT.findall(key)) > LEVELS
+        for key, end in zip(parts[::2], parts[1::2], strict=False)
+    ):
         raise TooMuch(TOO_DEEP)
 
 
 def check_yaml(text: str) -> None:
-    """Refuse YAML that is too large once its aliases are followed, before they are. Raises yaml.YAMLError if it is no YAML."""
+    """Refuse YAML that is too large once its aliases are followed, before they are. Raises yaml.YAMLError if
+    it is no YAML.
+    """
     import yaml  # type: ignore[import-untyped]
 
     check_size(text)
@@ -78,6 +91,8 @@ def check_yaml(text: str) -> None:
         if aliases > ALIASES:
             raise TooMuch(f"it has more than {ALIASES} aliases: write the values out.")
         if stack[-1][1] > NODES:
-            raise TooMuch(f"it has more than {NODES} values, with its {aliases} aliases counted as what they stand for.")
+            raise TooMuch(
+                f"it has more than {NODES} values, with its {aliases} aliases counted as what they stand for."
+            )
         if len(stack) > LEVELS + 1:
             raise TooMuch(TOO_DEEP)

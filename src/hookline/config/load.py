@@ -20,7 +20,8 @@ from hookline.registry import offered_hooks
 from hookline.urls import check_url, is_url
 
 SECTIONS: dict[str, str] = {
-    "module": "the model and its training: a hookline.Module, or any torch.nn.Module with `loss` and `optimizer`",
+    "module": "the model and its training: a hookline.Module, or any torch.nn.Module with `loss` and "
+    "`optimizer`",
     "datamodule": "the data: a hookline.DataModule",
     "trainer": "options of the trainer: max_epochs, precision, device, strategy and so on",
     "hooks": "hooks by name, or a list of class paths",
@@ -29,8 +30,10 @@ SECTIONS: dict[str, str] = {
     "lr_scheduler": "its learning-rate schedule",
     "loss": "for a plain torch.nn.Module: a function of outputs and targets, or a loss class",
     "step": "for a plain torch.nn.Module: a function of model and batch, instead of `loss`",
-    "mixture": "how several training loaders of the data module are mixed: order, weights, pattern, epoch_length and so on",
-    "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a path, 'auto' (the "
+    "mixture": "how several training loaders of the data module are mixed: order, weights, pattern, "
+    "epoch_length and so on",
+    "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a "
+    "path, 'auto' (the "
     "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
     "allow": "further packages of your own that class paths may name",
@@ -58,7 +61,9 @@ class Parts:
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
         """Call the class of trainers with its options, and give it the hooks under their names."""
         asked = [getattr(each, "__hookline_trainer__", "") for each in (self.module, *self.hooks.values())]
-        if dialect := next(filter(None, asked), ""):  # parts that are written for a trainer with further names
+        if dialect := next(
+            filter(None, asked), ""
+        ):  # parts that are written for a trainer with further names
             trainer = pkgutil.resolve_name(dialect)
         try:
             made = trainer(**self.trainer_arguments)
@@ -108,17 +113,27 @@ class Config:
             given = given["modules"]
         given = plain(given)
         given = [given] if isinstance(given, str) else given
-        if not isinstance(given, list) or not all(isinstance(each, str) and PATH.fullmatch(each) for each in given):
-            raise self.source.wrong("allow", "must be a list of packages or modules, such as [\"mypackage\"].", given)
+        if not isinstance(given, list) or not all(
+            isinstance(each, str) and PATH.fullmatch(each) for each in given
+        ):
+            raise self.source.wrong(
+                "allow", 'must be a list of packages or modules, such as ["mypackage"].', given
+            )
         for each in given:
             if why := why_not_own(each):
-                raise self.source.wrong("allow", f"{each!r} {why}, so a file cannot allow it: it can allow packages of your "
-                                   f"own. If you mean it, add --allow {each} on the command line, or derive a class from it in "
-                                   "a module of your own and name that.", given)  # fmt: skip
+                raise self.source.wrong(
+                    "allow",
+                    f"{each!r} {why}, so a file cannot allow it: it can allow packages of your own. If you "
+                    f"mean it, add --allow {each} on the command line, or derive a class from it in a "
+                    "module of your own and name that.",
+                    given,
+                )
         return given
 
     def build(self) -> Parts:
-        """Check everything that has a type and make it. Errors name the key; nothing has been trained or written by then."""
+        """Check everything that has a type and make it. Errors name the key; nothing has been trained or
+        written by then.
+        """
         import torch  # noqa: F401 - what follows needs it, and everything before this line does not
 
         from hookline.config import trainer as trainer_section
@@ -132,7 +147,9 @@ class Config:
         if not isinstance(arguments["config"], dict | None):
             raise source.wrong("config", "must be a table.", source.values["config"])
         optimizer = read_optimizer(source, permissions)
-        functions = {name: trainer_section.read_function(source, name, permissions) for name in ("loss", "step")}
+        functions = {
+            name: trainer_section.read_function(source, name, permissions) for name in ("loss", "step")
+        }
         functions = {name: each for name, each in functions.items() if each is not None}
         hooks = make_hooks(source, self.hooks, permissions)
         checkpoint = self._checkpoint()
@@ -144,8 +161,11 @@ class Config:
         module = trainer_section.read_module(source, permissions)
         if isinstance(module, Module):
             for name in functions:
-                raise source.wrong(name, f"this is for a plain torch.nn.Module; {type(module).__name__} has steps of its own.",
-                              source.values[name])  # fmt: skip
+                raise source.wrong(
+                    name,
+                    f"this is for a plain torch.nn.Module; {type(module).__name__} has steps of its own.",
+                    source.values[name],
+                )
             if optimizer is not None:
                 optimizer.module = module
                 module.configure_optimizers = optimizer.configure_optimizers  # type: ignore[method-assign]
@@ -154,7 +174,11 @@ class Config:
         if "mixture" in source.values:
             functions["mixture"] = self._mixture()
         keys = dict(zip(hooks, (part.key for _, part in self.hooks), strict=True))
-        disabled = [name for name, (_, part) in zip(hooks, self.hooks, strict=True) if part.settings.get("enabled") is False]
+        disabled = [
+            name
+            for name, (_, part) in zip(hooks, self.hooks, strict=True)
+            if part.settings.get("enabled") is False
+        ]
         self._settle_progress_bar(arguments, hooks, keys)
         self._watch_monitors(hooks, keys)
         return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
@@ -177,7 +201,9 @@ class Config:
         if given is False or str(given).lower() in ("false", "none"):
             return ""
         if not isinstance(given, str) or not given:
-            raise self.source.wrong("checkpoint", "must be 'auto', 'best', false or the path of a checkpoint.", given)
+            raise self.source.wrong(
+                "checkpoint", "must be 'auto', 'best', false or the path of a checkpoint.", given
+            )
         if given in ("auto", "best"):
             return str(given)
         if is_url(given):
@@ -192,19 +218,26 @@ class Config:
             raise self.source.wrong("checkpoint", f"there is no checkpoint at {path}.", given)
         return path
 
-    def _settle_progress_bar(self, arguments: dict[str, Any], hooks: dict[str, Any], keys: dict[str, str]) -> None:
+    def _settle_progress_bar(
+        self, arguments: dict[str, Any], hooks: dict[str, Any], keys: dict[str, str]
+    ) -> None:
         """A bar that is configured as a hook takes the place of the trainer's own."""
         for name, hook in hooks.items():
             if type(hook).__name__ == "ProgressBar":
                 if arguments.get("enable_progress_bar"):
-                    raise self.source.wrong(keys[name], "there would be two progress bars: leave out enable_progress_bar.")
+                    raise self.source.wrong(
+                        keys[name], "there would be two progress bars: leave out enable_progress_bar."
+                    )
                 arguments["enable_progress_bar"] = False
 
     def _watch_monitors(self, hooks: dict[str, Any], keys: dict[str, str]) -> None:
         from hookline.config.monitors import CheckMonitors
 
-        watched = {part.keys["monitor"]: str(part.init_args["monitor"]) for _, part in self.hooks
-                   if isinstance(part.init_args.get("monitor"), str)}  # fmt: skip
+        watched = {
+            part.keys["monitor"]: str(part.init_args["monitor"])
+            for _, part in self.hooks
+            if isinstance(part.init_args.get("monitor"), str)
+        }
         schedule = self.source.values.get("lr_scheduler")
         if isinstance(schedule, dict) and isinstance(schedule.get("monitor"), str):
             watched["lr_scheduler.monitor"] = str(schedule["monitor"])
@@ -214,13 +247,16 @@ class Config:
 
 
 def load_config(
-    given: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, allow: Iterable[str] = (),
+    given: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    allow: Iterable[str] = (),
     hooks: Iterable[str] = (),
-) -> Config:  # fmt: skip
+) -> Config:
     """Read a TOML or YAML file (or take a mapping), with values of the command line over it.
 
-    `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`; `allow` are further
-    packages that class paths may name; `hooks` are further hooks, by name or class path.
+    `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`;
+    `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
     """
     source = Source(_copied(given)) if isinstance(given, Mapping) else files.read(given)
     settings, rest = files.split_overrides(list(overrides), TYPED)
@@ -240,13 +276,21 @@ def load_config(
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(key): _copied(each) if isinstance(each, Mapping) else list(each) if isinstance(each, list | tuple) else each
-            for key, each in values.items()}  # fmt: skip
+    return {
+        str(key): _copied(each)
+        if isinstance(each, Mapping)
+        else list(each)
+        if isinstance(each, list | tuple)
+        else each
+        for key, each in values.items()
+    }
 
 
 def _allowed(given: Iterable[str]) -> list[str]:
     found = [part.strip() for each in given for part in each.split(",")]
     for each in found:
         if not PATH.fullmatch(each) or each.partition(".")[0] == "jsonargparse":
-            raise ConfigError(f"--allow takes the name of a package or module, not {each!r}.", where="command line")
+            raise ConfigError(
+                f"--allow takes the name of a package or module, not {each!r}.", where="command line"
+            )
     return found

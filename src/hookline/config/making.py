@@ -22,10 +22,17 @@ def find_by_name(source: Source, part: Part) -> None:
     name, offered = part.class_path, offered_hooks()
     if "." in name or ":" in name:
         return
-    paths = {**{path.partition(":")[2]: path for path in offered.values()}, **offered}  # `EarlyStopping` is clear as well
+    paths = {
+        **{path.partition(":")[2]: path for path in offered.values()},
+        **offered,
+    }  # `EarlyStopping` is clear as well
     if name not in paths:
-        raise source.wrong(f"{part.key}.class_path", f"there is no hook called {name!r}.{nearest(name, offered, 'There are')} "
-                           "Or write a class path: 'package.module.Class'.", name)  # fmt: skip
+        raise source.wrong(
+            f"{part.key}.class_path",
+            f"there is no hook called {name!r}.{nearest(name, offered, 'There are')} "
+            "Or write a class path: 'package.module.Class'.",
+            name,
+        )
     part.class_path = paths[name].replace(":", ".")
 
 
@@ -52,7 +59,9 @@ def _make(source: Source, part: Part, cls: Any, permissions: Permissions) -> Any
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
     arguments = check(source, part, cls, HOOK, permissions)
-    hook = make(source, part, lambda **given: adopt(cls(**given)), arguments)  # one of another package may be refused
+    hook = make(
+        source, part, lambda **given: adopt(cls(**given)), arguments
+    )  # one of another package may be refused
     for setting, value in part.settings.items():
         if setting not in own and setting != "enabled":
             setattr(hook, setting, value)

@@ -17,8 +17,13 @@ from hookline.config.problems import plain
 
 OPTIMIZER = Place("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
 WHEN = ("interval", "frequency", "monitor", "strict", "name")
-SCHEDULER = Place("a learning-rate scheduler", (LRScheduler,), home="torch.optim.lr_scheduler", settings=WHEN,
-                  skip=frozenset({"optimizer"}))  # fmt: skip
+SCHEDULER = Place(
+    "a learning-rate scheduler",
+    (LRScheduler,),
+    home="torch.optim.lr_scheduler",
+    settings=WHEN,
+    skip=frozenset({"optimizer"}),
+)
 
 
 @dataclass(slots=True)
@@ -47,12 +52,18 @@ class OptimizerSettings:
 
 
 def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSettings | None:
-    """Check `optimizer` and `lr_scheduler`; values that the optimizer itself refuses are found on a parameter of its own."""
+    """Check `optimizer` and `lr_scheduler`; values that the optimizer itself refuses are found on a parameter
+    of its own.
+    """
     values = source.values
     if values.get("optimizer") is None:
         if values.get("lr_scheduler") is not None:
-            raise source.wrong("lr_scheduler", "this needs an optimizer beside it; without one the module's own "
-                          "configure_optimizers decides.", values["lr_scheduler"])  # fmt: skip
+            raise source.wrong(
+                "lr_scheduler",
+                "this needs an optimizer beside it; without one the module's own "
+                "configure_optimizers decides.",
+                values["lr_scheduler"],
+            )
         return None
     part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER)
     cls = resolve(source, part, OPTIMIZER, permissions)

@@ -1,4 +1,6 @@
-"""Laying the command line's values over a file's: one at a time, or a whole part as a table in JSON or YAML."""
+"""Laying the command line's values over a file's: one at a time, or a whole part as a table
+in JSON or YAML.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,16 @@ def lay_over(source: Source, settings: Iterable[tuple[str, str]]) -> None:
 
 
 def _is_part(key: str, path: list[str]) -> bool:
-    return key in PARTS or (len(path) == 2 and path[0] in MAPPINGS) or (len(path) > 1 and path[-1] == "init_args")
+    return (
+        key in PARTS
+        or (len(path) == 2 and path[0] in MAPPINGS)
+        or (len(path) > 1 and path[-1] == "init_args")
+    )
 
 
 def _table(source: Source, key: str, text: str) -> dict[str, Any]:
     """With the checks that a file gets: no key twice, and every key is text."""
+
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) < len(pairs):
@@ -50,7 +57,9 @@ def _table(source: Source, key: str, text: str) -> dict[str, Any]:
             raise
         found = read_yaml(text, source.where(key))
     if not isinstance(found, dict):
-        raise source.wrong(key, "must be a table: {\"class_path\": \"module.Class\", \"argument\": 1}.", Override(text))
+        raise source.wrong(
+            key, 'must be a table: {"class_path": "module.Class", "argument": 1}.', Override(text)
+        )
     return found
 
 
@@ -75,7 +84,9 @@ def _set(source: Source, path: list[str], value: Any) -> None:
     inner = table.get("init_args")
     (inner if isinstance(inner, dict) and last in inner else table)[last] = value
     if above[-1:] == ["init_args"]:
-        _inside(source, above[:-1]).pop(last, None)  # it takes the place of the same argument beside init_args
+        _inside(source, above[:-1]).pop(
+            last, None
+        )  # it takes the place of the same argument beside init_args
     elif last == "init_args" and isinstance(value, dict):
         for name in value:
             table.pop(name, None)
@@ -95,7 +106,9 @@ def _inside(source: Source, path: list[str]) -> dict[str, Any]:
 
 
 def _as_table(value: Any) -> dict[str, Any] | None:
-    """A class path alone is a table with nothing else in it; a list of them, a table of names. None if it can be none."""
+    """A class path alone is a table with nothing else in it; a list of them, a table of names. None if it can
+    be none.
+    """
     if isinstance(value, Override) and value.startswith(("[", "{")) and isinstance(value.guess, dict | list):
         value = value.guess
     if isinstance(value, list):

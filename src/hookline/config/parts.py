@@ -1,4 +1,6 @@
-"""A part of a run by class path: looked up where it may come from, checked for its kind and its parameters, then made."""
+"""A part of a run by class path: looked up where it may come from, checked for its kind and its parameters,
+then made.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Part:
     keys: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
-    """Key -> why a text that could have been the path of a function is none; said if the class refuses the text."""
+    """Key -> why a text that could have been the path of a function is none; said if the class refuses the
+    text.
+    """
 
 
 def read_part(source: Source, key: str, given: Any, place: Place, default_path: str = "") -> Part:
@@ -64,11 +68,17 @@ def read_part(source: Source, key: str, given: Any, place: Place, default_path: 
     if isinstance(given, str):
         return Part(key, str(given))
     if not isinstance(given, dict):
-        raise source.wrong(key, f"must be a class path, or a table with class_path and init_args, for {place.word}.", given)
+        raise source.wrong(
+            key, f"must be a class path, or a table with class_path and init_args, for {place.word}.", given
+        )
     path = given.get("class_path", default_path)
     if not isinstance(path, str) or not path:
         near = next((each for each in given if closest(each, ["class_path"])), None)
-        hint = f" Did you mean 'class_path' instead of {near!r}?" if near is not None and near != "class_path" else ""
+        hint = (
+            f" Did you mean 'class_path' instead of {near!r}?"
+            if near is not None and near != "class_path"
+            else ""
+        )
         raise source.wrong(key, f"class_path is missing: the dotted name of {place.word}.{hint}", given)
     part = Part(key, str(path))
     inner = given.get("init_args", {})
@@ -92,7 +102,9 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
     path = part.class_path
     key = f"{part.key}.class_path"
     if not PATH.fullmatch(path):
-        raise source.wrong(key, f"this is no dotted name of {place.word}, such as 'package.module.Class'.", path)
+        raise source.wrong(
+            key, f"this is no dotted name of {place.word}, such as 'package.module.Class'.", path
+        )
     if "." not in path and ":" not in path:
         if not place.home:
             raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
@@ -102,17 +114,25 @@ def resolve(source: Source, part: Part, place: Place, permissions: Permissions) 
         if hasattr(found, "__hookline_on__") and not part.init_args and place.word == "a hook":
             return found
         kind = "a module" if inspect.ismodule(found) else f"a {type(found).__name__}"
-        raise source.wrong(key, f"this is {kind}, not a class; needed is a subclass of {place.wanted}.", part.class_path)
+        raise source.wrong(
+            key, f"this is {kind}, not a class; needed is a subclass of {place.wanted}.", part.class_path
+        )
     if not issubclass(found, place.kinds) and not place.adopts(found):
         bases = ", ".join(each.__name__ for each in found.__mro__[1:3] if each is not object) or "object"
-        raise source.wrong(key, f"{found.__name__} (derived from {bases}) is not {place.word}: needed is a subclass of "
-                      f"{place.wanted}.", part.class_path)  # fmt: skip
+        raise source.wrong(
+            key,
+            f"{found.__name__} (derived from {bases}) is not {place.word}: needed is a subclass of "
+            f"{place.wanted}.",
+            part.class_path,
+        )
     if inspect.isabstract(found):
-        raise source.wrong(key, f"{found.__name__} is abstract; name a class derived from it.", part.class_path)
+        raise source.wrong(
+            key, f"{found.__name__} is abstract; name a class derived from it.", part.class_path
+        )
     return found
 
 
-# ---- parameters --------------------------------------------------------------------------------------------------
+# ---- parameters --------------------------------------------------------------------------------------------
 
 
 def parameters(cls: type) -> list[str]:
@@ -129,7 +149,9 @@ def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
 
 
 def check(source: Source, part: Part, cls: type, place: Place, permissions: Permissions) -> dict[str, Any]:
-    """The arguments as their types want them, nested class paths as objects; the first wrong one is refused."""
+    """The arguments as their types want them, nested class paths as objects; the first wrong
+    one is refused.
+    """
     with permissions.enforced():
         parser, names = _parser(cls, place.skip)
         for name, value in part.init_args.items():
@@ -141,11 +163,16 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
                 if "." in path and (refusal := permissions.refusal(path.replace(":", "."))):
                     raise source.wrong(part.keys[name], refusal, value)
         functions = Functions(source, permissions)
-        values = {name: _one(functions, part, cls, name, value, {*names, *place.skip}) for name, value in part.init_args.items()}
+        values = {
+            name: _one(functions, part, cls, name, value, {*names, *place.skip})
+            for name, value in part.init_args.items()
+        }
         part.doubts.update(functions.doubts)
         # looked for here, because jsonargparse lets a parameter without a type be left out
         if missing := [name for name in _required(cls) if name in names and name not in values]:
-            raise source.wrong(part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ...")
+            raise source.wrong(
+                part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
+            )
         try:
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:
@@ -160,7 +187,9 @@ def check(source: Source, part: Part, cls: type, place: Place, permissions: Perm
 
 
 def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissions: Permissions) -> None:
-    """Refuse classes and functions that jsonargparse has found by itself, under a bare name or where a type cannot be read."""
+    """Refuse classes and functions that jsonargparse has found by itself, under a bare name or where a type
+    cannot be read.
+    """
     known = {id(each) for _, each in _items([given])}
     for name, each in _items([parsed]):
         if name == "class_path" and isinstance(each, str) and "." in each:
@@ -172,8 +201,12 @@ def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissio
 
 
 def class_paths(value: Any) -> list[str]:
-    """Every class path in a value that is still a table, at any depth; what is no text counts as an empty one."""
-    return [str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"]
+    """Every class path in a value that is still a table, at any depth; what is no text counts as an empty
+    one.
+    """
+    return [
+        str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"
+    ]
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
@@ -194,14 +227,18 @@ def _untyped(cls: type, name: str, path: str) -> str:
     """A class path that was left as a table, because the type of the parameter does not ask for a class."""
     hint = annotation(cls, name)
     takes = f"takes {spelled(hint)}" if hint is not None else "has no type"
-    return (f"{path!r} was not made: a class path is taken where a parameter's type says which class is meant, and "
-            f"{name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`.")  # fmt: skip
+    return (
+        f"{path!r} was not made: a class path is taken where a parameter's type says which class is meant, "
+        f"and {name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`."
+    )
 
 
 def _required(cls: type) -> list[str]:
     """The parameters that a class cannot be made without, as far as its signature can be read."""
     try:
-        return [name for name, each in inspect.signature(cls).parameters.items() if each.default is each.empty]
+        return [
+            name for name, each in inspect.signature(cls).parameters.items() if each.default is each.empty
+        ]
     except ValueError:
         return []
 
@@ -216,8 +253,11 @@ def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, nam
     failure: Exception | None = None
     hint = annotation(cls, name)
     if isinstance(first, str) and not first.strip() and hint is not None and not is_text(hint):
-        # YAML reads it as null: an option that a script has forgotten to fill in would be the default in silence
-        raise functions.source.wrong(part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value)
+        # YAML reads it as null: an option that a script has forgotten to fill in would be the default in
+        # silence
+        raise functions.source.wrong(
+            part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value
+        )
     for reading in readings:
         reading = functions.within(hint, reading, part.keys[name])
         parser = ArgumentParser(exit_on_error=False)
@@ -232,7 +272,9 @@ def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, nam
 
 
 def _gathered(value: Any) -> Any:
-    """Arguments beside a class_path, moved into init_args: inside of arguments, jsonargparse knows them only there."""
+    """Arguments beside a class_path, moved into init_args: inside of arguments, jsonargparse knows them only
+    there.
+    """
     if isinstance(value, list):
         return [_gathered(each) for each in value]
     if not isinstance(value, dict):
@@ -247,7 +289,10 @@ def _gathered(value: Any) -> Any:
 
 def _unknown(cls: type, name: str, names: list[str], place: Place) -> str:
     near = closest(name, [*names, *place.settings, "class_path", "init_args"])
-    return f"{cls.__name__} has no parameter {name!r}.{near} It has: {', '.join([*names, *place.settings]) or 'none'}."
+    return (
+        f"{cls.__name__} has no parameter {name!r}.{near} It has: "
+        f"{', '.join([*names, *place.settings]) or 'none'}."
+    )
 
 
 def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
@@ -280,8 +325,15 @@ def annotation(cls: Any, name: str) -> Any:
 
 def _innermost(error: Exception) -> str:
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
-    noise = ("Parser key", "Problem with", "Given value", "Subtypes", "Errors", "Does not validate",
-             "Expected a <class 'NoneType'>")  # fmt: skip
+    noise = (
+        "Parser key",
+        "Problem with",
+        "Given value",
+        "Subtypes",
+        "Errors",
+        "Does not validate",
+        "Expected a <class 'NoneType'>",
+    )
     telling = [line for line in lines if not line.startswith(noise)]
     return " ".join((telling or lines)[-1:] or [type(error).__name__])
 
@@ -289,11 +341,15 @@ def _innermost(error: Exception) -> str:
 def _check_filename(source: Source, key: str, value: Any) -> None:
     parts = PurePosixPath(str(value).replace("\\", "/"))
     if isinstance(value, str) and (parts.is_absolute() or ".." in parts.parts):
-        raise source.wrong(key, "a file name cannot leave the run's directory: no '..', and not from the root.", value)
+        raise source.wrong(
+            key, "a file name cannot leave the run's directory: no '..', and not from the root.", value
+        )
 
 
 def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any:
-    """Call the class. What it refuses is an error of the configuration; what breaks in it is an error of its own."""
+    """Call the class. What it refuses is an error of the configuration; what breaks in it is an error of its
+    own.
+    """
     try:
         return cls(**arguments)
     except ConfigError:
@@ -302,7 +358,11 @@ def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any
         name, dot, rest = getattr(error, "option", "").partition(".")
         key = part.keys[name] + dot + rest if name in part.keys else part.key
         doubt = f" As a function: {part.doubts[key]}" if key in part.doubts else ""
-        raise source.refused(key, error, *([part.init_args[name]] if name in part.keys else []), more=doubt) from error
+        raise source.refused(
+            key, error, *([part.init_args[name]] if name in part.keys else []), more=doubt
+        ) from error
     except Exception as error:
-        error.add_note(f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}")
+        error.add_note(
+            f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}"
+        )
         raise

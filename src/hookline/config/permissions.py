@@ -19,23 +19,52 @@ from hookline.registry import GROUP, offered_hooks
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
 """Where classes may come from, if they are of the kind that their place takes."""
 FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.optim")
-"""Where functions may come from. Hookline's own are not meant for configurations, and some of them remove files."""
-LIBRARIES = frozenset({
-    "cloudpickle", "dask", "datasets", "dill", "fsspec", "joblib", "keras", "lightning", "numpy", "pandas", "pip",
-    "pytorch_lightning", "scipy", "setuptools", "sklearn", "torch", "torchaudio", "torchvision", "transformers", "yaml",
-})  # fmt: skip
-"""Libraries that load pickles, write files or run code, and are never the user's own, however they were installed."""
+"""Where functions may come from. Hookline's own are not meant for configurations, and some of them remove
+files.
+"""
+LIBRARIES = frozenset(
+    {
+        "cloudpickle",
+        "dask",
+        "datasets",
+        "dill",
+        "fsspec",
+        "joblib",
+        "keras",
+        "lightning",
+        "numpy",
+        "pandas",
+        "pip",
+        "pytorch_lightning",
+        "scipy",
+        "setuptools",
+        "sklearn",
+        "torch",
+        "torchaudio",
+        "torchvision",
+        "transformers",
+        "yaml",
+    }
+)
+"""Libraries that load pickles, write files or run code, and are never the user's own, however they were
+installed.
+"""
 PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)?")
 
 
 class Permissions:
-    """Hookline itself, packages that offer hooks, the configuration's own folder, and what the user allows."""
+    """Hookline itself, packages that offer hooks, the configuration's own folder, and what
+    the user allows.
+    """
 
     def __init__(self, folder: Path | None = None, allow: Iterable[str] = (), trusted: bool = False) -> None:
         self.folder = folder
         self.trusted = trusted
         """The paths come from the user's own program, not from a file."""
-        offered = {each.value.partition(":")[0].partition(".")[0] for each in importlib.metadata.entry_points(group=GROUP)}
+        offered = {
+            each.value.partition(":")[0].partition(".")[0]
+            for each in importlib.metadata.entry_points(group=GROUP)
+        }
         self.prefixes = tuple(dict.fromkeys([*ALWAYS, *sorted(offered), *allow]))
 
     def refusal(self, path: str) -> str:
@@ -45,22 +74,34 @@ class Permissions:
         top = path.partition(".")[0]
         if top in self._beside():
             return self._shadow(top)
-        places = [*self.prefixes, f"modules in {self.folder}"] if self.folder is not None else [*self.prefixes]
-        tops = [each for each in (*self._beside(), *(each.partition(".")[0] for each in self.prefixes)) if each != top]
+        places = (
+            [*self.prefixes, f"modules in {self.folder}"] if self.folder is not None else [*self.prefixes]
+        )
+        tops = [
+            each
+            for each in (*self._beside(), *(each.partition(".")[0] for each in self.prefixes))
+            if each != top
+        ]
         near = closest(top, tops).partition("'")[2].partition("'")[0]
         hint = f" Did you mean {near + path.removeprefix(top)!r}?" if near else ""
-        in_file = "" if why_not_own(top) else f", or `allow = [\"{top}\"]` in the file"
-        return (f"{path!r} may not be imported from here, and was not.{hint} Allowed: {', '.join(places)}. "
-                f"If you trust it: --allow {top}{in_file}.")  # fmt: skip
+        in_file = "" if why_not_own(top) else f', or `allow = ["{top}"]` in the file'
+        return (
+            f"{path!r} may not be imported from here, and was not.{hint} Allowed: {', '.join(places)}. "
+            f"If you trust it: --allow {top}{in_file}."
+        )
 
     def refusal_of(self, path: str, found: Any, *, function: bool = False) -> str:
         """Why the object that a path led to may not be used; an empty string if it may.
 
-        The place where an object is defined counts, and every module on the way to it: `mine.os.system` is os.system.
-        `function`: the object is to be called with arguments that the configuration does not see.
+        The place where an object is defined counts, and every module on the way to it: `mine.os.system` is
+        os.system. `function`: the object is to be called with arguments that the configuration does not see.
         """
         refused = "" if self.trusted else self._detour(path, found, function)
-        return "" if refused and path in {each.replace(":", ".") for each in offered_hooks().values()} else refused
+        return (
+            ""
+            if refused and path in {each.replace(":", ".") for each in offered_hooks().values()}
+            else refused
+        )
 
     def _detour(self, path: str, found: Any, function: bool) -> str:
         first, *names = path.split(".")
@@ -69,7 +110,11 @@ class Permissions:
         there: Any = sys.modules.get(first)
         for depth, name in enumerate(names, 2):
             there = getattr(there, name, None)
-            is_elsewhere = inspect.ismodule(there) and there is not found and there.__name__.split(".") != [first, *names][:depth]
+            is_elsewhere = (
+                inspect.ismodule(there)
+                and there is not found
+                and there.__name__.split(".") != [first, *names][:depth]
+            )
             if is_elsewhere and (refused := self.refusal(there.__name__)):
                 return f"this leads to {there.__name__}, and {refused}"
         home, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
@@ -77,18 +122,33 @@ class Permissions:
             home = None  # torch.nn.functional.gelu: an operation of torch's compiled part
         if home and qualified and (refused := self.refusal(f"{home}.{qualified}")):
             return f"this leads to {home}.{qualified}, and {refused}"
-        is_hidden = _is_below(path, ALWAYS) and not _is_below(path, [each for each in self.prefixes if each not in ALWAYS])
-        if function and callable(found) and not inspect.isclass(found) and is_hidden and not _is_below(path, FUNCTIONS):
-            return (f"{path!r} is not a function for configurations. Functions may come from {', '.join(FUNCTIONS)} and from "
-                    "modules of your own.")  # fmt: skip
+        is_hidden = _is_below(path, ALWAYS) and not _is_below(
+            path, [each for each in self.prefixes if each not in ALWAYS]
+        )
+        if (
+            function
+            and callable(found)
+            and not inspect.isclass(found)
+            and is_hidden
+            and not _is_below(path, FUNCTIONS)
+        ):
+            return (
+                f"{path!r} is not a function for configurations. Functions may come from "
+                f"{', '.join(FUNCTIONS)} and from modules of your own."
+            )
         return ""
 
     def _beside(self) -> list[str]:
-        """The modules and packages in the configuration's own folder; names of Python's own modules stay Python's."""
+        """The modules and packages in the configuration's own folder; names of Python's own modules stay
+        Python's.
+        """
         if self.folder is None:
             return []
-        names = [each.stem if each.suffix == ".py" else each.name for each in self.folder.iterdir()
-                 if each.suffix == ".py" or (each.is_dir() and any(each.glob("*.py")))]  # fmt: skip
+        names = [
+            each.stem if each.suffix == ".py" else each.name
+            for each in self.folder.iterdir()
+            if each.suffix == ".py" or (each.is_dir() and any(each.glob("*.py")))
+        ]
         return [name for name in names if name.isidentifier() and name not in sys.stdlib_module_names]
 
     def _shadow(self, top: str) -> str:
@@ -96,7 +156,10 @@ class Permissions:
         loaded = getattr(sys.modules.get(top), "__file__", None)
         if loaded is None or self.folder is None or Path(loaded).resolve().is_relative_to(self.folder):
             return ""
-        return f"{top!r} is in {self.folder}, but another module of that name is loaded already, from {loaded}. Rename yours."
+        return (
+            f"{top!r} is in {self.folder}, but another module of that name is loaded already, from "
+            f"{loaded}. Rename yours."
+        )
 
     @contextlib.contextmanager
     def enforced(self) -> Iterator[None]:
@@ -127,10 +190,11 @@ def _is_below(path: str, prefixes: Iterable[str]) -> bool:
 
 
 def why_not_own(path: str) -> str:
-    """Why a file cannot allow this; an empty string if it is a package of the user's own. Nothing is imported.
+    """Why a file cannot allow this; an empty string if it is a package of the user's own. Nothing is
+    imported.
 
-    Python's own modules, and packages from an index, hold classes and functions that write files and run code. Only the person
-    at the command line can allow them.
+    Python's own modules, and packages from an index, hold classes and functions that write files and run
+    code. Only the person at the command line can allow them.
     """
     from jsonargparse import _common
 
@@ -145,13 +209,25 @@ def why_not_own(path: str) -> str:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return ""  # it is loaded, and not from a file; `refusal` and the import decide
-    places = [Path(each) for each in (*(spec.submodule_search_locations or ()), spec.origin) if each] if spec is not None else []
-    sites = {above for each in places for above in each.parents if above.name in ("site-packages", "dist-packages")}
-    return "is an installed package and not your own" if sites and not any(_is_from_a_folder(top, each) for each in sites) else ""
+    places = (
+        [Path(each) for each in (*(spec.submodule_search_locations or ()), spec.origin) if each]
+        if spec is not None
+        else []
+    )
+    sites = {
+        above for each in places for above in each.parents if above.name in ("site-packages", "dist-packages")
+    }
+    return (
+        "is an installed package and not your own"
+        if sites and not any(_is_from_a_folder(top, each) for each in sites)
+        else ""
+    )
 
 
 def _is_from_a_folder(top: str, site: Path) -> bool:
-    """Whether a package was installed from a folder or a repository (`pip install .`), and not from an index or by conda."""
+    """Whether a package was installed from a folder or a repository (`pip install .`), and not from an index
+    or by conda.
+    """
     for origin in site.glob("*.dist-info/direct_url.json"):  # an index leaves no such file
         found = importlib.metadata.Distribution.at(origin.parent)
         listed = (found.read_text("top_level.txt") or "").split()

@@ -1,4 +1,6 @@
-"""Errors of a configuration: which file, which key, which value, what is allowed, and what was probably meant."""
+"""Errors of a configuration: which file, which key, which value, what is allowed, and what was probably
+meant.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,33 @@ from hookline.errors import HooklineError, OptionError, closest
 from hookline.text import redact
 
 _PLAIN: dict[Any, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing (null)",
-    Path: "a path", dict: "a table", list: "a list", datetime.timedelta: "a length of time", Any: "anything", object: "anything",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    type(None): "nothing (null)",
+    Path: "a path",
+    dict: "a table",
+    list: "a list",
+    datetime.timedelta: "a length of time",
+    Any: "anything",
+    object: "anything",
     IO[str]: "an open file",
-}  # fmt: skip
+}
 
 
-SECRET = re.compile(r"(?:^|[_.])(?:url|urls|token|password|passwd|secret|credentials?|key|dsn)$", re.IGNORECASE)
+SECRET = re.compile(
+    r"(?:^|[_.])(?:url|urls|token|password|passwd|secret|credentials?|key|dsn)$", re.IGNORECASE
+)
 """Keys whose values are never shown: addresses of webhooks and the like are passwords."""
 
 
 class ConfigError(OptionError):
     """A configuration that is refused, before anything runs."""
 
-    def __init__(self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False) -> None:
+    def __init__(
+        self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False
+    ) -> None:
         value = "(not shown)" if SECRET.search(key) else value
         value = redact(value) if isinstance(value, str) and not isinstance(value, Override) else value
         place = [part for part in (where, f"{key} = {shown(value)}" if key and has_value else key) if part]
@@ -40,12 +55,18 @@ class ConfigError(OptionError):
     def data(self) -> dict[str, Any]:
         """For programs."""
         value = plain(_masked(self.value))
-        return {"where": self.where, "key": self.key, "value": redact(value) if isinstance(value, str) else value,
-                "problem": redact(self.problem)}  # fmt: skip
+        return {
+            "where": self.where,
+            "key": self.key,
+            "value": redact(value) if isinstance(value, str) else value,
+            "problem": redact(self.problem),
+        }
 
 
 def below(key: str, error: HooklineError) -> str:
-    """The key of the option that an error is about, in the table under `key`; `key` itself if it is not about one option."""
+    """The key of the option that an error is about, in the table under `key`; `key` itself if it is not about
+    one option.
+    """
     return f"{key}.{error.option}" if isinstance(error, OptionError) and error.option else key
 
 
@@ -98,13 +119,17 @@ def shown(value: Any) -> str:
     """As it would be written in a file, shortened."""
     if isinstance(value, Override) and value.startswith(("[", "{")):  # a table or a list may hold a secret
         value = value.guess
-    text = redact(json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False))
+    text = redact(
+        json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
+    )
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()}
+        return {
+            key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()
+        }
     if isinstance(value, Override) and value.startswith(("[", "{")):
         return _masked(value.guess)
     return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
@@ -143,7 +168,9 @@ def spelled(annotation: Any) -> str:
         if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
             return "a table"
         word, bracket, more = inner.partition(" (")
-        several = f"{word.removeprefix('a ').removeprefix('an ')}s" if word.startswith(("a ", "an ")) else word
+        several = (
+            f"{word.removeprefix('a ').removeprefix('an ')}s" if word.startswith(("a ", "an ")) else word
+        )
         return f"a list of {several}{bracket}{more}" if inner else "a list"
     if Callable in (annotation, origin):
         return "a function (its dotted name, such as 'module.function')"

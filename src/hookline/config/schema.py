@@ -22,7 +22,9 @@ _PATH = {"type": "string", "description": "a class path: package.module.Class"}
 
 
 def schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12). Built-in hooks are described with their parameters, other classes by their path."""
+    """A JSON schema (draft 2020-12). Built-in hooks are described with their parameters, other classes by
+    their path.
+    """
     from hookline.config.trainer import TrainerSettings
 
     sections: dict[str, Any] = {name: {**_part(), "description": doc} for name, doc in SECTIONS.items()}
@@ -32,16 +34,30 @@ def schema() -> dict[str, Any]:
         if name in trainer["properties"]:
             trainer["properties"][name]["description"] = doc
     sections["trainer"] = {**trainer, "description": SECTIONS["trainer"]}
-    sections["loggers"] = {"anyOf": [{"type": "boolean"}, _PATH, {"type": "array", "items": _part()},
-                                     {"type": "object", "additionalProperties": _part()}],
-                           "description": SECTIONS["loggers"]}  # fmt: skip
-    sections["hooks"] = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/hook"}}, _named_hooks()],
-                         "description": SECTIONS["hooks"]}  # fmt: skip
+    sections["loggers"] = {
+        "anyOf": [
+            {"type": "boolean"},
+            _PATH,
+            {"type": "array", "items": _part()},
+            {"type": "object", "additionalProperties": _part()},
+        ],
+        "description": SECTIONS["loggers"],
+    }
+    sections["hooks"] = {
+        "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/hook"}}, _named_hooks()],
+        "description": SECTIONS["hooks"],
+    }
     sections["lr_scheduler"]["anyOf"][1]["properties"].update(
-        interval={"enum": ["step", "epoch"]}, frequency={"type": "integer", "minimum": 1}, monitor={"type": "string"},
-        strict={"type": "boolean"}, name={"type": "string"},
+        interval={"enum": ["step", "epoch"]},
+        frequency={"type": "integer", "minimum": 1},
+        monitor={"type": "string"},
+        strict={"type": "boolean"},
+        name={"type": "string"},
     )
-    sections["checkpoint"] = {"anyOf": [{"type": "string"}, {"const": False}], "description": SECTIONS["checkpoint"]}
+    sections["checkpoint"] = {
+        "anyOf": [{"type": "string"}, {"const": False}],
+        "description": SECTIONS["checkpoint"],
+    }
     sections["mixture"] = {**_parameters(Mixture), "description": SECTIONS["mixture"]}
     sections["config"] = {"type": "object", "description": SECTIONS["config"]}
     sections["allow"] = {"type": "array", "items": {"type": "string"}, "description": SECTIONS["allow"]}
@@ -58,17 +74,26 @@ def schema() -> dict[str, Any]:
 
 def _part() -> dict[str, Any]:
     """A class path, or a table; arguments may stand in init_args or beside class_path."""
-    table = {"type": "object", "properties": {"class_path": _PATH, "init_args": {"type": "object"}}, "required": ["class_path"]}
+    table = {
+        "type": "object",
+        "properties": {"class_path": _PATH, "init_args": {"type": "object"}},
+        "required": ["class_path"],
+    }
     return {"anyOf": [dict(_PATH), table]}
 
 
 def _named_hooks() -> dict[str, Any]:
     switches = _parameters(HooksConfig)["properties"]
     own = {name: _hook_table(name, needs_path=False) for name in BUILTIN_HOOKS}
-    properties = {name: {"anyOf": [{"$ref": "#/$defs/hook"}, table, {"type": "boolean"}]} for name, table in own.items()}
+    properties = {
+        name: {"anyOf": [{"$ref": "#/$defs/hook"}, table, {"type": "boolean"}]} for name, table in own.items()
+    }
     properties.update({name: switches[name] for name in switch_names()})
-    return {"type": "object", "properties": properties,
-            "additionalProperties": {"anyOf": [{"$ref": "#/$defs/hook"}, {"const": False}]}}  # fmt: skip
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": {"anyOf": [{"$ref": "#/$defs/hook"}, {"const": False}]},
+    }
 
 
 def _hook() -> dict[str, Any]:
@@ -85,12 +110,19 @@ def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
     settings: dict[str, Any] = {setting: {} for setting in SETTINGS if setting not in own}
     paths = [name, f"{cls.__module__}.{cls.__name__}", f"hookline.hooks.{cls.__name__}"]
     properties = {**own, **settings, "class_path": {"enum": paths}, "init_args": {**inner, "required": []}}
-    return {"type": "object", "description": (cls.__doc__ or "").partition("\n")[0], "properties": properties,
-            "additionalProperties": False, "required": ["class_path"] if needs_path else []}  # fmt: skip
+    return {
+        "type": "object",
+        "description": (cls.__doc__ or "").partition("\n")[0],
+        "properties": properties,
+        "additionalProperties": False,
+        "required": ["class_path"] if needs_path else [],
+    }
 
 
 def _parameters(cls: type) -> dict[str, Any]:
-    """The parameters of a class. Not by jsonargparse, which would list whatever subclasses happen to be imported."""
+    """The parameters of a class. Not by jsonargparse, which would list whatever subclasses happen to be
+    imported.
+    """
     signature = inspect.signature(cls).parameters
     properties: dict[str, Any] = {}
     for name in parameters(cls):
@@ -102,9 +134,16 @@ def _parameters(cls: type) -> dict[str, Any]:
 
 
 _PLAIN: dict[Any, str] = {
-    bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object", list: "array",
-    Path: "string", datetime.timedelta: "string",
-}  # fmt: skip
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+    Path: "string",
+    datetime.timedelta: "string",
+}
 
 
 def of_type(hint: Any) -> dict[str, Any]:

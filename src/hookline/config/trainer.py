@@ -1,4 +1,6 @@
-"""The trainer's options, and the parts that are one object each: module, data module, loggers, strategy, loss."""
+"""The trainer's options, and the parts that are one object each: module, data module, loggers, strategy,
+loss.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from hookline.options import OLD_NAMES, Options, with_new_names
 
 
 def _settings() -> dict[str, tuple[Any, Any]]:
-    """Every key of the trainer's section with its type and its default, as the arguments of the trainer are declared."""
+    """Every key of the trainer's section with its type and its default, as the arguments of the trainer are
+    declared.
+    """
     found = {each.name: (each.type, each.default) for each in fields(Options)}
     for each in fields(Parts):
         for note in getattr(each.type, "__metadata__", ()):
@@ -27,7 +31,9 @@ def _settings() -> dict[str, tuple[Any, Any]]:
 
 
 TrainerSettings = make_dataclass("TrainerSettings", [(name, *each) for name, each in _settings().items()])
-"""The trainer's arguments that a file can hold, as a class: its parameters are checked and described like those of any part."""
+"""The trainer's arguments that a file can hold, as a class: its parameters are checked and described like
+those of any part.
+"""
 
 
 def option_names() -> list[str]:
@@ -44,15 +50,22 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
         raise source.wrong("trainer", "must be a table of options, such as max_epochs.", given)
     for name in given:
         if name not in option_names() and name not in OLD_NAMES:
-            raise source.wrong(f"trainer.{name}", f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
-                          given[name])  # fmt: skip
+            raise source.wrong(
+                f"trainer.{name}",
+                f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
+                given[name],
+            )
     place = Place("trainer options", (TrainerSettings,))
     given = dict(given)
     strategy = given.pop("strategy", None)
-    if isinstance(given.get("checkpoint"), dict):  # its keys have types of their own, which a parser of `dict` does not know
+    if isinstance(
+        given.get("checkpoint"), dict
+    ):  # its keys have types of their own, which a parser of `dict` does not know
         given["checkpoint"] = plain(given["checkpoint"])
     try:
-        options = with_new_names({name: str(each) if name in OLD_NAMES else each for name, each in given.items()})
+        options = with_new_names(
+            {name: str(each) if name in OLD_NAMES else each for name, each in given.items()}
+        )
         part = Part("trainer", "", options, {name: f"trainer.{name}" for name in options})
         arguments = check(source, part, TrainerSettings, place, permissions)
         read_arguments(arguments)
@@ -78,8 +91,11 @@ def read_module(source: Source, permissions: Permissions) -> Any:
     from torch import nn
 
     if source.values.get("module") is None:
-        raise source.wrong("module", "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
-                      "module = \"model.Net\".")  # fmt: skip
+        raise source.wrong(
+            "module",
+            "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
+            'module = "model.Net".',
+        )
     return _object(source, "module", source.values["module"], Place("a module", (nn.Module,)), permissions)
 
 
@@ -105,7 +121,9 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
         return [_object(source, "loggers", given, place, permissions)]
     given = named(given)
     if not isinstance(given, dict):
-        raise source.wrong("loggers", "must be a table of named loggers, a list of class paths, true or false.", given)
+        raise source.wrong(
+            "loggers", "must be a table of named loggers, a list of class paths, true or false.", given
+        )
     wanted = {name: each for name, each in given.items() if plain(each) is not False}
     return [_object(source, f"loggers.{name}", each, place, permissions) for name, each in wanted.items()]
 
@@ -129,7 +147,9 @@ def resolve_function(source: Source, part: Part, place: Place, permissions: Perm
     """The function a path names; None if it names a class."""
     import pkgutil
 
-    dotted = part.class_path.replace(":", ".") if "." in part.class_path else f"{place.home}.{part.class_path}"
+    dotted = (
+        part.class_path.replace(":", ".") if "." in part.class_path else f"{place.home}.{part.class_path}"
+    )
     if permissions.refusal(dotted) or part.init_args:
         return None  # `resolve` says why
     permissions.open_folder()

@@ -1,1 +1,3 @@
-"""Asking a running job for something from outside: a socket in the run's directory, and what can be asked over it."""
+"""Asking a running job for something from outside: a socket in the run's directory, and what can be asked
+over it.
+"""

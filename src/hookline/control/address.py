@@ -17,7 +17,9 @@ LONGEST_PATH = 100
 
 @contextlib.contextmanager
 def short_path(run_dir: Path) -> Iterator[str]:
-    """The socket's path, short enough for the system: if need be by way of the open directory, as Linux allows."""
+    """The socket's path, short enough for the system: if need be by way of the open directory, as Linux
+    allows.
+    """
     path = run_dir / SOCKET
     if len(os.fsencode(path)) <= LONGEST_PATH:
         yield str(path)
@@ -32,7 +34,9 @@ def short_path(run_dir: Path) -> Iterator[str]:
 def listen(run_dir: Path) -> socket.socket:
     """A socket that only this user can open; an OSError says why there can be none."""
     if os.stat(run_dir).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-        raise PermissionError(f"{run_dir} can be written by everybody")  # who could put a socket of their own in its place
+        raise PermissionError(
+            f"{run_dir} can be written by everybody"
+        )  # who could put a socket of their own in its place
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(run_dir) as path:
@@ -62,7 +66,9 @@ def connect(run_dir: Path, seconds: float) -> socket.socket:
 
 
 def is_answered(run_dir: Path) -> bool | None:
-    """Whether a job of this user's listens here. False: one has left its socket, or is on another machine; None: not known."""
+    """Whether a job of this user's listens here. False: one has left its socket, or is on another machine;
+    None: not known.
+    """
     try:
         if not stat.S_ISSOCK(os.lstat(run_dir / SOCKET).st_mode):
             return None
@@ -70,12 +76,17 @@ def is_answered(run_dir: Path) -> bool | None:
         return True
     except ConnectionRefusedError:
         return False
-    except (OSError, AttributeError):  # there is none, it is another user's, or the system knows no such sockets
+    except (
+        OSError,
+        AttributeError,
+    ):  # there is none, it is another user's, or the system knows no such sockets
         return None
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user; the file's mode says so too, but a file can be replaced."""
+    """Whether the process at the other end runs as this user; the file's mode says so too, but a file can be
+    replaced.
+    """
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True  # no such question on this system: the file's mode alone decides

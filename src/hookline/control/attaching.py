@@ -18,7 +18,9 @@ from hookline.hooklist import Entry, HookList
 LARGEST_FILE = 1_000_000
 LONGEST_NAME = 200
 MARK = "__hookline_attached__"
-"""On a hook that was attached from outside: the file and the class that it was made of, and the name that it was given."""
+"""On a hook that was attached from outside: the file and the class that it was made of, and the name that it
+was given.
+"""
 _serial = itertools.count(1)
 
 
@@ -41,7 +43,12 @@ def read_file(asked: str) -> dict[str, Any]:
         raise HookError(f"attach {asked!r}: there is no file {file}.{closest(file.name, near)}") from None
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
-    return {"file": str(file), "class": name, "source": source, "sha256": hashlib.sha256(source.encode()).hexdigest()}
+    return {
+        "file": str(file),
+        "class": name,
+        "source": source,
+        "sha256": hashlib.sha256(source.encode()).hexdigest(),
+    }
 
 
 def check_name(name: Any) -> None:
@@ -49,7 +56,9 @@ def check_name(name: Any) -> None:
     if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
         shown = repr(name)
         shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}…"
-        raise HookError(f"attach: the name {shown} must be a text of one line, of at most {LONGEST_NAME} characters.")
+        raise HookError(
+            f"attach: the name {shown} must be a text of one line, of at most {LONGEST_NAME} characters."
+        )
 
 
 def make_hook(about: dict[str, Any]) -> Hook:
@@ -63,7 +72,9 @@ def make_hook(about: dict[str, Any]) -> Hook:
     try:
         hook = cls()
     except TypeError as error:
-        raise HookError(f"{cls.__name__} cannot be made without arguments ({error}); give them defaults.") from error
+        raise HookError(
+            f"{cls.__name__} cannot be made without arguments ({error}); give them defaults."
+        ) from error
     check_name(about["name"] or hook.name)
     setattr(hook, MARK, (str(file), cls.__name__, about["name"]))
     return hook
@@ -75,7 +86,9 @@ def attached(hooks: HookList) -> list[Entry]:
 
 
 def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
-    """Return what a hook takes the place of: the attached one of its name, or without a name that of the same file and class."""
+    """Return what a hook takes the place of: the attached one of its name, or without a name that of the same
+    file and class.
+    """
     if name:
         return [entry for entry in attached(hooks) if entry.name == name]
     return [entry for entry in attached(hooks) if getattr(entry.hook, MARK) == getattr(hook, MARK)]
@@ -83,15 +96,24 @@ def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
     """The class that was asked for; without a name the only hook there is."""
-    own = {name: each for name, each in vars(module).items()
-           if inspect.isclass(each) and each.__module__ == module.__name__}  # fmt: skip
+    own = {
+        name: each
+        for name, each in vars(module).items()
+        if inspect.isclass(each) and each.__module__ == module.__name__
+    }
     hooks = {name: each for name, each in own.items() if issubclass(each, Hook)}
     if not hooks:
         raise HookError(f"{file} has no class that derives from hookline.Hook.")
     if not wanted and len(hooks) > 1:
-        raise HookError(f"{file} has several hooks, say which: {', '.join(f'{file}:{name}' for name in hooks)}.")
+        raise HookError(
+            f"{file} has several hooks, say which: {', '.join(f'{file}:{name}' for name in hooks)}."
+        )
     if wanted in own and wanted not in hooks:
-        raise HookError(f"{wanted} in {file} does not derive from hookline.Hook. Hooks there: {', '.join(hooks)}.")
+        raise HookError(
+            f"{wanted} in {file} does not derive from hookline.Hook. Hooks there: {', '.join(hooks)}."
+        )
     if wanted and wanted not in hooks:
-        raise HookError(f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks there: {', '.join(hooks)}.")
+        raise HookError(
+            f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks there: {', '.join(hooks)}."
+        )
     return hooks[wanted or next(iter(hooks))]

@@ -23,7 +23,9 @@ class Refused(HooklineError):
 
 
 def ask(run_dir: Path | str, command: str, *, patience: float = PATIENCE, **given: Any) -> dict[str, Any]:
-    """What the job that trains in this directory answers; `Refused` if it says no, `NotRunning` if there is none."""
+    """What the job that trains in this directory answers; `Refused` if it says no, `NotRunning` if there is
+    none.
+    """
     path = Path(run_dir)
     check_directory(path)
     request = json.dumps({"command": command, "patience": patience, **given}) + "\n"
@@ -35,7 +37,9 @@ def ask(run_dir: Path | str, command: str, *, patience: float = PATIENCE, **give
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NotRunning(_nobody(path, error)) from None
     except PermissionError as error:
-        raise Refused(f"{path / SOCKET} cannot be opened: {error.strerror or error}. Only the user who trains can.") from None
+        raise Refused(
+            f"{path / SOCKET} cannot be opened: {error.strerror or error}. Only the user who trains can."
+        ) from None
     except TimeoutError:
         raise Refused(f"The job in {path} takes connections but does not answer.") from None
     except OSError as error:
@@ -59,8 +63,15 @@ def check_directory(path: Path) -> None:
 
 def _nobody(path: Path, error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return (f"Nobody answers in {path}: the job was killed, or it runs on another machine. "
-                "Ask on the machine that rank zero trains on.")  # fmt: skip
-    below = sorted(str(each.parent) for pattern in (f"*/{SOCKET}", f"*/*/{SOCKET}") for each in path.glob(pattern))
+        return (
+            f"Nobody answers in {path}: the job was killed, or it runs on another machine. "
+            "Ask on the machine that rank zero trains on."
+        )
+    below = sorted(
+        str(each.parent) for pattern in (f"*/{SOCKET}", f"*/*/{SOCKET}") for each in path.glob(pattern)
+    )
     hint = f" Below it there are: {', '.join(below[-5:])}." if below else ""
-    return f"No job is training in {path}, or it was told not to listen (control=False): there is no {SOCKET}.{hint}"
+    return (
+        f"No job is training in {path}, or it was told not to listen (control=False): there is no "
+        f"{SOCKET}.{hint}"
+    )

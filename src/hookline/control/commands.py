@@ -1,4 +1,6 @@
-"""What a running job can be asked for. Checked in the thread that listens, carried out on every rank's main thread."""
+"""What a running job can be asked for. Checked in the thread that listens, carried out on every rank's main
+thread.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ class Command:
     do: Callable[[Run, Plain], Plain]
     """On the main thread of every rank, at the same step: what is answered and logged."""
     answered: str = "at once"
-    """When the caller gets the answer: 'at once', when a checkpoint is 'saved', or when the run has 'ended'."""
+    """When the caller gets the answer: 'at once', when a checkpoint is 'saved', or when the run has 'ended'.
+    """
 
 
-# ---- switching hooks on and off ---------------------------------------------------------------------------------------
+# ---- switching hooks on and off ----------------------------------------------------------------------------
 
 
 def _named(run: Run, asked: Plain) -> Plain:
@@ -69,7 +72,7 @@ def _every(run: Run, asked: Plain) -> Plain:
     return {"hook": asked["hook"], "interval": asked["interval"]}
 
 
-# ---- checkpoints, stopping, a hook from a file ------------------------------------------------------------------------
+# ---- checkpoints, stopping, a hook from a file -------------------------------------------------------------
 
 
 def _nothing(run: Run, asked: Plain) -> Plain:
@@ -77,7 +80,8 @@ def _nothing(run: Run, asked: Plain) -> Plain:
 
 
 def _checkpoint(run: Run, asked: Plain) -> Plain:
-    run.trainer.save_checkpoint()  # written at the next save point: at this step, or at the first of a new epoch
+    # written at the next save point: at this step, or at the first of a new epoch
+    run.trainer.save_checkpoint()
     return {}
 
 
@@ -92,8 +96,10 @@ def _check_file(run: Run, asked: Plain) -> Plain:
         check_name(name)
         hooks = run.state.hooks
         if name in hooks and name not in [each.name for each in attached(hooks)]:
-            raise HookError(f"attach: name={name!r} must be a text that no hook is called by yet, or the name of one that was "
-                            f"attached before. Hooks: {', '.join(each.name for each in hooks.entries())}.")  # fmt: skip
+            raise HookError(
+                f"attach: name={name!r} must be a text that no hook is called by yet, or the name of one "
+                f"that was attached before. Hooks: {', '.join(each.name for each in hooks.entries())}."
+            )
     return {**read_file(_text(asked, "file")), "name": name}
 
 
@@ -124,15 +130,22 @@ def _attach(run: Run, asked: Plain) -> Plain:
         put_back()
     _agree(problems)
     assert handle is not None
-    return {"hook": handle.name, "file": asked["file"], "class": type(hook).__name__, "sha256": asked["sha256"]}
+    return {
+        "hook": handle.name,
+        "file": asked["file"],
+        "class": type(hook).__name__,
+        "sha256": asked["sha256"],
+    }
 
 
 def _check_attached(run: Run, asked: Plain) -> Plain:
     name, hooks = _text(asked, "hook"), run.state.hooks
     there = [each.name for each in attached(hooks)]
     if hooks.entry(name).name not in there:
-        raise HookError(f"detach: {name!r} is a hook of the program, and was not attached from outside; disable switches it off. "
-                        f"Attached: {', '.join(there) or 'none'}.")  # fmt: skip
+        raise HookError(
+            f"detach: {name!r} is a hook of the program, and was not attached from outside; disable "
+            f"switches it off. Attached: {', '.join(there) or 'none'}."
+        )
     return {"hook": name}
 
 
@@ -177,12 +190,16 @@ def check(run: Run, asked: Plain) -> Plain:
     name = _text(asked, "command")
     if name not in COMMANDS:
         known = ["status", *COMMANDS]
-        raise HookError(f"A job cannot be asked for {name!r}.{closest(name, known)} It can: {', '.join(known)}.")
+        raise HookError(
+            f"A job cannot be asked for {name!r}.{closest(name, known)} It can: {', '.join(known)}."
+        )
     return {"command": name, **COMMANDS[name].check(run, asked)}
 
 
 def carry_out(run: Run, asked: Plain) -> Plain:
-    """Do it, here and at the same step on all ranks; what is answered. Whatever goes wrong is told, never raised."""
+    """Do it, here and at the same step on all ranks; what is answered. Whatever goes wrong is told, never
+    raised.
+    """
     s = run.state
     done: Plain = {"command": asked["command"], "step": s.step, "epoch": s.epoch}
     try:
@@ -194,7 +211,7 @@ def carry_out(run: Run, asked: Plain) -> Plain:
     return done
 
 
-# ---- what is on disk -------------------------------------------------------------------------------------------------
+# ---- what is on disk ---------------------------------------------------------------------------------------
 
 
 def saved_answer(done: Plain, saved: Saved) -> Plain:
@@ -206,7 +223,9 @@ def saved_answer(done: Plain, saved: Saved) -> Plain:
 
 
 def ended_answer(run: Run, done: Plain) -> Plain:
-    """Return the answer to a request to stop, now that the run is over: where it ended, and what of it is on disk."""
+    """Return the answer to a request to stop, now that the run is over: where it ended, and what of it is on
+    disk.
+    """
     s, saved = run.state, run.saves.newest
     is_saved = run.saves.on_disk == run.stamp
     path = saved.path if saved is not None else run.resume.path
@@ -218,44 +237,71 @@ def ended_answer(run: Run, done: Plain) -> Plain:
         said = f"its last state is not saved; the newest checkpoint is {newest}{of_step}"
     else:
         said = "its last state is not saved, and there is no checkpoint of it"
-    answer = {**done, "step": s.step, "epoch": s.epoch, "status": s.status, "saved": is_saved, "path": newest or None,
-              "saved_step": s.step if is_saved else saved.step if saved is not None else None}  # fmt: skip
+    answer = {
+        **done,
+        "step": s.step,
+        "epoch": s.epoch,
+        "status": s.status,
+        "saved": is_saved,
+        "path": newest or None,
+        "saved_step": s.step if is_saved else saved.step if saved is not None else None,
+    }
     if s.status == "error":
         return {**answer, "error": f"The run failed at step {s.step}: {said}."}
     return {**answer, "said": f"{s.status} at step {s.step}; {said}"}
 
 
 def _named_path(path: Path | str) -> str:
-    """Return a checkpoint's name for another process: whole, because that may be in another directory; a URL without secrets."""
+    """Return a checkpoint's name for another process: whole, because that may be in another directory; a URL
+    without secrets.
+    """
     return shown(path) if is_url(path) else os.path.abspath(path)
 
 
-# ---- looking ----------------------------------------------------------------------------------------------------------
+# ---- looking -----------------------------------------------------------------------------------------------
 
 
 def status(run: Run) -> Plain:
-    """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call apart."""
+    """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call
+    apart.
+    """
     s = run.state
     elapsed = max(1e-9, time.monotonic() - run.traits.started)
-    batches = run.progress.position if s.epoch == s.epochs_seen else 0  # an epoch that has just ended counts as a whole
+    batches = (
+        run.progress.position if s.epoch == s.epochs_seen else 0
+    )  # an epoch that has just ended counts as a whole
     return {
-        "pid": os.getpid(), "status": s.status, "step": s.step, "epoch": s.epoch, "batch_idx": s.batch_idx,
-        "position": s.position, "progress": progress(s.step, s.epochs_seen, batches),
-        "max_steps": run.options.max_steps, "max_epochs": run.options.max_epochs,
-        "world_size": s.world_size, "elapsed": elapsed, "stopping": s.should_stop,
+        "pid": os.getpid(),
+        "status": s.status,
+        "step": s.step,
+        "epoch": s.epoch,
+        "batch_idx": s.batch_idx,
+        "position": s.position,
+        "progress": progress(s.step, s.epochs_seen, batches),
+        "max_steps": run.options.max_steps,
+        "max_epochs": run.options.max_epochs,
+        "world_size": s.world_size,
+        "elapsed": elapsed,
+        "stopping": s.should_stop,
         "hooks": [_about(entry, elapsed) for entry in s.hooks.entries()],
-    }  # fmt: skip
+    }
 
 
 def _about(entry: Any, elapsed: float) -> Plain:
     accounts = [each.account for each in entry.listeners]
     spent = sum(each.total for each in accounts) / 1e9
     return {
-        "name": entry.name, "class": type(entry.given).__name__, "enabled": entry.enabled, "every": interval_of(entry),
+        "name": entry.name,
+        "class": type(entry.given).__name__,
+        "enabled": entry.enabled,
+        "every": interval_of(entry),
         "attached": hasattr(entry.hook, MARK),
-        "events": [each.event.name for each in entry.listeners], "calls": sum(each.calls for each in accounts),
-        "total": spent, "worst": max((each.worst for each in accounts), default=0) / 1e9, "share": spent / elapsed,
-    }  # fmt: skip
+        "events": [each.event.name for each in entry.listeners],
+        "calls": sum(each.calls for each in accounts),
+        "total": spent,
+        "worst": max((each.worst for each in accounts), default=0) / 1e9,
+        "share": spent / elapsed,
+    }
 
 
 def _text(asked: Plain, key: str) -> str:

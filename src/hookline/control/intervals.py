@@ -10,7 +10,9 @@ from hookline.hooklist import Entry
 from hookline.listener import Listener
 
 OWN = ("every", "log_frequency")
-"""Attributes by which built-in hooks count for themselves; a hook of the user's that has one is taken by its word."""
+"""Attributes by which built-in hooks count for themselves; a hook of the user's that has one is taken by its
+word.
+"""
 REPEATED = ("batch", "window", "update")
 """Where in the lifecycle things happen so often that an interval makes sense."""
 
@@ -36,19 +38,23 @@ def check_interval(entry: Entry, interval: int | str) -> None:
         in_seconds = isinstance(getattr(entry.hook, own), float)
         if in_seconds is not (unit in SECONDS) or (not in_seconds and unit not in ("call", "step", "batch")):
             right = "'30 seconds'" if in_seconds else "200, or '200 steps'"
-            raise HookError(f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): every={interval!r} "
-                            f"does not fit, use such as {right}.")  # fmt: skip
+            raise HookError(
+                f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): "
+                f"every={interval!r} does not fit, use such as {right}."
+            )
     elif not _repeated(entry):
         heard = ", ".join(each.event.name for each in entry.listeners) or "nothing"
-        raise HookError(f"hook {entry.name!r} hears {heard}: nothing that comes with every batch, so every={interval!r} would "
-                        "change nothing. Use disable to switch it off.")  # fmt: skip
+        raise HookError(
+            f"hook {entry.name!r} hears {heard}: nothing that comes with every batch, so every={interval!r} "
+            "would change nothing. Use disable to switch it off."
+        )
 
 
 def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> None:
     """Let a hook be heard every so often, counted from now.
 
-    Its own intervals are replaced (`@every`, or an attribute that it counts by). A hook that has none gets one at each event
-    that comes with every batch; what it hears at starts and ends it goes on hearing.
+    Its own intervals are replaced (`@every`, or an attribute that it counts by). A hook that has none gets
+    one at each event that comes with every batch; what it hears at starts and ends it goes on hearing.
     """
     check_interval(entry, interval)
     number, unit = parse_interval(interval, "every")

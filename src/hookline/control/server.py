@@ -59,7 +59,9 @@ def _answer(number: str, answer: dict[str, Any]) -> None:
 
 
 class Control:
-    """Listens for the length of a fit, on rank zero. Where a socket cannot be made there is none, and the run goes on."""
+    """Listens for the length of a fit, on rank zero. Where a socket cannot be made there is none, and the run
+    goes on.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -114,12 +116,18 @@ class Control:
     def report_saved(self, saved: Saved) -> None:
         """Answer those who have asked for a checkpoint, now that it is durable, or could not be written."""
         for number, done in list(self._deferred.items()):
-            if COMMANDS[done["command"]].answered == "saved" and saved.reason == "manual" and saved.step >= done["step"]:
+            if (
+                COMMANDS[done["command"]].answered == "saved"
+                and saved.reason == "manual"
+                and saved.step >= done["step"]
+            ):
                 del self._deferred[number]
                 _answer(number, saved_answer(done, saved))
 
     def _last_answer(self, number: str) -> dict[str, Any]:
-        """Return what is answered when the run is over: to a request to stop where it ended, to others that it is too late."""
+        """Return what is answered when the run is over: to a request to stop where it ended, to others that
+        it is too late.
+        """
         done = self._deferred.pop(number, None)
         if done is not None and COMMANDS[done["command"]].answered == "ended":
             return ended_answer(self.run, done)
@@ -142,7 +150,9 @@ class Control:
             except OSError:
                 continue  # whoever called has gone
             close_in_children(connection)
-            thread = threading.Thread(target=self._serve, args=(connection,), name="hookline control answer", daemon=True)
+            thread = threading.Thread(
+                target=self._serve, args=(connection,), name="hookline control answer", daemon=True
+            )
             self._open[thread] = connection
             thread.start()
 

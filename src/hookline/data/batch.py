@@ -27,7 +27,11 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(move(value, device) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {field.name: move(getattr(batch, field.name), device) for field in dataclasses.fields(batch) if field.init}
+        values = {
+            field.name: move(getattr(batch, field.name), device)
+            for field in dataclasses.fields(batch)
+            if field.init
+        }
         return dataclasses.replace(batch, **values)
     return batch
 

@@ -22,9 +22,12 @@ class Turn:
     """What this rank's newest batch is among the batches that all ranks got in the same turn."""
 
     is_ghost: bool = False
-    """There was nothing left for this rank: it repeats something, which counts for nothing, so that it can take part."""
+    """There was nothing left for this rank: it repeats something, which counts for nothing, so that it can
+    take part.
+    """
     factor: float = 1.0
-    """What a loss is multiplied by, so that the mean over ranks is the mean over the samples of all of them."""
+    """What a loss is multiplied by, so that the mean over ranks is the mean over the samples of all of them.
+    """
     samples: int | None = None
     """Samples of all ranks in this turn; None if only the ranks themselves know."""
 
@@ -35,7 +38,9 @@ class Share:
 
     ranks: Ranks = field(default_factory=Ranks)
     trains: bool = True
-    """Training drops what `drop_last` says of all ranks together; an evaluation measures the same as on one process."""
+    """Training drops what `drop_last` says of all ranks together; an evaluation measures the same as on one
+    process.
+    """
     deals: bool = True
     """False: whatever comes is meant for this rank alone."""
     turn: Turn = field(default_factory=Turn)
@@ -43,7 +48,9 @@ class Share:
 
 
 class Deal:
-    """Units of one order, dealt out to all ranks: `size` to each at a time. A unit is a sample, or a whole batch."""
+    """Units of one order, dealt out to all ranks: `size` to each at a time. A unit is a sample, or a whole
+    batch.
+    """
 
     def __init__(self, rank: int, world_size: int, size: int, of_samples: bool, drops_short: bool) -> None:
         self.rank = rank
@@ -79,7 +86,9 @@ class Deal:
         """This rank's batches; the others' are read and let go."""
         remaining, count, mine = iter(units), 0, END
         while (unit := next(remaining, END)) is not END:
-            if count == self.rank or (count < self.rank and mine is END):  # the first one, until its own comes
+            if count == self.rank or (
+                count < self.rank and mine is END
+            ):  # the first one, until its own comes
                 mine = unit
             count += 1
             if count == self.world_size:
@@ -106,8 +115,16 @@ def deal_for(source: Any, share: Share) -> Deal:
     rank, world_size = (0, 1) if is_apart(source, share) else (ranks.rank, ranks.world_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
-        return Deal(rank, world_size, batch_sampler.batch_size, True, share.trains and batch_sampler.drop_last)
-    return Deal(rank, world_size, 1, False, world_size > 1 and share.trains and getattr(source, "drop_last", False) is True)
+        return Deal(
+            rank, world_size, batch_sampler.batch_size, True, share.trains and batch_sampler.drop_last
+        )
+    return Deal(
+        rank,
+        world_size,
+        1,
+        False,
+        world_size > 1 and share.trains and getattr(source, "drop_last", False) is True,
+    )
 
 
 def is_apart(source: Any, share: Share) -> bool:
@@ -136,7 +153,9 @@ def turns_of(source: Any, deal: Deal, trains: bool) -> int | None:
 
 
 class Dealt:
-    """This rank's part of what a sampler yields, as lists of indices or whatever the sampler makes of a batch."""
+    """This rank's part of what a sampler yields, as lists of indices or whatever the sampler makes of a
+    batch.
+    """
 
     def __init__(self, sampler: Any, deal: Deal, trains: bool) -> None:
         self.deal = deal
@@ -145,7 +164,9 @@ class Dealt:
             self.units = sampler.sampler if trains else Flat(sampler)
 
     def begin(self, turn: int, passed_over: int) -> Iterator[Any]:
-        """From this turn on. The units before it are drawn, also if nothing comes after them: generators move by that."""
+        """From this turn on. The units before it are drawn, also if nothing comes after them: generators move
+        by that.
+        """
         units = iter(self.units)
         deque(itertools.islice(units, passed_over), maxlen=0)
         return self.deal.samples(units, turn) if self.deal.of_samples else self.deal.batches(units, turn)
@@ -173,9 +194,11 @@ class OwnSource:
 
 
 def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: Turn) -> Iterator[Any]:
-    """Batches of a source of this rank's own, as many as the rank with the most has; those that are missing are ghosts.
+    """Batches of a source of this rank's own, as many as the rank with the most has; those that are missing
+    are ghosts.
 
-    Whether anybody has another one is asked before a batch is worked on and read afterwards, so nobody waits for the answer.
+    Whether anybody has another one is asked before a batch is worked on and read afterwards, so nobody waits
+    for the answer.
     """
     source.before_reading()
     newest = coming = next(batches, END)
@@ -188,7 +211,9 @@ def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: Turn)
             source.before_reading()
             coming = next(batches, END)
         elif newest is END and (newest := source.any_batch()) is END:
-            raise OptionError(f"The loader {source.name!r} of rank {ranks.rank} is empty, and those of others are not. Every "
-                              "rank needs one batch at least.")  # fmt: skip
+            raise OptionError(
+                f"The loader {source.name!r} of rank {ranks.rank} is empty, and those of others are not. "
+                "Every rank needs one batch at least."
+            )
         having = ranks.total([coming is not END])
         yield newest

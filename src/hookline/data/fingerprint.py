@@ -1,4 +1,6 @@
-"""Fingerprints of batches and of loader states: enough to tell whether two are the same, small enough to write down."""
+"""Fingerprints of batches and of loader states: enough to tell whether two are the same, small enough to
+write down.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import torch
 from torch import Tensor
 
 LEAVES, NUMBERS, TEXT = 256, 4096, 4096
-"""At most so many values of a batch are looked at, so many elements of each, spread evenly, and so many characters."""
+"""At most so many values of a batch are looked at, so many elements of each, spread evenly, and so many
+characters.
+"""
 SECTIONS = 4
 """Parts of an array of floating-point numbers that are summed up separately."""
 TOLERANCE = 1e-4
@@ -25,11 +29,18 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Return what identifies a batch: hashes of its structure and of its integers and text, sums of its other numbers.
+    """Return what identifies a batch: hashes of its structure and of its integers and text, sums of its other
+    numbers.
 
-    Nothing is read from an accelerator, because that would wait for the device: such tensors count by shape and type alone.
+    Nothing is read from an accelerator, because that would wait for the device: such tensors count by shape
+    and type alone.
     """
-    structure, exact, floats, has_exact = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8), list[float](), False
+    structure, exact, floats, has_exact = (
+        hashlib.blake2b(digest_size=8),
+        hashlib.blake2b(digest_size=8),
+        list[float](),
+        False,
+    )
     for path, leaf in itertools.islice(_leaves(batch, ""), LEAVES):
         structure.update(f"{path} {_kind(leaf)};".encode())
         if isinstance(leaf, str | bytes):
@@ -44,7 +55,11 @@ def fingerprint(batch: Any) -> Fingerprint:
             content = numbers.tobytes()
         exact.update(content + b";")
         has_exact = True
-    return {"structure": structure.hexdigest(), "exact": exact.hexdigest() if has_exact else "", "floats": floats}
+    return {
+        "structure": structure.hexdigest(),
+        "exact": exact.hexdigest() if has_exact else "",
+        "floats": floats,
+    }
 
 
 def difference(was: Fingerprint, now: Fingerprint) -> str:
@@ -102,21 +117,37 @@ def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 def _kind(leaf: Any) -> str:
     shape = getattr(leaf, "shape", "")
-    return f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')} {tuple(shape) if isinstance(shape, tuple) else ''}"
+    return (
+        f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')} "
+        f"{tuple(shape) if isinstance(shape, tuple) else ''}"
+    )
 
 
 def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of a leaf, `NUMBERS` of them unless all are asked for; None if it has none that can be read here."""
+    """Return the numbers of a leaf, `NUMBERS` of them unless all are asked for; None if it has none that can
+    be read here.
+    """
     if isinstance(leaf, bool | int | float | complex):
-        leaf = np.asarray(leaf) if not isinstance(leaf, int) or abs(leaf) < 2**63 else np.frombuffer(str(leaf).encode(), np.uint8)
+        leaf = (
+            np.asarray(leaf)
+            if not isinstance(leaf, int) or abs(leaf) < 2**63
+            else np.frombuffer(str(leaf).encode(), np.uint8)
+        )
     if isinstance(leaf, Tensor):
-        if leaf.device.type != "cpu" or leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
+        if (
+            leaf.device.type != "cpu"
+            or leaf.layout is not torch.strided
+            or leaf.is_quantized
+            or leaf.is_nested
+        ):
             return None
         try:
             flat = leaf.detach().as_subclass(Tensor).reshape(-1)
             flat = flat if whole else flat[:: max(1, flat.numel() // NUMBERS)]
             flat = flat.resolve_conj().resolve_neg()
-            return (flat.to(torch.float32) if flat.dtype.is_floating_point and flat.dtype.itemsize < 4 else flat).numpy()
+            return (
+                flat.to(torch.float32) if flat.dtype.is_floating_point and flat.dtype.itemsize < 4 else flat
+            ).numpy()
         except (RuntimeError, TypeError, NotImplementedError):  # a subclass without numbers of its own
             return None
     if isinstance(leaf, np.ndarray | np.generic):
@@ -128,8 +159,14 @@ def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
 
 
 def _sums(numbers: np.ndarray[Any, Any]) -> list[float]:
-    """Return weighted means of sections, and the mean size of a number: what survives other rounding, and not another order."""
-    parts = numbers.astype(np.complex128).view(np.float64) if numbers.dtype.kind == "c" else numbers.astype(np.float64)
+    """Return weighted means of sections, and the mean size of a number: what survives other rounding, and not
+    another order.
+    """
+    parts = (
+        numbers.astype(np.complex128).view(np.float64)
+        if numbers.dtype.kind == "c"
+        else numbers.astype(np.float64)
+    )
     parts = np.nan_to_num(parts, nan=0.0, posinf=0.0, neginf=0.0)
     weighted = parts * np.linspace(1.0, 2.0, parts.size)
     size = max(1, parts.size)

@@ -64,4 +64,8 @@ def _state(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else generator.bit_generator.state
+    return (
+        generator.get_state(legacy=False)
+        if isinstance(generator, np.random.RandomState)
+        else generator.bit_generator.state
+    )

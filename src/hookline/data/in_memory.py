@@ -1,7 +1,8 @@
-"""Batches of datasets whose samples are rows of tensors in memory, read with one indexing operation for each tensor.
+"""Batches of datasets whose samples are rows of tensors in memory, read with one indexing operation for each
+tensor.
 
-They equal what torch's DataLoader makes of the same indices: it reads each sample by itself, then stacks the samples. Whatever is
-not known to be equal is not read here, and `read` returns None.
+They equal what torch's DataLoader makes of the same indices: it reads each sample by itself, then stacks the
+samples. Whatever is not known to be equal is not read here, and `read` returns None.
 """
 
 from __future__ import annotations
@@ -17,12 +18,26 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate
 
-DTYPES = frozenset({
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
-    torch.float64, torch.complex64, torch.complex128,
-})  # fmt: skip
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
 INDICES = ({int}, {np.int64})
-"""The types of indices that select one row. A bool, a slice or a tensor selects something else, or is slower to look at."""
+"""The types of indices that select one row. A bool, a slice or a tensor selects something else, or is slower
+to look at.
+"""
 
 Columns = tuple[tuple[torch.dtype, torch.Size], ...]
 """The dtype of each tensor and the shape of its rows."""
@@ -32,7 +47,9 @@ class Rows(Protocol):
     """A dataset whose samples are rows of tensors."""
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """Return the rows as one tensor for each column; None if they may differ from those of torch's DataLoader."""
+        """Return the rows as one tensor for each column; None if they may differ from those of torch's
+        DataLoader.
+        """
         ...
 
     def columns(self) -> Columns | None:
@@ -50,8 +67,12 @@ class Batches(Protocol):
 
 def rows_of(loader: Any) -> Batches | None:
     """Return the rows that a loader reads and collates as torch does; None if it does anything else."""
-    functions: dict[Any, Any] = collate.default_collate_fn_map  # packages may add functions for types, or replace them
-    is_default = functions.get(torch.Tensor) is collate.collate_tensor_fn and not any(isinstance((), each) for each in functions)
+    functions: dict[Any, Any] = (
+        collate.default_collate_fn_map
+    )  # packages may add functions for types, or replace them
+    is_default = functions.get(torch.Tensor) is collate.collate_tensor_fn and not any(
+        isinstance((), each) for each in functions
+    )
     if not is_default or loader.collate_fn is not default_collate:
         return None
     if ArrowRows.reads(loader.dataset):
@@ -103,7 +124,9 @@ class TensorRows:
         return self._columns
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """One indexing operation for each tensor. It raises an error for an index that is negative or too large."""
+        """One indexing operation for each tensor. It raises an error for an index that is negative or too
+        large.
+        """
         if self.columns() is None or set(map(type, index)) not in INDICES:
             return None
         at = torch.from_numpy(np.fromiter(index, np.int64, len(index)))
@@ -116,7 +139,9 @@ class TensorRows:
 
 
 class SubsetRows:
-    """A Subset of rows, as `random_split` makes it. Its indices are looked up for each batch, because they may change."""
+    """A Subset of rows, as `random_split` makes it. Its indices are looked up for each batch, because they
+    may change.
+    """
 
     def __init__(self, dataset: Subset[Any], rows: Rows) -> None:
         self.dataset, self.rows, self._inner = dataset, rows, dataset.dataset
@@ -142,13 +167,17 @@ class ConcatRows:
     def columns(self) -> Columns | None:
         """Those of all parts, if they are the same."""
         datasets = self.dataset.datasets
-        if len(datasets) != len(self._inner) or any(now is not then for now, then in zip(datasets, self._inner, strict=True)):
+        if len(datasets) != len(self._inner) or any(
+            now is not then for now, then in zip(datasets, self._inner, strict=True)
+        ):
             return None
         first, *others = (each.columns() for each in self.parts)
         return first if all(each == first for each in others) else None
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """Read the rows of each part, put them one after the other, and bring them into the order of the indices."""
+        """Read the rows of each part, put them one after the other, and bring them into the order of the
+        indices.
+        """
         if self.columns() is None or set(map(type, index)) not in INDICES or min(index) < 0:
             return None
         ends = self.dataset.cumulative_sizes
@@ -170,7 +199,9 @@ class ConcatRows:
 
 
 class ArrowRows:
-    """A `datasets.Dataset` in torch format: it reads a batch at once, and torch's DataLoader would take it apart and stack it."""
+    """A `datasets.Dataset` in torch format: it reads a batch at once, and torch's DataLoader would take it
+    apart and stack it.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -179,31 +210,55 @@ class ArrowRows:
     def reads(dataset: Any) -> bool:
         """Return whether this is exactly that class, with its own methods."""
         kind = getattr(sys.modules.get("datasets"), "Dataset", None)
-        own = {"__getitem__", "__getitems__", "_getitem"} & vars(dataset).keys() if kind is not None else set()
+        own = (
+            {"__getitem__", "__getitems__", "_getitem"} & vars(dataset).keys() if kind is not None else set()
+        )
         return kind is not None and type(dataset) is kind and not own
 
     def read(self, index: Sequence[int]) -> dict[str, Tensor] | None:
-        """Return the batch as the dataset reads it, if its columns are tensors; texts and lists are for torch's DataLoader."""
+        """Return the batch as the dataset reads it, if its columns are tensors; texts and lists are for
+        torch's DataLoader.
+        """
         about = self.dataset.format
-        if about["type"] != "torch" or about["format_kwargs"] or set(map(type, index)) not in INDICES or min(index) < 0:
+        if (
+            about["type"] != "torch"
+            or about["format_kwargs"]
+            or set(map(type, index)) not in INDICES
+            or min(index) < 0
+        ):
             return None
         batch = self.dataset[index]
-        is_known = type(batch) is dict and all(is_plain(each) and len(each) == len(index) for each in batch.values())
+        is_known = type(batch) is dict and all(
+            is_plain(each) and len(each) == len(index) for each in batch.values()
+        )
         return batch if is_known and batch else None
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor's rows are copied as they are: of torch's own class, on the CPU, dense, not empty, without gradients."""
+    """Whether a tensor's rows are copied as they are: of torch's own class, on the CPU, dense, not empty,
+    without gradients.
+    """
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
-    if tensor.dtype not in DTYPES or tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_inference():
+    if (
+        tensor.dtype not in DTYPES
+        or tensor.requires_grad
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.is_inference()
+    ):
         return False
     strides, step = [], 1
     for size in reversed(tensor.shape):
         strides.append(step)
         step *= max(size, 1)
     has_names = any(getattr(tensor, "names", ()))  # torch has removed them
-    return tensor.ndim > 0 and tensor.numel() > 0 and not has_names and tensor.stride() == tuple(reversed(strides))
+    return (
+        tensor.ndim > 0
+        and tensor.numel() > 0
+        and not has_names
+        and tensor.stride() == tuple(reversed(strides))
+    )
 
 
 class InMemoryFetch:
@@ -213,7 +268,9 @@ class InMemoryFetch:
         self._read, self._fetch = rows.read, fetch
 
     def fetch(self, index: Any) -> Any:
-        """Return the batch of these indices. An error comes from torch's fetcher, which words it for the dataset's user."""
+        """Return the batch of these indices. An error comes from torch's fetcher, which words it for the
+        dataset's user.
+        """
         batch = None
         if type(index) is list and index:
             try:

@@ -32,7 +32,8 @@ EVALUATION = 0
 class Loader:
     """One source of batches with its name and how much of it is used.
 
-    What a pass yields follows from the seed, the epoch and the position: it can begin at any batch, in another process too.
+    What a pass yields follows from the seed, the epoch and the position: it can begin at any batch, in
+    another process too.
     """
 
     name: str
@@ -54,7 +55,9 @@ class Loader:
     """Whether each rank has a source of its own, and they do not end together."""
     _is_agreed: bool = field(default=False, init=False, repr=False)
     _began: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
-    """Where the present pass was begun in this process: this rank's batches, and the units of all ranks, before it."""
+    """Where the present pass was begun in this process: this rank's batches, and the units of all ranks,
+    before it.
+    """
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
@@ -70,8 +73,12 @@ class Loader:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the length is certain: a stream has none, and an iterable dataset may only have estimated it."""
-        return length_of(self.source) is not None and not isinstance(getattr(self.source, "dataset", None), IterableDataset)
+        """Whether the length is certain: a stream has none, and an iterable dataset may only have estimated
+        it.
+        """
+        return length_of(self.source) is not None and not isinstance(
+            getattr(self.source, "dataset", None), IterableDataset
+        )
 
     @property
     def reader(self) -> Reader:
@@ -81,21 +88,27 @@ class Loader:
         return self._reader
 
     def agree(self) -> None:
-        """See that all ranks have the same source, or one of their own each, before anything is read from it. Waits for all."""
+        """See that all ranks have the same source, or one of their own each, before anything is read from it.
+        Waits for all.
+        """
         if self._is_agreed or self.share.ranks.alone:
             return
         self._is_agreed = True
         apart = is_apart(self.source, self.share)
-        lengths = agree_on(self.share.ranks, self.name, self.source, self.reader.generators, self.length, apart)
+        lengths = agree_on(
+            self.share.ranks, self.name, self.source, self.reader.generators, self.length, apart
+        )
         if apart:
             known = [each for each in lengths if each is not None]
             self._in_step = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
             self.length = self._whole = max(known) if len(known) == len(lengths) else None
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
-        """An epoch's batches from the position on. The random streams of the main process are not moved by it.
+        """An epoch's batches from the position on. The random streams of the main process are not moved by
+        it.
 
-        Without a seed one is drawn from torch's stream, once for all epochs. The one in a checkpoint goes before any other.
+        Without a seed one is drawn from torch's stream, once for all epochs. The one in a checkpoint goes
+        before any other.
         """
         self.agree()
         reader = self.reader
@@ -107,7 +120,9 @@ class Loader:
         self._begin(position, saved)
         natural = turns_of(self.source, self.deal, self.share.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
-        batches = reader.open(key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved)
+        batches = reader.open(
+            key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved
+        )
         if self.deal.world_size > 1 and not reader.deals:
             self.deal.short.clear()
             batches = self.deal.batches(batches, position)
@@ -118,7 +133,9 @@ class Loader:
         return batches if self.share.ranks.alone else self._in_turns(batches, position)
 
     def _begin(self, position: int, saved: Saved | None) -> None:
-        """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with the next one."""
+        """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with
+        the next one.
+        """
         passed_over = position * self.deal.per_turn
         if saved is not None and saved["in_pass"] and saved["of_samples"] == self.deal.of_samples:
             per_batch = (saved["facts"]["batch_size"] or 1) if self.deal.of_samples else 1
@@ -134,8 +151,14 @@ class Loader:
         """The same batches; before each one it is said what it is among those of all ranks."""
         turn, deal = self.share.turn, self.deal
         if self._in_step:
-            keep = functools.partial(self._keep_state, itertools.count(position)) if self.reader.moves_on else _nothing
-            source = OwnSource(self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name)))
+            keep = (
+                functools.partial(self._keep_state, itertools.count(position))
+                if self.reader.moves_on
+                else _nothing
+            )
+            source = OwnSource(
+                self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
+            )
             yield from in_step(batches, source, self.share.ranks, turn)
         elif deal.world_size == 1:
             turn.is_ghost, turn.factor, turn.samples = False, 1.0, None
@@ -149,7 +172,9 @@ class Loader:
         self._before_newest = self.reader.state(True, next(positions))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
-        """A pass for an evaluation: always in the same order, and generators of the loader's own are left as they were."""
+        """A pass for an evaluation: always in the same order, and generators of the loader's own are left as
+        they were.
+        """
         return self._undone(epoch) if self.reader.generators else self.open(epoch, 0, EVALUATION)
 
     def _undone(self, epoch: int) -> Iterator[Any]:
@@ -175,8 +200,15 @@ class Loader:
         passed_over += (position - first) * self.deal.per_turn
         own = self.reader.state(in_pass, position) if self._before_newest is None else self._before_newest
         own = self.reader.checked(own, position) if in_pass else own
-        return {"seed": self.seed, "kind": self.reader.kind, "in_pass": in_pass, "facts": self._facts(),
-                "of_samples": self.deal.of_samples, "passed_over": passed_over if in_pass else 0, **own}  # fmt: skip
+        return {
+            "seed": self.seed,
+            "kind": self.reader.kind,
+            "in_pass": in_pass,
+            "facts": self._facts(),
+            "of_samples": self.deal.of_samples,
+            "passed_over": passed_over if in_pass else 0,
+            **own,
+        }
 
     def is_cut_otherwise(self, saved: Saved) -> bool:
         """Whether other batches are made of the same data than when this was saved."""
@@ -214,8 +246,12 @@ def _nothing() -> None:
 def tell_epoch(source: Any, epoch: int) -> None:
     """Samplers and datasets that shuffle by the epoch are told which one it is."""
     batch_sampler = getattr(source, "batch_sampler", None)
-    owners: tuple[Any, ...] = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None),
-                               getattr(source, "dataset", None))  # fmt: skip
+    owners: tuple[Any, ...] = (
+        getattr(source, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(source, "dataset", None),
+    )
     for owner in {id(each): each for each in owners}.values():
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
@@ -229,7 +265,9 @@ def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None 
     if isinstance(given, Mapping):
         named = {str(name): source for name, source in given.items()}
         if len(named) < len(given):
-            raise OptionError(f"Two {kind} loaders have the same name as text: {', '.join(map(repr, given))}.")
+            raise OptionError(
+                f"Two {kind} loaders have the same name as text: {', '.join(map(repr, given))}."
+            )
     elif isinstance(given, list | tuple) and len(given) == 1 and _is_loader(given[0]):
         named = {kind: given[0]}
     elif isinstance(given, list | tuple) and given and all(_is_loader(each) for each in given):
@@ -238,13 +276,22 @@ def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None 
         named = {kind: given}
     for name, source in named.items():
         if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
-            raise OptionError(f"The {kind} loader {name!r} is a dataset ({type(source).__name__}), which yields single samples. "
-                              "Pass torch.utils.data.DataLoader(dataset, batch_size=...).")  # fmt: skip
+            raise OptionError(
+                f"The {kind} loader {name!r} is a dataset ({type(source).__name__}), which yields single "
+                "samples. Pass torch.utils.data.DataLoader(dataset, batch_size=...)."
+            )
         if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
-            raise OptionError(f"The {kind} loader {name!r} is a {type(source).__name__}, which cannot be iterated over. "
-                              "Pass a DataLoader or any iterable of batches.")  # fmt: skip
-    lengths = {name: turns_of(source, deal_for(source, share), share.trains) for name, source in named.items()}
-    return [Loader(name, source, limited(lengths[name], limit, kind), share=share) for name, source in named.items()]
+            raise OptionError(
+                f"The {kind} loader {name!r} is a {type(source).__name__}, which cannot be iterated over. "
+                "Pass a DataLoader or any iterable of batches."
+            )
+    lengths = {
+        name: turns_of(source, deal_for(source, share), share.trains) for name, source in named.items()
+    }
+    return [
+        Loader(name, source, limited(lengths[name], limit, kind), share=share)
+        for name, source in named.items()
+    ]
 
 
 def _is_loader(value: Any) -> bool:
@@ -261,7 +308,11 @@ def limited(length: int | None, limit: int | float, kind: str) -> int | None:
     if limit == 1.0 or limit == 0.0:
         return length if limit else 0
     if length is None:
-        raise OptionError(f"limit_{kind}_batches={limit}: a fraction needs a loader with a length; pass a whole number.")
+        raise OptionError(
+            f"limit_{kind}_batches={limit}: a fraction needs a loader with a length; pass a whole number."
+        )
     if length and not int(length * limit):
-        raise OptionError(f"limit_{kind}_batches={limit} of {length} batches is none; pass more, or 0 if you mean none.")
+        raise OptionError(
+            f"limit_{kind}_batches={limit} of {length} batches is none; pass more, or 0 if you mean none."
+        )
     return int(length * limit)

@@ -1,4 +1,6 @@
-"""The order of a map-style loader: its sampler, drawn in a random stream of its own, dealt to ranks, begun at any position."""
+"""The order of a map-style loader: its sampler, drawn in a random stream of its own, dealt to ranks, begun at
+any position.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.dealing import END, Deal, Dealt
@@ -19,13 +27,24 @@ from hookline.data.state_check import StateCheck
 from hookline.data.workers import Keyed
 from hookline.seeding import key_of
 
-SETTLED = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
-           list, tuple, range)  # fmt: skip
+SETTLED = (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    list,
+    tuple,
+    range,
+)
 """These draw from the global streams when they are asked for the first index, and never again."""
 
 
 class Order:
-    """Stands in for the user's sampler in the copy of a loader that Hookline iterates over; one for all of its epochs."""
+    """Stands in for the user's sampler in the copy of a loader that Hookline iterates over; one for all of
+    its epochs.
+    """
 
     def __init__(self, sampler: Any, generators: Found, ahead: int, deal: Deal, trains: bool) -> None:
         self.sampler = sampler
@@ -43,14 +62,17 @@ class Order:
         self.begin(0, 0, 0, None)
 
     def begin(self, key: int, position: int, passed_over: int, limit: int | None) -> None:
-        """Settle the next pass: what its randomness comes from, which batch is the first, and after how many it ends.
+        """Settle the next pass: what its randomness comes from, which batch is the first, and after how many
+        it ends.
 
         `passed_over`: samples of all ranks, or batches of theirs, that come before this rank's first batch.
         """
         self.key, self.position, self.passed_over, self.limit = key, position, passed_over, limit
         self.deal.short.clear()
         self.begins: dict[str, Any] | None = None
-        """What its generators begin this pass with; known when the first index is drawn, or from a checkpoint."""
+        """What its generators begin this pass with; known when the first index is drawn, or from a
+        checkpoint.
+        """
         self.goes_on = False
         """Whether the sampler has been put to the position by its own state."""
         self.drawn = position
@@ -63,7 +85,9 @@ class Order:
         return getattr(self.__dict__["sampler"], name)  # batch_size and the like
 
     def __iter__(self) -> Iterator[Any]:
-        """The pass that was settled. Its body begins with the first index, when whoever iterates has drawn what it needs."""
+        """The pass that was settled. Its body begins with the first index, when whoever iterates has drawn
+        what it needs.
+        """
         if self.begins is not None:
             put_back(self.generators, self.begins)
         self.begins = states_of(self.generators)
@@ -95,19 +119,25 @@ class Order:
                 return indices
             first = next(indices, END)
             self.may_be_spent = first is END and self.position > 0
-            if first is END and self.position == 0:  # the state was that of a finished pass, and this is a new one
+            if (
+                first is END and self.position == 0
+            ):  # the state was that of a finished pass, and this is a new one
                 indices = self.dealt.begin(0, 0)
         return indices if first is END else itertools.chain((first,), indices)
 
     def go_to(self, state: Any, is_stuck: bool) -> None:
-        """Restore the sampler. Nothing has to be drawn to get to its position, unless its state does not advance."""
+        """Restore the sampler. Nothing has to be drawn to get to its position, unless its state does not
+        advance.
+        """
         assert self.stateful is not None and self.check is not None
         self.stateful.load_state_dict(state)
         self.check.is_stuck = is_stuck
         self.goes_on = self.may_be_spent = not is_stuck
 
     def state_at(self, position: int) -> Any:
-        """The sampler's own state when the batch before this position had been drawn, however far workers are ahead."""
+        """The sampler's own state when the batch before this position had been drawn, however far workers are
+        ahead.
+        """
         assert self.stateful is not None
         kept = [state for place, state in self.states if place == position]
         return kept[0] if kept else self.stateful.state_dict()

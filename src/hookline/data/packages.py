@@ -26,7 +26,9 @@ def is_of(value: Any, package: str) -> bool:
 
 def is_stateful_loader(source: Any) -> bool:
     """Return whether a loader is torchdata's StatefulDataLoader."""
-    return is_of(source, "torchdata") and any(each.__name__ == "StatefulDataLoader" for each in type(source).__mro__)
+    return is_of(source, "torchdata") and any(
+        each.__name__ == "StatefulDataLoader" for each in type(source).__mro__
+    )
 
 
 def required_arguments(method: Any, given: int = 0) -> list[str]:
@@ -35,15 +37,23 @@ def required_arguments(method: Any, given: int = 0) -> list[str]:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # written in C
         return []
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
     named = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
     return [each.name for each in (*positional[given:], *named) if each.default is each.empty]
 
 
 def takes_sample_count(dataset: Any) -> bool:
-    """Return whether a dataset's state is made from the number of samples that were read, as MosaicML's is."""
+    """Return whether a dataset's state is made from the number of samples that were read, as
+    MosaicML's is.
+    """
     method = getattr(dataset, "state_dict", None)
-    return callable(method) and tuple(required_arguments(method)) == SAMPLE_COUNT and hasattr(dataset, "load_state_dict")
+    return (
+        callable(method)
+        and tuple(required_arguments(method)) == SAMPLE_COUNT
+        and hasattr(dataset, "load_state_dict")
+    )
 
 
 def knows_ranks(value: Any) -> bool:
@@ -77,14 +87,18 @@ def shuffles(source: Any) -> Iterator[Any]:
 def _shuffling_steps(step: Any) -> Iterator[Any]:
     if step is None:
         return
-    if isinstance(getattr(step, "buffer_size", None), int) and isinstance(getattr(step, "generator", None), np.random.Generator):
+    if isinstance(getattr(step, "buffer_size", None), int) and isinstance(
+        getattr(step, "generator", None), np.random.Generator
+    ):
         yield step
     for inner in (getattr(step, "ex_iterable", None), *(getattr(step, "ex_iterables", None) or ())):
         yield from _shuffling_steps(inner)
 
 
 def pipeline_generators(source: Any) -> Found:
-    """Return what decides the order of a webdataset pipeline besides the random streams: generators, seeds, counts of epochs."""
+    """Return what decides the order of a webdataset pipeline besides the random streams: generators, seeds,
+    counts of epochs.
+    """
     found: Found = {}
     for number, stage in enumerate(stages(source)):
         own: dict[str, Any] = getattr(stage, "__dict__", {})
@@ -100,14 +114,21 @@ def pipeline_generators(source: Any) -> Found:
 
 def package_limits(source: Any) -> Iterator[str]:
     """Yield what a resume cannot reproduce, each as the rest of a sentence about the loader."""
-    follows = "Each process draws another order, so after a resume some samples of the epoch come twice and others not at all."
+    follows = (
+        "Each process draws another order, so after a resume some samples of the epoch come twice and "
+        "others not at all."
+    )
     for stage in stages(source):
         if (size := _unseeded_shuffle(stage)) is not None:
-            yield (f"shuffles with webdataset's .shuffle({size}) without a seed. {follows} "
-                   "Pass .shuffle(..., rng=random.Random(0)).")  # fmt: skip
+            yield (
+                f"shuffles with webdataset's .shuffle({size}) without a seed. {follows} "
+                "Pass .shuffle(..., rng=random.Random(0))."
+            )
         elif getattr(stage, "deterministic", None) is False and hasattr(stage, "nshards"):
-            yield (f"draws shards with webdataset's resampling, which is not seeded. {follows} "
-                   "Use wds.ResampledShards(urls, deterministic=True).")  # fmt: skip
+            yield (
+                f"draws shards with webdataset's resampling, which is not seeded. {follows} "
+                "Use wds.ResampledShards(urls, deterministic=True)."
+            )
     for step in shuffles(source):
         entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
         if isinstance(entropy, int) and entropy.bit_length() > LARGEST_SEED:
@@ -117,13 +138,17 @@ def package_limits(source: Any) -> Iterator[str]:
 
 
 def buffer_limits(source: Any) -> Iterator[str]:
-    """Yield what the state of a Hugging Face stream leaves out; it counts where the stream is resumed by its state."""
+    """Yield what the state of a Hugging Face stream leaves out; it counts where the stream is resumed by its
+    state.
+    """
     for step in shuffles(source):
         if (size := step.buffer_size) > 1:
-            yield (f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict leaves out the shuffle "
-                   f"buffer. After a resume up to {size} samples of the epoch may be lost, and some may come twice. A torch "
-                   "DataLoader with num_workers=1 or more reads the epoch again instead, which is exact if the shuffle is "
-                   "seeded.")  # fmt: skip
+            yield (
+                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict leaves "
+                f"out the shuffle buffer. After a resume up to {size} samples of the epoch may be lost, and "
+                "some may come twice. A torch DataLoader with num_workers=1 or more reads the epoch again "
+                "instead, which is exact if the shuffle is seeded."
+            )
 
 
 def _unseeded_shuffle(stage: Any) -> int | None:
@@ -144,8 +169,13 @@ def _unseeded_shuffle(stage: Any) -> int | None:
 def _torchdata_limits(source: Any) -> Iterator[str]:
     name, workers = f"is torchdata's {type(source).__name__}", getattr(source, "num_workers", 0)
     if workers:
-        yield (f"{name} with {workers} workers. It restores the order of samples, but not the random numbers that a dataset "
-               "draws in its workers.")  # fmt: skip
+        yield (
+            f"{name} with {workers} workers. It restores the order of samples, but not the random numbers "
+            "that a dataset draws in its workers."
+        )
     elif getattr(source, "generator", None) is not None:
-        yield (f"{name} with a generator and without workers. It does not restore the generator, so the epochs after the resumed "
-               "one have another order. Leave generator= out: the order then follows from the trainer's seed.")  # fmt: skip
+        yield (
+            f"{name} with a generator and without workers. It does not restore the generator, so the epochs "
+            "after the resumed one have another order. Leave generator= out: the order then follows from "
+            "the trainer's seed."
+        )

@@ -1,4 +1,6 @@
-"""Batches fetched ahead by a thread, in their order: the next ones are ready, and on their device, while the model trains."""
+"""Batches fetched ahead by a thread, in their order: the next ones are ready, and on their device, while the
+model trains.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,19 @@ from typing import Any
 from hookline.processes import join
 
 PATIENCE = 1.0
-"""Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left to itself."""
+"""Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left
+to itself.
+"""
 _END: Any = object()
 
 
-def ahead(batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None = None) -> Generator[Any, None, None]:
+def ahead(
+    batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None = None
+) -> Generator[Any, None, None]:
     """The same batches, of which a thread keeps up to `depth` ready, moved by `move`.
 
-    Never more than `depth` are fetched and not handed out. An error comes out where its batch would have. The random streams
-    belong to the whole process: do not use it for a source that draws from them as it is read.
+    Never more than `depth` are fetched and not handed out. An error comes out where its batch would have. The
+    random streams belong to the whole process: do not use it for a source that draws from them as it is read.
     """
     if depth < 1:
         yield from batches if move is None else map(move, batches)
@@ -63,7 +69,9 @@ class _Fetching:
                 if batch is _END:
                     return
                 del batch  # one that is waiting for its turn belongs to the queue alone
-        except BaseException as error:  # also what a source raises to end the run: it is the other thread's to handle
+        except (
+            BaseException
+        ) as error:  # also what a source raises to end the run: it is the other thread's to handle
             self.ready.put((_END, error))
 
     def stop(self) -> None:

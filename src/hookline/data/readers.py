@@ -1,4 +1,6 @@
-"""The ways to read a source of batches from a position on: by index, by its own state, by reading again, or as a list."""
+"""The ways to read a source of batches from a position on: by index, by its own state, by reading again, or
+as a list.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Saved = dict[str, Any]
 
 
 class Reader:
-    """One way to read. `saved` is what `state` gave when the checkpoint was made, in the pass that is opened now if `in_pass`."""
+    """One way to read. `saved` is what `state` gave when the checkpoint was made, in the pass that is opened
+    now if `in_pass`.
+    """
 
     kind = ""
     how = ""
@@ -40,7 +44,9 @@ class Reader:
     deals = False
     """Whether it reads this rank's batches only; else those of all ranks, one after the other."""
     may_run_ahead = False
-    """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams for them."""
+    """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams
+    for them.
+    """
     moves_on = False
     """Whether its state is that of the present moment, however far it was read."""
 
@@ -53,8 +59,12 @@ class Reader:
         """Return how it reads, in words."""
         return self.how
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """A pass from the position on. `passed_over`: the samples or batches of all ranks that come before it."""
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
+        """A pass from the position on. `passed_over`: the samples or batches of all ranks that come before
+        it.
+        """
         raise NotImplementedError
 
     def state(self, in_pass: bool, position: int) -> Saved:
@@ -62,7 +72,9 @@ class Reader:
         return {"generators": self.begins if in_pass else states_of(self.generators)}
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """Mark what `state` returned at this position of the present pass if it does not say where the pass is."""
+        """Mark what `state` returned at this position of the present pass if it does not say where the pass
+        is.
+        """
         return saved
 
     def any_batch(self, key: int) -> Any:
@@ -89,13 +101,17 @@ class ListReader(Reader):
         super().__init__()
         self.source = source
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
         """Nothing is random, nothing is read."""
         return itertools.islice(self.source, passed_over, None)
 
 
 class IndexReader(Reader):
-    """A DataLoader over a dataset with indices: the order is drawn again up to the position, the dataset is not touched."""
+    """A DataLoader over a dataset with indices: the order is drawn again up to the position, the dataset is
+    not touched.
+    """
 
     kind = "indices"
 
@@ -106,7 +122,9 @@ class IndexReader(Reader):
         self.loader = loader
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         inner = getattr(loader.batch_sampler, "sampler", None)
-        self.generators = find_generators(loader=loader, sampler=loader.sampler, batch_sampler=loader.batch_sampler, inner=inner)
+        self.generators = find_generators(
+            loader=loader, sampler=loader.sampler, batch_sampler=loader.batch_sampler, inner=inner
+        )
         in_main = loader.num_workers == 0
         self.current = find_generators(dataset=loader.dataset) if in_main else {}
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
@@ -115,7 +133,8 @@ class IndexReader(Reader):
         self.order = Order(sampler, self.generators, ahead, deal, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
-        # workers that stay have one iterator for all passes, which the thread of the last pass may still be in
+        # workers that stay have one iterator for all passes, which the thread of the last pass may still be
+        # in
         lasting = in_main or loader.persistent_workers
         self.may_run_ahead = not lasting and self.caps and self.order.settled and self.order.stateful is None
 
@@ -133,7 +152,9 @@ class IndexReader(Reader):
             return "by batches, as the dataset reads them"
         return "in memory: one indexing operation for each tensor"
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
         """The indices before the position are drawn and passed over."""
         by_reading = saved is not None and saved["in_pass"] and not saved["by_index"]
         first = (0, 0) if by_reading else (position, passed_over)
@@ -157,7 +178,9 @@ class IndexReader(Reader):
             if not saved.get("is_stuck", False):
                 return
         if saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
-            self.order.begins = saved["generators"]  # as of the first index: making a loader's iterator draws from them too,
+            self.order.begins = saved[
+                "generators"
+            ]  # as of the first index: making a loader's iterator draws from them too,
         else:  # but only once for one whose workers stay
             put_back(self.generators, saved["generators"])
 
@@ -166,10 +189,12 @@ class IndexReader(Reader):
         order, begins = self.order, self.order.begins
         saved: Saved = {
             "generators": begins if in_pass and begins is not None else states_of(self.generators),
-            "current": states_of(self.current), "opened": self.copy.begun,
-            # an __iter__ of its own need not make one batch of each; near the end that cannot be told when workers are ahead
+            "current": states_of(self.current),
+            "opened": self.copy.begun,
+            # an __iter__ of its own need not make one batch of each; near the end that cannot be told when
+            # workers are ahead
             "by_index": self.caps or order.drawn == position + order.ahead,
-        }  # fmt: skip
+        }
         if self.stateful is not None:
             saved["dataset"] = self.stateful.state_dict()
         if order.stateful is not None:
@@ -177,7 +202,9 @@ class IndexReader(Reader):
         return saved
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """Mark the state of a sampler that does not advance: a resume draws its order again, up to the position."""
+        """Mark the state of a sampler that does not advance: a resume draws its order again, up to the
+        position.
+        """
         check = self.order.check
         if check is None or "sampler" not in saved or not check.check(saved["sampler"], position):
             return saved
@@ -207,8 +234,12 @@ class StateReader(Reader):
         self.starts_over = is_stateful_loader(source)
         """Whether each iterator begins a new pass, also if the one before was left in the middle."""
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """Continue where its state says; read a loader whose state does not advance again, up to the position."""
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
+        """Continue where its state says; read a loader whose state does not advance again, up to the
+        position.
+        """
         self.stands_at = 0
         is_stuck = False
         if saved is not None and "state" in saved:
@@ -217,7 +248,9 @@ class StateReader(Reader):
             is_stuck = "stands_at" in saved
             self.stands_at = saved["stands_at"] if is_stuck else position
             if saved.get("is_left", False):
-                next(self._start(key), None)  # begin the pass that was left in the middle and leave it, so that a new one follows
+                next(
+                    self._start(key), None
+                )  # begin the pass that was left in the middle and leave it, so that a new one follows
         batches = self._start(key)
         self.check.open(position, is_stuck)
         if self.may_be_spent:
@@ -227,7 +260,9 @@ class StateReader(Reader):
         self.is_over = False
         batches = itertools.chain(self._first(batches), batches, self._end())
         # without a limit it is let run to its end, where it may put itself back to the beginning
-        return batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
+        return (
+            batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
+        )
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the first batch, and look at the state when the next one is requested."""
@@ -253,7 +288,9 @@ class StateReader(Reader):
             return iter(self.source) if self.copy is None else self.copy.begin(key)
 
     def _not_spent(self, batches: Iterator[Any], key: int, position: int) -> Iterator[Any]:
-        """A state saved at a pass's end yields nothing once: that is the end of the old pass, not the new one."""
+        """A state saved at a pass's end yields nothing once: that is the end of the old pass, not the new
+        one.
+        """
         for batch in batches:
             self.may_be_spent = False
             yield batch
@@ -264,7 +301,11 @@ class StateReader(Reader):
     def state(self, in_pass: bool, position: int) -> Saved:
         """Its own."""
         state = self.owner.state_dict()
-        return {"state": state, "is_left": True} if self.starts_over and not in_pass and not self.is_over else {"state": state}
+        return (
+            {"state": state, "is_left": True}
+            if self.starts_over and not in_pass and not self.is_over
+            else {"state": state}
+        )
 
     def checked(self, saved: Saved, position: int) -> Saved:
         """Add the batch that the state belongs to, if it does not advance."""
@@ -272,20 +313,30 @@ class StateReader(Reader):
 
 
 class CountReader(StateReader):
-    """A DataLoader over a dataset whose state is made from the number of samples that were read: MosaicML's StreamingDataset."""
+    """A DataLoader over a dataset whose state is made from the number of samples that were read: MosaicML's
+    StreamingDataset.
+    """
 
     moves_on = False  # the position says it all
 
     def __init__(self, loader: DataLoader[Any], deal: Deal, world_size: int) -> None:
-        super().__init__(loader, loader.dataset, deal, trains=False)  # its state advances, because it is made from the position
+        super().__init__(
+            loader, loader.dataset, deal, trains=False
+        )  # its state advances, because it is made from the position
         replication = getattr(loader.dataset, "replication", None)
-        self.samples = (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
+        self.samples = (
+            (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
+        )
         """Samples that all ranks read together for one batch of each."""
         self.unread: Saved | None = None
         """A state that was loaded, and of which nothing was read yet."""
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
-        """Continue at the sample of its state. If nothing was left to read of a restored pass, begin the next epoch."""
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
+        """Continue at the sample of its state. If nothing was left to read of a restored pass, begin the next
+        epoch.
+        """
         if saved is None and self.unread is not None:
             saved = {"state": {**self.unread, "epoch": self.unread["epoch"] + 1, "sample_in_epoch": 0}}
         self.unread = None if saved is None else saved["state"]
@@ -313,11 +364,15 @@ class StreamReader(Reader):
         super().__init__()
         self.source = source
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
-        self.generators = find_generators(source=source, dataset=None if self.workers else getattr(source, "dataset", None))
+        self.generators = find_generators(
+            source=source, dataset=None if self.workers else getattr(source, "dataset", None)
+        )
         self.generators |= pipeline_generators(source)
         self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None
 
-    def open(self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None) -> Iterator[Any]:
+    def open(
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+    ) -> Iterator[Any]:
         """The randomness of what is read does not mix with the main streams, so it can be read again."""
         self._begin(saved)
         stream = OwnStream(key)
@@ -347,14 +402,20 @@ def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
     """Pass over the first batches, and say what that took."""
     began = time.monotonic()
     read = sum(1 for _ in itertools.islice(batches, count))
-    log.warning("To go on where the run was, %d batches were read again, which took %.1f s: the loader cannot be told where to "
-                "begin. One with state_dict and load_state_dict, or a dataset with indices, goes on at once.",
-                read, time.monotonic() - began)  # fmt: skip
+    log.warning(
+        "To go on where the run was, %d batches were read again, which took %.1f s: the loader cannot be "
+        "told where to begin. One with state_dict and load_state_dict, or a dataset with indices, goes on "
+        "at once.",
+        read,
+        time.monotonic() - began,
+    )
     return batches
 
 
 class PrivateCopy:
-    """The user's loader with our order, and with workers that know whose randomness they draw from. The user's stays as it is."""
+    """The user's loader with our order, and with workers that know whose randomness they draw from. The
+    user's stays as it is.
+    """
 
     def __init__(self, loader: DataLoader[Any], order: Order | None = None) -> None:
         self.loader, self.order = loader, order
@@ -363,7 +424,9 @@ class PrivateCopy:
         self.batches: Iterator[Any] | None = None
 
     def begin(self, key: int) -> Iterator[Any]:
-        """Iterate over a new copy, so that changes of the user's loader count; over the same one if its workers stay."""
+        """Iterate over a new copy, so that changes of the user's loader count; over the same one if its
+        workers stay.
+        """
         self.begun = True
         if self.made is not None and self.loader.persistent_workers:
             self.batches = iter(self.made)
@@ -384,7 +447,9 @@ class PrivateCopy:
         inside["_iterator"] = None
         if order is not None:
             inside["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
-        if loader.generator is None:  # else it would draw the workers' seed from the main stream, for every iterator
+        if (
+            loader.generator is None
+        ):  # else it would draw the workers' seed from the main stream, for every iterator
             inside["generator"] = torch.Generator().manual_seed(key)
         if loader.num_workers:
             inside["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
@@ -393,7 +458,9 @@ class PrivateCopy:
         return made
 
     def close(self) -> None:
-        """End the workers now. Left to the garbage collector each would be waited for in vain, five seconds long."""
+        """End the workers now. Left to the garbage collector each would be waited for in vain, five seconds
+        long.
+        """
         batches, self.made, self.batches = self.batches, None, None
         if batches is not None:
             end_workers(batches)

@@ -1,8 +1,10 @@
-"""Random streams of a reader's own, exchanged with the main ones of Python, numpy and torch around each fetch.
+"""Random streams of a reader's own, exchanged with the main ones of Python, numpy and torch around each
+fetch.
 
-The public state of a stream is slow to read and write: 27 µs for Python's, 95 µs for numpy's, 4 µs for torch's. So each stream is
-exchanged through its memory, as far as a check shows that the memory is laid out as assumed. A stream that fails its check is
-exchanged through its public state; the other two are not affected.
+The public state of a stream is slow to read and write: 27 µs for Python's, 95 µs for numpy's, 4 µs for
+torch's. So each stream is exchanged through its memory, as far as a check shows that the memory is laid out
+as assumed. A stream that fails its check is exchanged through its public state; the other two are not
+affected.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ MT_WORDS = 624
 MT_BYTES = 4 * (MT_WORDS + 1)
 """The words and the position in them."""
 TORCH_WORDS = 20
-"""Where the words begin in torch's generator: after its seed, the number of words left, a flag and the position."""
+"""Where the words begin in torch's generator: after its seed, the number of words left, a flag and the
+position.
+"""
 TORCH_BYTES = 2544
-"""Torch's generator: seed, counts and words (2520), and the second of a pair of normal numbers, as float and as double."""
+"""Torch's generator: seed, counts and words (2520), and the second of a pair of normal numbers, as float and
+as double.
+"""
 TORCH_HEAD = 256
 """Bytes of torch's object in which its seed is searched."""
 Memory = memoryview
@@ -43,7 +49,9 @@ class Stream(Protocol):
 
 
 class OwnStream:
-    """Random streams of one reader: inside the block they replace the main ones, from where the last block left them."""
+    """Random streams of one reader: inside the block they replace the main ones, from where the last block
+    left them.
+    """
 
     __slots__ = ("_enter", "_leave")
 
@@ -70,7 +78,7 @@ class OwnStream:
         torch_()
 
 
-# ---- Python ------------------------------------------------------------------------------------------------------
+# ---- Python ------------------------------------------------------------------------------------------------
 
 
 def main_random() -> random.Random:
@@ -84,7 +92,10 @@ class PythonWords:
 
     def __init__(self, key: int, live: Memory) -> None:
         self._main, self._live, own = main_random(), live, random.Random(key)
-        self._own_words, self._main_words = memoryview(bytearray(_words(own))), memoryview(bytearray(MT_BYTES))
+        self._own_words, self._main_words = (
+            memoryview(bytearray(_words(own))),
+            memoryview(bytearray(MT_BYTES)),
+        )
         self._own_gauss: Any = None
         self._main_gauss: Any = None
 
@@ -130,7 +141,9 @@ def _checked_words(main: random.Random) -> Memory | None:
         return None
     moved = random.Random(1)
     moved.random()
-    if object.__basicsize__ + MT_BYTES > random.Random.__basicsize__ or any(not _has_words(each) for each in (moved, main)):
+    if object.__basicsize__ + MT_BYTES > random.Random.__basicsize__ or any(
+        not _has_words(each) for each in (moved, main)
+    ):
         return None
     return _words(main)
 
@@ -145,13 +158,14 @@ def _words(generator: random.Random) -> Memory:
     return _memory(id(generator) + object.__basicsize__, MT_BYTES)
 
 
-# ---- numpy -------------------------------------------------------------------------------------------------------
+# ---- numpy -------------------------------------------------------------------------------------------------
 
 
 class NumpyGauss:
     """Numpy's stream, exchanged by the generator behind it.
 
-    That clears the second of a pair of normal numbers, so the main stream's is kept from the memory of numpy's object.
+    That clears the second of a pair of normal numbers, so the main stream's is kept from the memory of
+    numpy's object.
     """
 
     def __init__(self, key: int, live: Memory) -> None:
@@ -174,9 +188,11 @@ class NumpyGauss:
 
 
 class NumpyState:
-    """Numpy's stream, exchanged by the generator behind it; the second of a pair of normal numbers by the public state.
+    """Numpy's stream, exchanged by the generator behind it; the second of a pair of normal numbers by the
+    public state.
 
-    The main stream holds none if it held none before and has not moved since. So most of the time the state is not read.
+    The main stream holds none if it held none before and has not moved since. So most of the time the state
+    is not read.
     """
 
     def __init__(self, key: int) -> None:
@@ -187,7 +203,11 @@ class NumpyState:
     def enter(self) -> None:
         """Keep the state if it holds a normal number, and exchange the generators."""
         generator: Any = numpy_random.get_bit_generator()
-        words = ctypes.string_at(generator.ctypes.state_address, MT_BYTES) if type(generator) is np.random.MT19937 else b""
+        words = (
+            ctypes.string_at(generator.ctypes.state_address, MT_BYTES)
+            if type(generator) is np.random.MT19937
+            else b""
+        )
         self._half_drawn = None
         if not words or words != self._words:
             state: Any = np.random.get_state(legacy=False)
@@ -206,7 +226,9 @@ class NumpyState:
 
 
 def numpy_gauss() -> Memory | None:
-    """Return the memory in which numpy's main stream keeps the second of a pair of normal numbers; None if it was not found."""
+    """Return the memory in which numpy's main stream keeps the second of a pair of normal numbers; None if it
+    was not found.
+    """
     return _checked_gauss(numpy_random.mtrand._rand)
 
 
@@ -222,7 +244,9 @@ def _checked_gauss(main: np.random.RandomState) -> Memory | None:
 
 
 def _gauss_place() -> int | None:
-    """Find the flag and the number by values that are set through the public state, and see that writing them works too."""
+    """Find the flag and the number by values that are set through the public state, and see that writing them
+    works too.
+    """
     scratch = np.random.RandomState(0)
     size = np.random.RandomState.__basicsize__
     state: Any = scratch.get_state(legacy=False)
@@ -245,14 +269,15 @@ def _gauss_of(generator: np.random.RandomState) -> tuple[int, float]:
     return state["has_gauss"], state["gauss"]
 
 
-# ---- torch -------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------
 
 
 class TorchEngine:
-    """Torch's stream, exchanged by its public state, which is read only if the memory shows that the stream has moved.
+    """Torch's stream, exchanged by its public state, which is read only if the memory shows that the stream
+    has moved.
 
-    Its memory is not written to: other threads may draw from the stream without the interpreter's lock, and writing the public
-    state takes torch's own lock.
+    Its memory is not written to: other threads may draw from the stream without the interpreter's lock, and
+    writing the public state takes torch's own lock.
     """
 
     def __init__(self, key: int, live: Memory) -> None:
@@ -297,7 +322,9 @@ def torch_engine() -> Memory | None:
 
 @functools.cache
 def _checked_engine(main: Any) -> Memory | None:
-    place = _engine_place() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
+    place = (
+        _engine_place() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
+    )
     if place is None:
         return None
     address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
@@ -306,7 +333,9 @@ def _checked_engine(main: Any) -> Memory | None:
 
 
 def _engine_place() -> int | None:
-    """Find the seed of a generator in its memory, and see that every part of the public state shows in the memory behind it."""
+    """Find the seed of a generator in its memory, and see that every part of the public state shows in the
+    memory behind it.
+    """
     seed = 0x123456789ABCDEF
     scratch = torch.Generator().manual_seed(seed)
     address: int | None = getattr(scratch, "_cdata", None)
@@ -317,7 +346,12 @@ def _engine_place() -> int | None:
         return None
     memory = _memory(address + place, TORCH_BYTES)
     is_known, before = _is_engine(memory, scratch), memory.tobytes()
-    for move in (_draw, _draw_normal, _draw_normal, _keep_float):  # the second normal number was kept by the first draw
+    for move in (
+        _draw,
+        _draw_normal,
+        _draw_normal,
+        _keep_float,
+    ):  # the second normal number was kept by the first draw
         move(scratch)
         is_known = is_known and _is_engine(memory, scratch) and memory.tobytes() != before
         before = memory.tobytes()
@@ -333,7 +367,9 @@ def _draw_normal(generator: torch.Generator) -> None:
 
 
 def _keep_float(generator: torch.Generator) -> None:
-    """Set the second of a pair of float numbers, which are the last 8 bytes of the public state: a number and a flag."""
+    """Set the second of a pair of float numbers, which are the last 8 bytes of the public state: a number and
+    a flag.
+    """
     state = generator.get_state()
     state[-8:] = torch.frombuffer(bytearray(struct.pack("f?3x", 0.25, True)), dtype=torch.uint8)
     generator.set_state(state)
@@ -344,7 +380,10 @@ def _is_engine(memory: Memory, generator: torch.Generator) -> bool:
     public = generator.get_state().numpy().tobytes()
     seed, left, seeded, position, *words = struct.unpack_from(f"QiiQ{MT_WORDS}Q", public)
     head = (seed, left, bool(seeded), position)
-    return struct.unpack_from("Qi?3xI", memory) == head and list(struct.unpack_from(f"{MT_WORDS}I", memory, TORCH_WORDS)) == words
+    return (
+        struct.unpack_from("Qi?3xI", memory) == head
+        and list(struct.unpack_from(f"{MT_WORDS}I", memory, TORCH_WORDS)) == words
+    )
 
 
 def _memory(address: int, size: int) -> Memory:

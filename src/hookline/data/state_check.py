@@ -11,9 +11,11 @@ log = logging.getLogger("hookline")
 
 
 class StateCheck:
-    """Compares the states of one pass: a state that is the same at two batches cannot say where the loader is.
+    """Compares the states of one pass: a state that is the same at two batches cannot say where the loader
+    is.
 
-    It looks when a pass is opened, after the first batch, and at each save. Loaders that are not trained on are not looked at.
+    It looks when a pass is opened, after the first batch, and at each save. Loaders that are not trained on
+    are not looked at.
     """
 
     def __init__(self, owner: Any, trains: bool) -> None:
@@ -39,17 +41,23 @@ class StateCheck:
         self._after_first = self._now()
 
     def check(self, state: Any, position: int) -> bool:
-        """Return whether this state, of a save at this batch, does not advance. The first time it is reported."""
+        """Return whether this state, of a save at this batch, does not advance. The first time it is
+        reported.
+        """
         read = position - self._first
         before = self._after_first if read > 1 else self._at_open
         if read > 0 and before is not None:
             self.is_stuck = digest(state) == before
         if self.is_stuck and not self._is_reported:
             self._is_reported = True
-            log.warning("%s.state_dict() does not advance: at batch %d it is the same as at batch %d, so it cannot say where the "
-                        "run is. A resume will not rely on it and will read the epoch again up to the saved batch. Let "
-                        "state_dict() count what was yielded.",
-                        type(self.owner).__name__, position, self._first + (read > 1))  # fmt: skip
+            log.warning(
+                "%s.state_dict() does not advance: at batch %d it is the same as at batch %d, so it cannot "
+                "say where the run is. A resume will not rely on it and will read the epoch again up to "
+                "the saved batch. Let state_dict() count what was yielded.",
+                type(self.owner).__name__,
+                position,
+                self._first + (read > 1),
+            )
         return self.is_stuck
 
     def _now(self) -> str | None:

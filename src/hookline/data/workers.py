@@ -1,4 +1,6 @@
-"""What runs in a DataLoader's worker processes: randomness that does not depend on which worker, and a deaf ear to signals."""
+"""What runs in a DataLoader's worker processes: randomness that does not depend on which worker, and a deaf
+ear to signals.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class Keyed:
 
 
 class KeyedDataset:
-    """The user's dataset, read with the random streams of each batch's own. For everything else it is the user's dataset.
+    """The user's dataset, read with the random streams of each batch's own. For everything else it is the
+    user's dataset.
 
-    Torch's stream is seeded for every sample (1.3 µs). Python's and numpy's take 5.6 and 1.9 µs to seed, so they are seeded
-    once a batch. Either way what is drawn follows from the seed, the epoch and the place in it, whichever worker reads.
+    Torch's stream is seeded for every sample (1.3 µs). Python's and numpy's take 5.6 and 1.9 µs to seed, so
+    they are seeded once a batch. Either way what is drawn follows from the seed, the epoch and the place in
+    it, whichever worker reads.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -102,7 +106,9 @@ class WorkerStart:
         self.users = users
 
     def __call__(self, worker_id: int) -> None:
-        """In the worker. `get_worker_info()` shows the user's own object: whatever is done to it is done to the right one."""
+        """In the worker. `get_worker_info()` shows the user's own object: whatever is done to it is done to
+        the right one.
+        """
         info: Any = torch_worker._worker_info
         if info is not None and type(info.dataset) is KeyedDataset:
             own = object.__getattribute__(info.dataset, "_dataset")
@@ -113,11 +119,13 @@ class WorkerStart:
 
 
 def leave_signals_to_the_parent() -> None:
-    """A signal sent to the whole process group must not end a worker before the main process has finished its step.
+    """A signal sent to the whole process group must not end a worker before the main process has finished its
+    step.
 
-    Torch's own handler tells the parent's SIGTERM, which ends a worker, from anybody else's, which kills it and with it the
-    main process. So SIGTERM is blocked and read by a thread, which can see the sender. The others get a handler that does
-    nothing, and not SIG_IGN, which programs started by the dataset would inherit; these do inherit the blocked SIGTERM.
+    Torch's own handler tells the parent's SIGTERM, which ends a worker, from anybody else's, which kills it
+    and with it the main process. So SIGTERM is blocked and read by a thread, which can see the sender. The
+    others get a handler that does nothing, and not SIG_IGN, which programs started by the dataset would
+    inherit; these do inherit the blocked SIGTERM.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
@@ -130,7 +138,9 @@ def leave_signals_to_the_parent() -> None:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Around the start of workers: they inherit that signals are blocked, until they can deal with them themselves."""
+    """Around the start of workers: they inherit that signals are blocked, until they can deal with them
+    themselves.
+    """
     if not hasattr(signal, "sigwaitinfo"):
         yield
         return
@@ -144,8 +154,9 @@ def signals_held() -> Iterator[None]:
 def end_workers(batches: Any) -> None:
     """End the workers behind a DataLoader's iterator; return when they are gone.
 
-    Torch sends SIGTERM to those that do not come to their end by themselves. That is blocked in ours, and read by a thread,
-    which code that holds the interpreter's lock keeps from its turn. Such a worker would keep the program from ending.
+    Torch sends SIGTERM to those that do not come to their end by themselves. That is blocked in ours, and
+    read by a thread, which code that holds the interpreter's lock keeps from its turn. Such a worker would
+    keep the program from ending.
     """
     shut_down = getattr(batches, "_shutdown_workers", None)
     if shut_down is None:

@@ -1,4 +1,6 @@
-"""How a dialect's hooks are heard: by the names of facts like any hook, and otherwise by their documented place."""
+"""How a dialect's hooks are heard: by the names of facts like any hook, and otherwise by their documented
+place.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MARKS = ("__hookline_on__", "__hookline_no_event__")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One method of a dialect: which event it is, and its arguments in the order in which its document passes them."""
+    """One method of a dialect: which event it is, and its arguments in the order in which its document passes
+    them.
+    """
 
     event: str
     arguments: tuple[str, ...] = ()
@@ -38,8 +42,8 @@ class Row:
 class DialectHook(Hook):
     """Base of the hook classes of dialects.
 
-    A method that is called directly, as a test or a loop of one's own does, takes what it is written to take, or, where
-    there are several forms, all that one of them passes.
+    A method that is called directly, as a test or a loop of one's own does, takes what it is written to take,
+    or, where there are several forms, all that one of them passes.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -51,17 +55,25 @@ class DialectHook(Hook):
 
 
 def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
-    """Let the plan find what a class overrides of these methods; for a hook, and for a module or data module of a dialect."""
+    """Let the plan find what a class overrides of these methods; for a hook, and for a module or data module
+    of a dialect.
+    """
     for method, row in rows.items():
         written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
         function = vars(written_in).get(method)
         is_stub = "__hookline_base__" in vars(written_in)
-        if not is_stub and inspect.isfunction(function) and not any(hasattr(function, mark) for mark in MARKS):
+        if (
+            not is_stub
+            and inspect.isfunction(function)
+            and not any(hasattr(function, mark) for mark in MARKS)
+        ):
             setattr(cls, method, _adapted(function, method, row))
 
 
 def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
-    """The same method for the plan: it asks for facts by their names and gets them as the dialect has them."""
+    """The same method for the plan: it asks for facts by their names and gets them as the
+    dialect has them.
+    """
     asks = _Asks(function, row)
     event = EVENTS[row.event]
     means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
@@ -79,9 +91,12 @@ def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..
     # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
     source = (
         "lambda f, d, r: lambda self, *given, sanity_checking=None, **named: "
-        f"d(self, *given, **named) if sanity_checking is None else {skip}f({', '.join(['self', *asks.passed])})"
+        f"d(self, *given, **named) if sanity_checking is None else "
+        f"{skip}f({', '.join(['self', *asks.passed])})"
     )
-    heard: Any = functools.wraps(function)(eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads))
+    heard: Any = functools.wraps(function)(
+        eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads)
+    )
     heard.__signature__ = asks.signature()
     heard.__hookline_on__ = [row.event]
     return heard  # type: ignore[no-any-return]
@@ -91,7 +106,11 @@ def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]])
     @functools.wraps(function)
     def taking_all(self: Any, *given: Any, **named: Any) -> Any:
         pick = picks.get(len(given))
-        return function(self, *given, **named) if pick is None else function(self, *[given[at] for at in pick], **named)
+        return (
+            function(self, *given, **named)
+            if pick is None
+            else function(self, *[given[at] for at in pick], **named)
+        )
 
     return taking_all
 
@@ -99,8 +118,8 @@ def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]])
 class _Asks:
     """The facts that a method asks for, and the source of the arguments it is called with.
 
-    A parameter whose name is no fact has the documented argument of its place, or the next one that nobody names. What is
-    left over keeps its name, for the binding to refuse it, or its default.
+    A parameter whose name is no fact has the documented argument of its place, or the next one that nobody
+    names. What is left over keeps its name, for the binding to refuse it, or its default.
     """
 
     def __init__(self, function: Callable[..., Any], row: Row) -> None:
@@ -113,9 +132,13 @@ class _Asks:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
         named = {fact.name for fact in known.values() if fact is not None}
-        listed = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        listed = [
+            each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
         self.takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-        form = next((each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments)
+        form = next(
+            (each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments
+        )
         self.waiting = [name for name in form if name not in named]
         for place, each in enumerate(parameters):
             fact = known[each.name]
@@ -155,15 +178,22 @@ class _Asks:
         self.passed.append(keyword + (f"r[{name!r}]({value})" if name in self.row.reads else value))
 
     def picks(self) -> dict[int, tuple[int, ...]]:
-        """Which of the arguments it takes if it is called directly with all of a form that is longer than its own."""
+        """Which of the arguments it takes if it is called directly with all of a form that is longer than its
+        own.
+        """
         if not self.row.other_forms or self.takes_rest or len(self.passed) != len(self.order):
             return {}
-        return {len(form): tuple(form.index(name) for name in self.order) for form in self.row.forms
-                if len(form) > len(self.order) and set(self.order) <= set(form)}  # fmt: skip
+        return {
+            len(form): tuple(form.index(name) for name in self.order)
+            for form in self.row.forms
+            if len(form) > len(self.order) and set(self.order) <= set(form)
+        }
 
     def signature_in_order(self) -> inspect.Signature:
         """For the binding: the facts in the places where the method takes them."""
-        places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)]
+        places = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)
+        ]
         return inspect.Signature(places)
 
     def signature(self) -> inspect.Signature:

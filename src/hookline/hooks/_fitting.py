@@ -1,4 +1,6 @@
-"""What of a bar fits on a line. Clock and metrics are the first to go, then time left and rate; name and count stay longest."""
+"""What of a bar fits on a line. Clock and metrics are the first to go, then time left and rate; name and
+count stay longest.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def fit(bars: Sequence[Told], width: int, longest_bar: int = LONGEST_BAR, clock:
     left -= used
     clock = clock and left >= CLOCK and bar > 0
     left -= CLOCK if clock else 0
-    return Fit(name, min(longest_bar, bar + max(left, 0)) if bar else 0, clock, [" ".join(end) for end in ends])
+    return Fit(
+        name, min(longest_bar, bar + max(left, 0)) if bar else 0, clock, [" ".join(end) for end in ends]
+    )
 
 
 def _add_numbers(numbers: list[str], end: list[str], room: int) -> int:

@@ -14,7 +14,9 @@ from hookline.strategies.sharded import gather_rows, shards_of
 
 
 class Measured:
-    """One optimizer's gradients in numbers, still on the device. `rows` names layers and the places of their parameters."""
+    """One optimizer's gradients in numbers, still on the device. `rows` names layers and the places of their
+    parameters.
+    """
 
     def __init__(self, rows: dict[str, list[int]], parameters: Sequence[Tensor]) -> None:
         self.rows, self.parameters = rows, parameters
@@ -76,7 +78,9 @@ class Reading:
                     self.ratios[row] = _together(changes, places) / size if size else math.nan
             if table.numel():
                 self.percentiles.update(zip(part.rows, table.view(len(part.rows), -1).tolist(), strict=True))
-            self.samples.update(zip(part.rows if part.samples else (), [next(pieces) for _ in part.samples], strict=True))
+            self.samples.update(
+                zip(part.rows if part.samples else (), [next(pieces) for _ in part.samples], strict=True)
+            )
         self.total = _together(everything, range(len(everything)))
 
 
@@ -86,7 +90,9 @@ def _together(parts: Sequence[float], places: Iterable[int]) -> float:
 
 
 class History:
-    """A norm for each layer and report. When it is full, every second report is dropped and from then on left out."""
+    """A norm for each layer and report. When it is full, every second report is dropped and from then on left
+    out.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -96,7 +102,9 @@ class History:
         """A new run."""
         self.steps: list[int] = []
         self.norms: dict[str, list[float]] = {}
-        """For each layer a norm at each of `steps`: NaN where it had no gradient, infinite where it was not finite."""
+        """For each layer a norm at each of `steps`: NaN where it had no gradient, infinite where it was not
+        finite.
+        """
         self._stride, self._count = 1, 0
 
     def add(self, step: int, found: dict[str, float]) -> None:
@@ -118,7 +126,13 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """As one matrix, not as many small numbers."""
         table = torch.tensor(list(self.norms.values()), dtype=torch.float64)
-        return {"steps": list(self.steps), "rows": list(self.norms), "norms": table, "stride": self._stride, "count": self._count}
+        return {
+            "steps": list(self.steps),
+            "rows": list(self.norms),
+            "norms": table,
+            "stride": self._stride,
+            "count": self._count,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""

@@ -13,7 +13,9 @@ from hookline.strategies.sharded import over_shards
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The dense real numbers that this process holds of a tensor: of a shard, of a sparse or a complex one."""
+    """The dense real numbers that this process holds of a tensor: of a shard, of a sparse or
+    a complex one.
+    """
     values: Any = tensor.detach()
     if hasattr(values, "to_local"):
         values = values.to_local()
@@ -31,8 +33,12 @@ def between_graphs(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
-    """The norm of each tensor as one vector, in float32 at least, so that half precision does not overflow."""
-    held = [each if each.numel() else each.new_zeros(1) for each in map(plain, tensors)]  # an empty shard has no largest value
+    """The norm of each tensor as one vector, in float32 at least, so that half precision does
+    not overflow.
+    """
+    held = [
+        each if each.numel() else each.new_zeros(1) for each in map(plain, tensors)
+    ]  # an empty shard has no largest value
     dtype = torch.float64 if any(each.dtype is torch.float64 for each in held) else torch.float32
     found = torch._foreach_norm(held, order, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     vector = torch.stack([each.to(held[0].device) for each in found])
@@ -40,7 +46,9 @@ def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
 
 
 def sample(tensors: Sequence[Tensor], limit: int) -> Tensor:
-    """At most about `limit` values of the tensors, each by its share; all of them if they are no more than that."""
+    """At most about `limit` values of the tensors, each by its share; all of them if they are no more than
+    that.
+    """
     held = [plain(each) for each in tensors]
     total = sum(each.numel() for each in held)
     parts: list[Tensor] = []

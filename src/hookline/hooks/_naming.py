@@ -12,9 +12,13 @@ from hookline.errors import HookError, closest
 
 def as_patterns(what: str, given: Any) -> tuple[str, ...]:
     """One pattern or several, as a tuple; anything else is refused."""
-    patterns = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple | set) else ()
+    patterns = (
+        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple | set) else ()
+    )
     if not patterns or not all(isinstance(each, str) and each for each in patterns):
-        raise refused(what, given, "a name, a part of one, a pattern such as 'blocks.*.mlp', or a list of these")
+        raise refused(
+            what, given, "a name, a part of one, a pattern such as 'blocks.*.mlp', or a list of these"
+        )
     return patterns
 
 
@@ -24,11 +28,16 @@ def is_match(name: str, pattern: str) -> bool:
 
 
 def choose(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names that match one of the patterns; a pattern that matches none is an error with the closest name."""
+    """The names that match one of the patterns; a pattern that matches none is an error with the closest
+    name.
+    """
     names = list(names)
     for pattern in patterns:
         if not any(is_match(name, pattern) for name in names):
-            raise HookError(f"{what}: {pattern!r} matches nothing.{closest(pattern, names)} Names: {listed(names, 8) or 'none'}.")
+            raise HookError(
+                f"{what}: {pattern!r} matches nothing.{closest(pattern, names)} Names: "
+                f"{listed(names, 8) or 'none'}."
+            )
     return [name for name in names if any(is_match(name, pattern) for pattern in patterns)]
 
 

@@ -1,4 +1,6 @@
-"""Requests to an address that is a secret, sent from a thread of their own; nothing that happens there reaches the run."""
+"""Requests to an address that is a secret, sent from a thread of their own; nothing that happens there
+reaches the run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Secret:
     __slots__ = ("_read", "problem")
 
     def __init__(self, given: Any) -> None:
-        """From an address, or `env:NAME`. What is wrong with it is kept, to be raised when nobody holds it any more."""
+        """From an address, or `env:NAME`. What is wrong with it is kept, to be raised when nobody holds it
+        any more.
+        """
         self.problem = ""
         where = "url (not shown, it is a secret)"
         if isinstance(given, str) and given.startswith("env:"):
@@ -47,7 +51,9 @@ class Secret:
 
 
 class Outbox:
-    """Sends requests one after the other from a thread of its own. Nothing that happens there reaches the run."""
+    """Sends requests one after the other from a thread of its own. Nothing that happens there reaches the
+    run.
+    """
 
     def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
         if address.problem:
@@ -65,13 +71,17 @@ class Outbox:
         """Have it sent soon, or drop it if too many are waiting; never waits."""
         if self._thread is None or not self._thread.is_alive():
             self._queue = queue.Queue(self._size)
-            self._thread = threading.Thread(target=self._work, args=(self._queue,), name="hookline-outbox", daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, args=(self._queue,), name="hookline-outbox", daemon=True
+            )
             self._thread.start()
         try:
             self._queue.put_nowait((method, body))
         except queue.Full:
             self.dropped += 1
-            if self.dropped == 1 and self._size > 1:  # a sign of life with another one ahead of it is not missed
+            if (
+                self.dropped == 1 and self._size > 1
+            ):  # a sign of life with another one ahead of it is not missed
                 log.warning("%s: too many messages are waiting to be sent; some are dropped", self._who)
 
     def close(self) -> None:
@@ -90,7 +100,12 @@ class Outbox:
             with contextlib.suppress(queue.Empty):
                 while True:
                     left += waiting.get_nowait() is not None
-            log.warning("%s: gave up on messages that could not be sent in %g s: %d are not sent", self._who, self._timeout, left)
+            log.warning(
+                "%s: gave up on messages that could not be sent in %g s: %d are not sent",
+                self._who,
+                self._timeout,
+                left,
+            )
             waiting.put(None)
 
     def _work(self, waiting: queue.Queue[tuple[str, bytes | None] | None]) -> None:
@@ -126,7 +141,14 @@ class Outbox:
             return "" if answer.is_success else f"answered {answer.status_code}"
 
 
-LOUD = ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.socks")
+LOUD = (
+    "httpx",
+    "httpcore.connection",
+    "httpcore.http11",
+    "httpcore.http2",
+    "httpcore.proxy",
+    "httpcore.socks",
+)
 """Loggers that tell of every request with its address."""
 _quiet = threading.local()
 
@@ -138,6 +160,10 @@ def _not_ours(record: logging.LogRecord) -> bool:
 def _is_address(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and not set(text) & set(string.whitespace)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and not set(text) & set(string.whitespace)
+        )
     except ValueError:
         return False

@@ -1,4 +1,6 @@
-"""Pictures of a run, drawn with matplotlib if it is there. No window is opened and nothing global is touched."""
+"""Pictures of a run, drawn with matplotlib if it is there. No window is opened and nothing
+global is touched.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MOST_LABELS = 48
 def need_matplotlib(what: str) -> None:
     """Refuse early, before hours of training, if a picture could not be drawn at the end."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise HookError(f"{what} draws a picture with matplotlib, which is not installed: pip install 'hookline[plots]'.")
+        raise HookError(
+            f"{what} draws a picture with matplotlib, which is not installed: pip install 'hookline[plots]'."
+        )
 
 
 def save(figure: Any, path: Path) -> None:
@@ -27,7 +31,9 @@ def save(figure: Any, path: Path) -> None:
 
 
 def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float, high: float) -> Any:
-    """Norms of layers (rows) over steps. NaN: not measured. Below `low` and above `high` have colours of their own."""
+    """Norms of layers (rows) over steps. NaN: not measured. Below `low` and above `high` have colours of
+    their own.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
@@ -44,24 +50,43 @@ def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float,
     cells = np.where(small, bottom / 10, np.where(large, top * 10, cells))
 
     longest = max(len(row) for row in rows)
-    figure = Figure(figsize=(7.5 + 0.075 * longest, min(max(1.6 + 0.2 * len(rows), 3.2), 14.0)), layout="constrained")
+    figure = Figure(
+        figsize=(7.5 + 0.075 * longest, min(max(1.6 + 0.2 * len(rows), 3.2), 14.0)), layout="constrained"
+    )
     axes = figure.add_subplot()
     colours = colormaps["viridis"].with_extremes(under="#000000", over="#d7263d", bad="#e6e6e6")
-    mesh = axes.pcolormesh(edges(steps), np.arange(len(rows) + 1), np.ma.masked_invalid(cells), cmap=colours,
-                           norm=LogNorm(bottom, top), rasterized=True)  # fmt: skip
+    mesh = axes.pcolormesh(
+        edges(steps),
+        np.arange(len(rows) + 1),
+        np.ma.masked_invalid(cells),
+        cmap=colours,
+        norm=LogNorm(bottom, top),
+        rasterized=True,
+    )
     every = -(-len(rows) // MOST_LABELS)
     axes.set_yticks(np.arange(0, len(rows), every) + 0.5, list(rows)[::every], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()  # as the data flows: the input is at the top
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True) if len(steps) > 1 else FixedLocator(list(steps)))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=10, integer=True) if len(steps) > 1 else FixedLocator(list(steps))
+    )
     axes.set_xlabel("step")
     axes.set_title("Gradient flow: norm of each layer's gradient", loc="left", fontsize=11)
     figure.colorbar(mesh, ax=axes, label="gradient norm", pad=0.01)
-    marks = [(small, "#000000", f"vanishing: below {low:g}"), (large, "#d7263d", f"exploding: above {high:g}, or not finite"),
-             (~measured, "#e6e6e6", "not trained")]  # fmt: skip
-    patches = [Patch(facecolor=colour, edgecolor="#888888", label=label) for where, colour, label in marks if where.any()]
+    marks = [
+        (small, "#000000", f"vanishing: below {low:g}"),
+        (large, "#d7263d", f"exploding: above {high:g}, or not finite"),
+        (~measured, "#e6e6e6", "not trained"),
+    ]
+    patches = [
+        Patch(facecolor=colour, edgecolor="#888888", label=label)
+        for where, colour, label in marks
+        if where.any()
+    ]
     if patches:
-        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=8)
+        figure.legend(
+            handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=8
+        )
     return figure
 
 
@@ -85,7 +110,9 @@ def lr_curve(lrs: Sequence[float], losses: Sequence[float], smooth: Any, suggest
     if suggestion is not None:
         at = float(np.interp(np.log(suggestion), np.log(lrs), smooth))
         axes.axvline(suggestion, color="#d7263d", linewidth=1, linestyle="--")
-        axes.plot([suggestion], [at], "o", color="#d7263d", markersize=8, label=f"suggestion: {suggestion:.2g}")
+        axes.plot(
+            [suggestion], [at], "o", color="#d7263d", markersize=8, label=f"suggestion: {suggestion:.2g}"
+        )
     finite = np.asarray(smooth)[np.isfinite(smooth)]
     start, lowest = float(finite[: len(finite) // 2 + 1].max()), float(finite.min())
     room = max(start - lowest, 0.05 * abs(start), 1e-12)

@@ -15,10 +15,14 @@ from hookline.metrics import Metrics
 class Bar:
     """One pass over data: how far it is, how fast, and its newest numbers."""
 
-    def __init__(self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None) -> None:
+    def __init__(
+        self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None
+    ) -> None:
         self.name, self.total, self.done, self.word = name, total, done, word
         self.numbers: list[str] = []
-        self._marks = deque([(time.monotonic() if began is None else began, done)], maxlen=16)  # the rate is of late
+        self._marks = deque(
+            [(time.monotonic() if began is None else began, done)], maxlen=16
+        )  # the rate is of late
 
     def advance(self, done: int, numbers: dict[str, Any]) -> None:
         """So many batches are done; all numbers are read from the device in one go."""
@@ -60,7 +64,7 @@ class Bar:
         return " ".join(each for each in (self.rate, self.eta, *self.numbers) if each)
 
 
-# ---- where it is shown -------------------------------------------------------------------------------------------
+# ---- where it is shown -------------------------------------------------------------------------------------
 
 
 class Screen(Protocol):
@@ -155,7 +159,9 @@ class Terminal:
         self._progress.refresh()
 
     def _fit(self, bars: list[Bar]) -> Any:
-        """As the terminal is now. As long as that stays the same a bar only shrinks, or it would tremble with every number."""
+        """As the terminal is now. As long as that stays the same a bar only shrinks, or it would tremble with
+        every number.
+        """
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
 

@@ -30,31 +30,42 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ActivationMonitor(Hook):
-    """Looks at what modules put out in every n-th training step. Its hooks sit on the modules only during that forward pass,
-    so the steps between cost nothing. Logs `activations/<module>/<statistic>` with one device read per report.
+    """Looks at what modules put out in every n-th training step. Its hooks sit on the modules only during
+    that forward pass, so the steps between cost nothing. Logs `activations/<module>/<statistic>` with one
+    device read per report.
 
-    Outside a run: `with ActivationMonitor("*.mlp").watch(model) as seen: model(x)` fills `seen` with tensors by name.
+    Outside a run: `with ActivationMonitor("*.mlp").watch(model) as seen: model(x)` fills `seen` with tensors
+    by name.
     """
 
     tier = "builtin"
 
     def __init__(
-        self, modules: str | Iterable[str] = "*", every: int = 100,
+        self,
+        modules: str | Iterable[str] = "*",
+        every: int = 100,
         statistics: str | Iterable[str] = ("mean", "std", "absmax", "zeros"),
-        capture: bool = False, max_mb: float = 256.0, keep: int = 1, name: str | None = None,
-    ) -> None:  # fmt: skip
+        capture: bool = False,
+        max_mb: float = 256.0,
+        keep: int = 1,
+        name: str | None = None,
+    ) -> None:
         """What to look at, and how often.
 
         modules: names of modules, parts of them, or patterns such as 'blocks.*.mlp'.
         every: optimizer steps between looks; of an accumulation window it sees the first batch.
         statistics: any of 'mean', 'std', 'absmax', 'zeros', 'norm'; may be empty.
         capture: also copy the activations to the CPU, into `captured`.
-        max_mb: at most so many megabytes in one capture; what does not fit is left out and named in a warning.
-        keep: how many captures are kept; the oldest is dropped.
+        max_mb: at most so many megabytes in one capture; what does not fit is left out and named in a
+        warning. keep: how many captures are kept; the oldest is dropped.
         """
         super().__init__(name)
-        self.modules = as_patterns("ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names")))
-        self.statistics = members("ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}")
+        self.modules = as_patterns(
+            "ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names"))
+        )
+        self.statistics = members(
+            "ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}"
+        )
         for each in self.statistics:
             check_choice("ActivationMonitor: statistics", each, STATISTICS)
         for what, value in (("every", every), ("keep", keep)):
@@ -72,13 +83,15 @@ class ActivationMonitor(Hook):
         self._numbers: dict[str, Tensor] = {}
         self._seen: dict[str, Tensor] = {}
 
-    # ---- in a run ---------------------------------------------------------------------------------------------------
+    # ---- in a run ------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Any, module: nn.Module) -> None:
         options = getattr(trainer.options, "compile", False)
         if isinstance(options, dict) and options.get("fullgraph"):
-            raise HookError("ActivationMonitor cannot look into a model compiled with fullgraph=True: its hooks on the modules "
-                            "break the graph. Leave fullgraph out, or the monitor.")  # fmt: skip
+            raise HookError(
+                "ActivationMonitor cannot look into a model compiled with fullgraph=True: its hooks on the "
+                "modules break the graph. Leave fullgraph out, or the monitor."
+            )
         self._choose(module)
         self._looked_at = -1
 
@@ -104,7 +117,9 @@ class ActivationMonitor(Hook):
             return
         self._watching.close()
         if self._numbers:
-            numbers = torch.stack([each.to(next(iter(self._numbers.values())).device) for each in self._numbers.values()])
+            numbers = torch.stack(
+                [each.to(next(iter(self._numbers.values())).device) for each in self._numbers.values()]
+            )
             self.latest = dict(zip(self._numbers, numbers.tolist(), strict=True))
             self._numbers = {}
             for name, value in self.latest.items():
@@ -126,13 +141,15 @@ class ActivationMonitor(Hook):
         if self.capture:
             self._keep(self._seen, name, value)
 
-    # ---- by itself --------------------------------------------------------------------------------------------------
+    # ---- by itself -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watch(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """Within the block, calls of the model fill a dictionary with its activations by name, copied to the CPU.
+        """Within the block, calls of the model fill a dictionary with its activations by name, copied to the
+        CPU.
 
-        A module that is called again overwrites what it put out before. The hooks are gone after the block, whatever happens.
+        A module that is called again overwrites what it put out before. The hooks are gone after the block,
+        whatever happens.
         """
         seen: dict[str, Tensor] = {}
         with self._attached(model, lambda name, value: self._keep(seen, name, value)):
@@ -150,14 +167,18 @@ class ActivationMonitor(Hook):
                 handle.remove()
 
     def _choose(self, model: nn.Module) -> list[str]:
-        return choose("ActivationMonitor: modules", self.modules, [name for name, _ in model.named_modules() if name])
+        return choose(
+            "ActivationMonitor: modules", self.modules, [name for name, _ in model.named_modules() if name]
+        )
 
     def _keep(self, seen: dict[str, Tensor], name: str, value: Tensor) -> None:
         room = self.max_mb * 1e6 - sum(each.nbytes for key, each in seen.items() if key != name)
         if value.nbytes <= room:
             seen[name] = value.detach().to("cpu", copy=True)
         else:
-            log.warning("ActivationMonitor left out %s (%.1f MB): max_mb=%g", name, value.nbytes / 1e6, self.max_mb)
+            log.warning(
+                "ActivationMonitor left out %s (%.1f MB): max_mb=%g", name, value.nbytes / 1e6, self.max_mb
+            )
 
 
 def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., None]:
@@ -170,10 +191,18 @@ def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., N
 
 
 def _parts(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a module put out, under names such as `attention`, or `attention.0` if there are several."""
+    """The tensors that a module put out, under names such as `attention`, or `attention.0` if there are
+    several.
+    """
     if isinstance(output, Tensor):
         yield name, output
         return
-    pairs = output.items() if isinstance(output, dict) else enumerate(output) if isinstance(output, list | tuple) else ()
+    pairs = (
+        output.items()
+        if isinstance(output, dict)
+        else enumerate(output)
+        if isinstance(output, list | tuple)
+        else ()
+    )
     for key, each in pairs:
         yield from _parts(f"{name}.{key}", each)

@@ -13,8 +13,8 @@ from hookline.hook import Hook
 class ConsoleLog(Hook):
     """Prints to stdout when the run and its epochs begin and end, and the loss in between.
 
-    A batch line has the batch's loss, its perplexity and the mean loss of the epoch so far; the device is read for it
-    when it is due, not in between.
+    A batch line has the batch's loss, its perplexity and the mean loss of the epoch so far; the device is
+    read for it when it is due, not in between.
     """
 
     tier = "builtin"
@@ -22,7 +22,9 @@ class ConsoleLog(Hook):
     on_error = "warn"
 
     def __init__(self, log_every_n_batches: int | None = 10, perplexity: bool = True) -> None:
-        """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss, beside it."""
+        """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss,
+        beside it.
+        """
         if log_every_n_batches is not None:
             check_whole("ConsoleLog: log_every_n_batches", log_every_n_batches, least=1)
         check_bool("ConsoleLog: perplexity", perplexity)
@@ -59,12 +61,16 @@ class ConsoleLog(Hook):
 
     def on_train_epoch_end(self, epoch: int, metrics: Any) -> None:
         loss = f", loss {metrics['train/loss']:.4f}" if "train/loss" in metrics else ""
-        self._say(f"epoch {epoch} completed in {time.monotonic() - self._epoch_began:.1f} s{loss}{_others(metrics)}")
+        self._say(
+            f"epoch {epoch} completed in {time.monotonic() - self._epoch_began:.1f} s{loss}{_others(metrics)}"
+        )
 
     def on_train_end(self, state: Any) -> None:
         why = f" ({state.stop_reason})" if state.stop_reason else ""
-        self._say(f"training {state.status}{why}: {state.epochs_seen} epochs, {state.step} steps, "
-                  f"{time.monotonic() - self._began:.1f} s")  # fmt: skip
+        self._say(
+            f"training {state.status}{why}: {state.epochs_seen} epochs, {state.step} steps, "
+            f"{time.monotonic() - self._began:.1f} s"
+        )
 
     def on_exception(self, exception: BaseException, state: Any) -> None:
         self._say(f"{state.stage} ended by {type(exception).__name__} at {state.position}: {exception}")

@@ -19,8 +19,8 @@ GB = 1e9
 class DeviceStats(Hook):
     """Logs `cpu/...` and, on CUDA, `cuda/...` every so many steps.
 
-    Nothing waits for the device, and no package is needed: the numbers come from the operating system and from the
-    allocator's own books. What a system does not tell is left out.
+    Nothing waits for the device, and no package is needed: the numbers come from the operating system and
+    from the allocator's own books. What a system does not tell is left out.
     """
 
     tier = "builtin"
@@ -53,7 +53,9 @@ class CPUMeter:
         self._last = time.monotonic(), time.process_time(), _system_times()
 
     def read(self) -> dict[str, float]:
-        """Percent of one core this process took, percent of all cores anybody took, and memory in gigabytes."""
+        """Percent of one core this process took, percent of all cores anybody took, and
+        memory in gigabytes.
+        """
         before, self._last = self._last, (time.monotonic(), time.process_time(), _system_times())
         spent, used = self._last[0] - before[0], self._last[1] - before[1]
         stats = {"percent": 100 * used / max(spent, 1e-9)}

@@ -17,8 +17,9 @@ log = logging.getLogger("hookline")
 class EarlyStopping(Hook):
     """Asks for a stop after `patience` checks in a row without improvement.
 
-    A check is made after every validation, or at the end of every training epoch if told so; patience counts checks, so it
-    also works in runs that are measured in steps. The stop is honoured at the next batch boundary, after `min_epochs`.
+    A check is made after every validation, or at the end of every training epoch if told so; patience counts
+    checks, so it also works in runs that are measured in steps. The stop is honoured at the next batch
+    boundary, after `min_epochs`.
     """
 
     tier = "monitor"
@@ -39,18 +40,22 @@ class EarlyStopping(Hook):
     ) -> None:
         """Watch a metric.
 
-        monitor: the metric's name. mode: 'min' or 'max', what is better. patience: checks without improvement.
-        min_delta: an improvement must be greater than this.
-        check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if there are any,
-        but where the metric is known: that of a training epoch ('train/loss') at its end.
-        strict: a metric that is missing is an error, else a warning. verbose: print what is found at each check.
-        stopping_threshold: stop as soon as the metric is better than this.
-        divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or infinite.
+        monitor: the metric's name. mode: 'min' or 'max', what is better. patience: checks without
+        improvement. min_delta: an improvement must be greater than this.
+        check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if
+        there are any, but where the metric is known: that of a training epoch ('train/loss') at its end.
+        strict: a metric that is missing is an error, else a warning. verbose: print what is found at each
+        check. stopping_threshold: stop as soon as the metric is better than this.
+        divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or
+        infinite.
         """
         super().__init__(name)
         self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
         check_whole("EarlyStopping: patience", patience, 0)
-        for key, threshold in (("stopping_threshold", stopping_threshold), ("divergence_threshold", divergence_threshold)):
+        for key, threshold in (
+            ("stopping_threshold", stopping_threshold),
+            ("divergence_threshold", divergence_threshold),
+        ):
             if threshold is not None:
                 check_number(f"EarlyStopping: {key}", threshold)
         if check_on_train_epoch_end is not None:
@@ -93,8 +98,10 @@ class EarlyStopping(Hook):
             if self.check_on_train_epoch_end is None:
                 self._check(state, metrics)
             elif self.watch.strict:
-                raise OptionError("EarlyStopping checks after validations, but this run has none: pass a validation loader, "
-                                  "or check_on_train_epoch_end=True.")  # fmt: skip
+                raise OptionError(
+                    "EarlyStopping checks after validations, but this run has none: pass a validation "
+                    "loader, or check_on_train_epoch_end=True."
+                )
 
     def _at_epoch_end(self, state: Any) -> bool:
         chosen = self.check_on_train_epoch_end
@@ -102,7 +109,9 @@ class EarlyStopping(Hook):
 
     def on_train_end(self) -> None:
         if not self.checks:
-            log.warning("EarlyStopping never looked at %r: the run ended before a check was due.", self.watch.monitor)
+            log.warning(
+                "EarlyStopping never looked at %r: the run ended before a check was due.", self.watch.monitor
+            )
 
     def _check(self, state: Any, metrics: Any) -> None:
         value = self.watch.find(metrics)
@@ -117,11 +126,17 @@ class EarlyStopping(Hook):
         elif self.divergence_threshold is not None and self.watch.passes(self.divergence_threshold, value):
             what = f"{name} = {value:.6g} is worse than the limit {self.divergence_threshold:g}"
         if self.watch.is_better(value, self.best_score):
-            self._say(f"{name} improved to {value:.6g}" + (f" from {self.best_score:.6g}" if self.best_score is not None else ""))
+            self._say(
+                f"{name} improved to {value:.6g}"
+                + (f" from {self.best_score:.6g}" if self.best_score is not None else "")
+            )
             self.best_score, self.wait_count = value, 0
         else:
             self.wait_count += 1
-            self._say(f"{name} = {value:.6g} did not improve on {self.best_score} ({self.wait_count} of {self.patience})")
+            self._say(
+                f"{name} = {value:.6g} did not improve on {self.best_score} ({self.wait_count} of "
+                f"{self.patience})"
+            )
             if not what and self.wait_count >= self.patience:
                 what = f"{name} did not improve in {self.wait_count} checks; the best was {self.best_score}"
         if what:
@@ -135,11 +150,21 @@ class EarlyStopping(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "wait_count": self.wait_count, "best_score": self.best_score, "checks": self.checks,
-            "stopped_epoch": self.stopped_epoch, "stopped_step": self.stopped_step, "validated": self._validated,
-        }  # fmt: skip
+            "wait_count": self.wait_count,
+            "best_score": self.best_score,
+            "checks": self.checks,
+            "stopped_epoch": self.stopped_epoch,
+            "stopped_step": self.stopped_step,
+            "validated": self._validated,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.wait_count, self.best_score, self.checks = state["wait_count"], state["best_score"], state["checks"]
+        self.wait_count, self.best_score, self.checks = (
+            state["wait_count"],
+            state["best_score"],
+            state["checks"],
+        )
         self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]
-        self._validated = state["validated"]  # or the check that the saved epoch has had would be made again at its end
+        self._validated = state[
+            "validated"
+        ]  # or the check that the saved epoch has had would be made again at its end

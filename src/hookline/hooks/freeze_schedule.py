@@ -20,29 +20,37 @@ Moments = tuple[tuple[int, str], ...]
 
 
 class FreezeSchedule(Hook):
-    """Freezes parameters by name pattern until a moment of the run: `{'backbone.*': '3 epochs', 'embed.*': '1000 steps'}`.
+    """Freezes parameters by name pattern until a moment of the run: `{'backbone.*': '3 epochs', 'embed.*':
+    '1000 steps'}`.
 
-    A frozen parameter gets no gradient, so its optimizer leaves it alone, weight decay included; it is in its parameter group
-    all the time and trains from its moment on. What did not require gradients before never does. Where the run is decides
-    who is frozen, so a resumed run goes on rightly, and when the run ends everything is as it was.
+    A frozen parameter gets no gradient, so its optimizer leaves it alone, weight decay included; it is in its
+    parameter group all the time and trains from its moment on. What did not require gradients before never
+    does. Where the run is decides who is frozen, so a resumed run goes on rightly, and when the run ends
+    everything is as it was.
     """
 
     tier = "builtin"
 
-    def __init__(self, schedule: Mapping[str, str], batchnorm_eval: bool = False, name: str | None = None) -> None:
+    def __init__(
+        self, schedule: Mapping[str, str], batchnorm_eval: bool = False, name: str | None = None
+    ) -> None:
         """Say who is frozen until when.
 
-        schedule: patterns of parameter names (`*` and `?` as in file names) and the moment from which on they train, in
-        'steps' or 'epochs'. Of several patterns that fit one parameter, the latest moment counts.
+        schedule: patterns of parameter names (`*` and `?` as in file names) and the moment from which on they
+        train, in 'steps' or 'epochs'. Of several patterns that fit one parameter, the latest moment counts.
         batchnorm_eval: batch-norm layers whose parameters are frozen also keep their running statistics.
         """
         super().__init__(name)
         if not isinstance(schedule, Mapping) or not schedule:
-            raise refused("FreezeSchedule: schedule", schedule, "a mapping such as {'backbone.*': '3 epochs'}")
+            raise refused(
+                "FreezeSchedule: schedule", schedule, "a mapping such as {'backbone.*': '3 epochs'}"
+            )
         self.moments: dict[str, tuple[int, str]] = {}
         for pattern, moment in schedule.items():
             if str(moment).strip().isdecimal():
-                raise OptionError(f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'.")
+                raise OptionError(
+                    f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'."
+                )
             self.moments[pattern] = parse_moment(moment, f"FreezeSchedule: {pattern!r}")
         check_bool("FreezeSchedule: batchnorm_eval", batchnorm_eval)
         self.batchnorm_eval = batchnorm_eval
@@ -59,20 +67,31 @@ class FreezeSchedule(Hook):
         return [name for parameters in self._frozen.values() for name in parameters]
 
     def on_fit_start(self, state: Any, module: nn.Module) -> None:
-        """The optimizers are made by now, so that whoever gives them only what requires gradients gives them everything."""
+        """The optimizers are made by now, so that whoever gives them only what requires gradients gives them
+        everything.
+        """
         names = [name for name, _ in module.named_parameters()]
         for pattern in self.moments:
             if not fnmatch.filter(names, pattern):
                 some = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-                raise HookError(f"FreezeSchedule: {pattern!r} fits no parameter of {type(module).__name__}."
-                                f"{closest(pattern, names)} Parameters: {some}.")  # fmt: skip
-        trained = {id(each) for optimizer in state.optimizers for group in optimizer.param_groups for each in group["params"]}
+                raise HookError(
+                    f"FreezeSchedule: {pattern!r} fits no parameter of {type(module).__name__}."
+                    f"{closest(pattern, names)} Parameters: {some}."
+                )
+        trained = {
+            id(each)
+            for optimizer in state.optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
         for name, parameter in module.named_parameters():
             moments = self._moments_of(name)
             if parameter.requires_grad and _is_early(moments, state):
                 if id(parameter) not in trained:
-                    raise HookError(f"FreezeSchedule: {name!r} is in no optimizer, so it would never train: give it to one in "
-                                    "configure_optimizers; frozen parameters are left alone there.")  # fmt: skip
+                    raise HookError(
+                        f"FreezeSchedule: {name!r} is in no optimizer, so it would never train: give it to "
+                        "one in configure_optimizers; frozen parameters are left alone there."
+                    )
                 parameter.requires_grad_(False)
                 parameter.grad = None
                 self._frozen.setdefault(moments, {})[name] = parameter
@@ -86,12 +105,17 @@ class FreezeSchedule(Hook):
 
     def _refuse_if_nothing_is_left(self, module: nn.Module) -> None:
         if self._frozen and not any(each.requires_grad for each in module.parameters()):
-            raise HookError(f"{self._told()}. That is everything that {type(module).__name__} could train, so no loss could be "
-                            "differentiated: leave out of the schedule what is to train from the start.")  # fmt: skip
+            raise HookError(
+                f"{self._told()}. That is everything that {type(module).__name__} could train, so no loss "
+                "could be differentiated: leave out of the schedule what is to train from the start."
+            )
 
     def _told(self) -> str:
         """What is frozen, and by which patterns."""
-        moments = {pattern: f"{number} {unit}{'s' if number != 1 else ''}" for pattern, (number, unit) in self.moments.items()}
+        moments = {
+            pattern: f"{number} {unit}{'s' if number != 1 else ''}"
+            for pattern, (number, unit) in self.moments.items()
+        }
         return f"FreezeSchedule({moments}) has frozen {listed(self.frozen)}"
 
     def on_exception(self, exception: BaseException) -> None:

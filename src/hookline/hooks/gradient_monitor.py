@@ -1,4 +1,6 @@
-"""Norms, percentiles and histograms of gradients, the layers where they vanish or explode, and a picture of their flow."""
+"""Norms, percentiles and histograms of gradients, the layers where they vanish or explode, and a picture of
+their flow.
+"""
 
 from __future__ import annotations
 
@@ -23,49 +25,75 @@ GROUPS = ("layer", "parameter")
 
 
 class GradientMonitor(Hook):
-    """Reports gradients every `log_frequency` optimizer steps, as the update will use them: of the whole accumulation window,
-    unscaled, not yet clipped. A report reads the device once; the steps between pay for a comparison.
+    """Reports gradients every `log_frequency` optimizer steps, as the update will use them: of the whole
+    accumulation window, unscaled, not yet clipped. A report reads the device once; the steps between pay for
+    a comparison.
 
-    Logs `grad_norm` (over everything) and `grad_norm/<layer>`; `gradients/p90/<layer>` (percentiles of magnitudes) and
-    `update_ratio/<layer>` (norm of the change over norm of the weights) if asked for. Names layers that vanish or explode.
+    Logs `grad_norm` (over everything) and `grad_norm/<layer>`; `gradients/p90/<layer>` (percentiles of
+    magnitudes) and `update_ratio/<layer>` (norm of the change over norm of the weights) if asked for. Names
+    layers that vanish or explode.
     """
 
     tier = "builtin"
 
     def __init__(
-        self, log_frequency: int = 100, log_histogram: bool = False, log_norm: bool = True,
-        param_filter: str | Sequence[str] | None = None, percentiles: Sequence[float] | None = None,
-        update_ratio: bool = False, vanishing: float = 1e-7, exploding: float = 1e3, heatmap: bool = False,
-        group: str = "layer", samples: int = 2048, history: int = 512, name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        log_frequency: int = 100,
+        log_histogram: bool = False,
+        log_norm: bool = True,
+        param_filter: str | Sequence[str] | None = None,
+        percentiles: Sequence[float] | None = None,
+        update_ratio: bool = False,
+        vanishing: float = 1e-7,
+        exploding: float = 1e3,
+        heatmap: bool = False,
+        group: str = "layer",
+        samples: int = 2048,
+        history: int = 512,
+        name: str | None = None,
+    ) -> None:
         """What to look at, and how often.
 
         log_frequency: optimizer steps between reports.
         log_histogram, log_norm: what goes to the logger.
-        param_filter: only parameters with one of these texts in their name, or that match a pattern such as `*.mlp.*`.
-        percentiles: from 0 to 100, such as [10, 50, 90].
+        param_filter: only parameters with one of these texts in their name, or that match a pattern such as
+        `*.mlp.*`. percentiles: from 0 to 100, such as [10, 50, 90].
         update_ratio: also how much each layer changes; copies the weights in the steps that are reported.
         vanishing, exploding: norms below and above which a layer is named in a warning.
-        heatmap: draw `gradient_flow.png` (layers over steps) in the run's directory when the run ends, however it ends.
-        group: 'layer' (a module's own parameters together) or 'parameter'.
-        samples: values per layer that percentiles and histograms look at; layers smaller than this are looked at whole.
-        history: reports kept for the picture; of longer runs every second, fourth, ... report.
+        heatmap: draw `gradient_flow.png` (layers over steps) in the run's directory when the run ends,
+        however it ends. group: 'layer' (a module's own parameters together) or 'parameter'.
+        samples: values per layer that percentiles and histograms look at; layers smaller than this are looked
+        at whole. history: reports kept for the picture; of longer runs every second, fourth, ... report.
         """
         super().__init__(name)
-        for what, value, least in (("log_frequency", log_frequency, 1), ("samples", samples, 16), ("history", history, 2)):
+        for what, value, least in (
+            ("log_frequency", log_frequency, 1),
+            ("samples", samples, 16),
+            ("history", history, 2),
+        ):
             check_whole(f"GradientMonitor: {what}", value, least)
-        for what, flag in (("log_histogram", log_histogram), ("log_norm", log_norm), ("update_ratio", update_ratio),
-                           ("heatmap", heatmap)):  # fmt: skip
+        for what, flag in (
+            ("log_histogram", log_histogram),
+            ("log_norm", log_norm),
+            ("update_ratio", update_ratio),
+            ("heatmap", heatmap),
+        ):
             check_bool(f"GradientMonitor: {what}", flag)
         check_choice("GradientMonitor: group", group, GROUPS)
         if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
-            raise OptionError(f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
-                              "two numbers from 0, the first below the second.", option="vanishing", value=vanishing)  # fmt: skip
+            raise OptionError(
+                f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
+                "two numbers from 0, the first below the second.",
+                option="vanishing",
+                value=vanishing,
+            )
         percentiles = () if percentiles is None else percentiles
         self.percentiles = members("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
             raise refused("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
-        self.param_filter = None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)
+        self.param_filter = (
+            None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)
+        )
         self.log_frequency, self.log_histogram, self.log_norm = log_frequency, log_histogram, log_norm
         self.update_ratio, self.vanishing, self.exploding = update_ratio, vanishing, exploding
         self.heatmap, self.group, self.samples = heatmap, group, samples
@@ -87,21 +115,33 @@ class GradientMonitor(Hook):
             self.history.clear()
             self._flagged.clear()
         if self.param_filter is not None:
-            choose("GradientMonitor: param_filter", self.param_filter, [name for name, _ in module.named_parameters()])
+            choose(
+                "GradientMonitor: param_filter",
+                self.param_filter,
+                [name for name, _ in module.named_parameters()],
+            )
 
-    # ---- measuring: at the event where gradients are complete and unscaled ------------------------------------------
+    # ---- measuring: at the event where gradients are complete and unscaled ---------------------------------
 
     def on_before_optimizer_step(self, module: nn.Module, optimizer: Optimizer, optimizer_idx: int) -> None:
-        if (self._done + 1) % self.log_frequency:  # not `step`: the second optimizer of an update finds it advanced
+        if (
+            self._done + 1
+        ) % self.log_frequency:  # not `step`: the second optimizer of an update finds it advanced
             return
         used = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        named = [(name, each) for name, each in module.named_parameters() if each.grad is not None and id(each) in used]
+        named = [
+            (name, each)
+            for name, each in module.named_parameters()
+            if each.grad is not None and id(each) in used
+        ]
         if not named or named[0][1].is_meta:
             return
         rows: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(named):
             if self.param_filter is None or any(is_match(name, each) for each in self.param_filter):
-                rows.setdefault(name if self.group == "parameter" else name.rpartition(".")[0] or name, []).append(index)
+                rows.setdefault(
+                    name if self.group == "parameter" else name.rpartition(".")[0] or name, []
+                ).append(index)
         part = self._parts[optimizer_idx] = Measured(rows, [each for _, each in named])
         if self.percentiles or self.log_histogram:
             part.sample(self.samples, self.percentiles, keep=self.log_histogram)
@@ -115,7 +155,7 @@ class GradientMonitor(Hook):
     def on_step_skipped(self, state: Any) -> None:
         self._parts.pop(state.optimizer_idx, None)  # what was measured was not used
 
-    # ---- reporting: at the event whose rows go out under this very step ---------------------------------------------
+    # ---- reporting: at the event whose rows go out under this very step ------------------------------------
 
     def on_step_end(self, trainer: Any, logger: Any, step: int) -> None:
         self._done = step
@@ -147,7 +187,7 @@ class GradientMonitor(Hook):
         if new := [row for row in rows if row not in self._flagged]:
             log.warning("step %d: %s gradients (%s) in %s", step, what, why, listed(new))
 
-    # ---- the picture ------------------------------------------------------------------------------------------------
+    # ---- the picture ---------------------------------------------------------------------------------------
 
     def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
         self._parts.clear()
@@ -175,7 +215,9 @@ class GradientMonitor(Hook):
         if not self.history.steps:
             return "it has measured nothing yet."
         only = f" that fits param_filter={list(self.param_filter)}" if self.param_filter is not None else ""
-        return f"no parameter{only} had a gradient. Are they frozen (requires_grad=False), or in no optimizer?"
+        return (
+            f"no parameter{only} had a gradient. Are they frozen (requires_grad=False), or in no optimizer?"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history.state_dict(), "flagged": sorted(self._flagged)}

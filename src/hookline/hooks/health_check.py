@@ -25,18 +25,22 @@ log = logging.getLogger("hookline")
 class HealthCheck(Hook):
     """Pings all ranks every so many steps over the control group, and names those that are silent or slow.
 
-    A rank is slow if its own part of a step (waiting for data, and the forward up to the loss) takes much longer than that of
-    the rank in the middle: what it then spends in waiting for others does not count. `seconds` has every rank's newest time.
-    On one process it does nothing.
+    A rank is slow if its own part of a step (waiting for data, and the forward up to the loss) takes much
+    longer than that of the rank in the middle: what it then spends in waiting for others does not count.
+    `seconds` has every rank's newest time. On one process it does nothing.
     """
 
     tier = "builtin"
 
     def __init__(
-        self, every_n_steps: int = 100, patience: str | float | timedelta = "1 minute", slower: float = 1.5, action: str = "warn"
+        self,
+        every_n_steps: int = 100,
+        patience: str | float | timedelta = "1 minute",
+        slower: float = 1.5,
+        action: str = "warn",
     ) -> None:
-        """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or end the run
-        ('raise'). `slower`: how many times the middle rank's time is slow.
+        """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or
+        end the run ('raise'). `slower`: how many times the middle rank's time is slow.
         """
         check_whole("HealthCheck: every_n_steps", every_n_steps, 1)
         if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
@@ -44,7 +48,9 @@ class HealthCheck(Hook):
         check_choice("HealthCheck: action", action, ACTIONS)
         seconds = parse_time(patience, "HealthCheck: patience")
         if seconds is None:
-            raise OptionError("HealthCheck: patience=None: a time is needed, such as '1 minute'.", option="patience")
+            raise OptionError(
+                "HealthCheck: patience=None: a time is needed, such as '1 minute'.", option="patience"
+            )
         self.every_n_steps = every_n_steps
         self.patience = seconds
         self.slower = float(slower)
@@ -60,8 +66,11 @@ class HealthCheck(Hook):
     def setup(self, trainer: Any) -> None:
         ranks = trainer.strategy.ranks
         if self.ranks != "all":
-            raise OptionError(f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.",
-                              option="ranks", value=self.ranks)  # fmt: skip
+            raise OptionError(
+                f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.",
+                option="ranks",
+                value=self.ranks,
+            )
         self.seconds, self.slow, self._ranks = [], [], None
         if not ranks.alone:
             self._ranks, self._board = ranks, ranks.board("health")
@@ -70,7 +79,7 @@ class HealthCheck(Hook):
     def teardown(self) -> None:
         self._ranks = self._board = None
 
-    # ---- this rank's own part of a step --------------------------------------------------------------------------
+    # ---- this rank's own part of a step --------------------------------------------------------------------
 
     def on_train_batch_end(self, clock: Any = time.monotonic) -> None:
         self._since = clock()
@@ -83,7 +92,7 @@ class HealthCheck(Hook):
             self._batches += 1
             self._since = None
 
-    # ---- the check ----------------------------------------------------------------------------------------------
+    # ---- the check -----------------------------------------------------------------------------------------
 
     def on_step_end(self, step: int) -> None:
         if step % self.every_n_steps or self._ranks is None:
@@ -91,15 +100,23 @@ class HealthCheck(Hook):
         self._check += 1
         self._board.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
         self._wait(self._ranks.largest((0,)), step)
-        self.seconds = [own / batches if batches else 0.0
-                        for own, batches in self._ranks.gather_numbers([self._own, self._batches])]  # fmt: skip
+        self.seconds = [
+            own / batches if batches else 0.0
+            for own, batches in self._ranks.gather_numbers([self._own, self._batches])
+        ]
         self._own, self._batches = 0.0, 0
         middle = statistics.median_low(self.seconds)
-        self.slow = [rank for rank, each in enumerate(self.seconds) if each > max(self.slower * middle, middle + NOISE)]
+        self.slow = [
+            rank for rank, each in enumerate(self.seconds) if each > max(self.slower * middle, middle + NOISE)
+        ]
         if self.slow and self._ranks.rank == 0:
             named = ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in self.slow)
-            log.warning("HealthCheck: slow at step %d: %s of its own a step; the middle of all ranks is %.1f ms", step, named,
-                        1000 * middle)  # fmt: skip
+            log.warning(
+                "HealthCheck: slow at step %d: %s of its own a step; the middle of all ranks is %.1f ms",
+                step,
+                named,
+                1000 * middle,
+            )
 
     def _wait(self, answer: Any, step: int) -> None:
         """Until all have answered; those that do not are named each time the patience is at its end."""
@@ -110,8 +127,10 @@ class HealthCheck(Hook):
                 due += self.patience
                 keys = {rank: f"{self._run}/{self._check}/{rank}" for rank in range(self._ranks.world_size)}
                 missing = [rank for rank, key in keys.items() if not self._board.check([key])]
-                text = (f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
-                        f"{', '.join(map(self._name, missing)) or 'ranks that have come, but do not go on'}")  # fmt: skip
+                text = (
+                    f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
+                    f"{', '.join(map(self._name, missing)) or 'ranks that have come, but do not go on'}"
+                )
                 if self.action == "raise":
                     raise PeerError(f"{text}.")
                 log.warning("%s", text)

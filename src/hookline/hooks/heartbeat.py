@@ -1,4 +1,6 @@
-"""A sign of life: a small file that is written anew, or an address that is called, as long as batches go through."""
+"""A sign of life: a small file that is written anew, or an address that is called, as long as batches go
+through.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ log = logging.getLogger("hookline")
 
 
 class Heartbeat(Hook):
-    """Shows from outside that a run is alive and how far it is; comes from the loop, so a run that hangs falls silent.
+    """Shows from outside that a run is alive and how far it is; comes from the loop, so a run that hangs
+    falls silent.
 
-    The file is replaced in one go, so a reader never sees half of it. The address is called from a thread of its own and
-    kept a secret. Neither can harm the run.
+    The file is replaced in one go, so a reader never sees half of it. The address is called from a thread of
+    its own and kept a secret. Neither can harm the run.
     """
 
     tier = "builtin"
@@ -32,11 +35,17 @@ class Heartbeat(Hook):
     on_error = "warn"
 
     def __init__(
-        self, path: str | Path | None = None, url: str | None = None, every: str | float = "60 seconds", timeout: float = 10.0,
-    ) -> None:  # fmt: skip
-        """`path`: the file, by default `heartbeat.json` unless there is a `url`; a relative one is below the run's directory.
+        self,
+        path: str | Path | None = None,
+        url: str | None = None,
+        every: str | float = "60 seconds",
+        timeout: float = 10.0,
+    ) -> None:
+        """`path`: the file, by default `heartbeat.json` unless there is a `url`; a relative one is below the
+        run's directory.
 
-        `url`: an address to GET, or `env:NAME` to take it from an environment variable. `every`: seconds, or '5 minutes'.
+        `url`: an address to GET, or `env:NAME` to take it from an environment variable. `every`: seconds, or
+        '5 minutes'.
         """
         address = None if url is None else Secret(url)
         url = None  # an error below may be shown with the variables of this function
@@ -79,16 +88,25 @@ class Heartbeat(Hook):
             os.replace(aside, self._file)
         except OSError as error:
             if not self._warned:
-                log.warning("Heartbeat: %s cannot be written (%s); the run goes on", self._file, error.strerror)
+                log.warning(
+                    "Heartbeat: %s cannot be written (%s); the run goes on", self._file, error.strerror
+                )
             self._warned = True
 
     def _facts(self, state: Any) -> dict[str, Any]:
         """Nothing here waits for the device."""
         return {
-            "time": round(time.time(), 3), "every": self.every, "host": socket.gethostname(), "pid": os.getpid(),
-            "stage": state.stage, "status": state.status, "epoch": state.epoch, "step": state.step,
-            "batches_seen": state.batches_seen, "samples_seen": state.samples_seen,
-        }  # fmt: skip
+            "time": round(time.time(), 3),
+            "every": self.every,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "stage": state.stage,
+            "status": state.status,
+            "epoch": state.epoch,
+            "step": state.step,
+            "batches_seen": state.batches_seen,
+            "samples_seen": state.samples_seen,
+        }
 
 
 def _seconds(every: Any) -> float:

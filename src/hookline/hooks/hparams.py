@@ -23,16 +23,20 @@ MISSING = object()
 class HParams(Hook):
     """Hyper-parameters: in every checkpoint, in the log, and used by `Module.load_from_checkpoint`.
 
-    Without `params` they are the arguments that the module was made with, defaults included. Numbers, text, None, and lists,
-    tuples and dictionaries of them can be kept; of others the checkpoint has the type, and `load_from_checkpoint` asks for them.
-    Only a `hookline.Module` remembers its arguments. Of a plain nn.Module they are the attributes named like its arguments.
+    Without `params` they are the arguments that the module was made with, defaults included. Numbers, text,
+    None, and lists, tuples and dictionaries of them can be kept; of others the checkpoint has the type, and
+    `load_from_checkpoint` asks for them. Only a `hookline.Module` remembers its arguments. Of a plain
+    nn.Module they are the attributes named like its arguments.
     """
 
     tier = "builtin"
     name = "hparams"
 
     def __init__(
-        self, params: Mapping[str, Any] | argparse.Namespace | Any = None, ignore: tuple[str, ...] = (), name: str | None = None
+        self,
+        params: Mapping[str, Any] | argparse.Namespace | Any = None,
+        ignore: tuple[str, ...] = (),
+        name: str | None = None,
     ) -> None:
         """Give them, as a mapping, a dataclass or a namespace, or leave them to the module.
 
@@ -42,8 +46,12 @@ class HParams(Hook):
         self._given = None if params is None else _as_dict(params)
         for key, value in (self._given or {}).items():
             if why := cannot_keep(value):
-                raise OptionError(f"HParams: {key!r} is {why}, which a checkpoint cannot hold: pass numbers, text, None, and "
-                                  "lists, tuples and dictionaries of them.", option="params", value=value)  # fmt: skip
+                raise OptionError(
+                    f"HParams: {key!r} is {why}, which a checkpoint cannot hold: pass numbers, text, None, "
+                    "and lists, tuples and dictionaries of them.",
+                    option="params",
+                    value=value,
+                )
         if isinstance(ignore, str):
             raise refused("HParams: ignore", ignore, f"a tuple of names, such as ({ignore!r},)")
         self.ignore = members("HParams: ignore", ignore, "names")
@@ -64,10 +72,16 @@ class HParams(Hook):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         before = checkpoint.get("hparams", {})
         keys = {**before, **self.params} if self._given is not None else before.keys() & self.params
-        changed = [f"{key}: {before.get(key, 'none')!r} -> {self.params.get(key, 'none')!r}" for key in keys
-                   if before.get(key, MISSING) != self.params.get(key, MISSING)]  # fmt: skip
+        changed = [
+            f"{key}: {before.get(key, 'none')!r} -> {self.params.get(key, 'none')!r}"
+            for key in keys
+            if before.get(key, MISSING) != self.params.get(key, MISSING)
+        ]
         if before and changed:
-            log.warning("HParams: the resumed run has other hyper-parameters than its checkpoint: %s.", "; ".join(changed))
+            log.warning(
+                "HParams: the resumed run has other hyper-parameters than its checkpoint: %s.",
+                "; ".join(changed),
+            )
 
     def _read(self, module: Any, is_first: bool) -> None:
         made, who = init_arguments(module), type(module).__name__
@@ -75,27 +89,41 @@ class HParams(Hook):
             made, unknown = _guessed(module)
             is_sure = isinstance(module, Module) or getattr(module, "hparams", None)
             if is_first and not is_sure and (made.recorded or unknown):
-                log.warning("HParams: %s does not remember what it was made with, as only a hookline.Module does. Kept are the "
-                            "values that it has under the names of its arguments: %s.%s Derive it from hookline.Module, or give "
-                            "them: HParams({...}).", who, ", ".join(made.recorded) or "none",
-                            f" Not known: {', '.join(unknown)}." if unknown else "")  # fmt: skip
+                log.warning(
+                    "HParams: %s does not remember what it was made with, as only a hookline.Module does. "
+                    "Kept are the values that it has under the names of its arguments: %s.%s Derive it "
+                    "from hookline.Module, or give them: HParams({...}).",
+                    who,
+                    ", ".join(made.recorded) or "none",
+                    f" Not known: {', '.join(unknown)}." if unknown else "",
+                )
         self.params = {name: value for name, value in made.recorded.items() if name not in self.ignore}
         self.left_out = {name: why for name, why in made.left_out.items() if name not in self.ignore}
         if is_first and self.left_out and isinstance(module, Module):
-            log.warning("HParams: a checkpoint cannot hold %s, which %s was made with: pass %s to load_from_checkpoint.",
-                        ", ".join(f"{name} ({why})" for name, why in self.left_out.items()), who,
-                        "it" if len(self.left_out) == 1 else "them")  # fmt: skip
+            log.warning(
+                "HParams: a checkpoint cannot hold %s, which %s was made with: pass %s to "
+                "load_from_checkpoint.",
+                ", ".join(f"{name} ({why})" for name, why in self.left_out.items()),
+                who,
+                "it" if len(self.left_out) == 1 else "them",
+            )
 
 
 def _guessed(module: Any) -> tuple[InitArguments, list[str]]:
-    """What a module has of its arguments: in Lightning's `hparams`, or as attributes. And the names of which it has nothing."""
+    """What a module has of its arguments: in Lightning's `hparams`, or as attributes. And the names of which
+    it has nothing.
+    """
     kept = getattr(module, "hparams", None)
     known = dict(kept) if isinstance(kept, Mapping) else {}
     made, unknown = InitArguments({name: each for name, each in known.items() if not cannot_keep(each)}), []
     for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
         if each.name in made.recorded:
             continue
-        value = getattr(module, each.name, MISSING) if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) else MISSING
+        value = (
+            getattr(module, each.name, MISSING)
+            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            else MISSING
+        )
         if value is MISSING:
             unknown.append(each.name)
         elif why := cannot_keep(value):

@@ -25,7 +25,9 @@ class JSONLog(Hook):
     on_error = "warn"
 
     def __init__(self, log_every_n_batches: int = 100, path: str | Path | None = None) -> None:
-        """`path`: where to write, by default `logs/training_<time>.jsonl`; a relative one is below the run's directory."""
+        """`path`: where to write, by default `logs/training_<time>.jsonl`; a relative one is below the run's
+        directory.
+        """
         check_whole("JSONLog: log_every_n_batches", log_every_n_batches, least=1)
         if path is not None:
             check_file("JSONLog: path", path)
@@ -39,10 +41,17 @@ class JSONLog(Hook):
         now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         self._file = JSONLines(trainer.run_dir / (self.path or f"logs/training_{now}.jsonl"))
         self._write(
-            "train_begin", state, model=type(state.module).__name__, model_params=state["model_params"], device=state.device,
-            resumed=resumed, max_epochs=trainer.options.max_epochs, max_steps=trainer.options.max_steps,
-            batches_per_epoch=trainer.num_training_batches, world_size=state.world_size,
-        )  # fmt: skip
+            "train_begin",
+            state,
+            model=type(state.module).__name__,
+            model_params=state["model_params"],
+            device=state.device,
+            resumed=resumed,
+            max_epochs=trainer.options.max_epochs,
+            max_steps=trainer.options.max_steps,
+            batches_per_epoch=trainer.num_training_batches,
+            world_size=state.world_size,
+        )
 
     def on_train_epoch_start(self) -> None:
         self._epoch_began = time.monotonic()
@@ -52,10 +61,17 @@ class JSONLog(Hook):
             return
         loss = state.loss
         self._write(
-            "batch", state, batch=state.batch_idx, batches_seen=state.batches_seen, samples_seen=state.samples_seen, loss=loss,
-            avg_loss=state["avg_loss"], perplexity=None if loss is None else perplexity_of(loss), lr=state.lr,
+            "batch",
+            state,
+            batch=state.batch_idx,
+            batches_seen=state.batches_seen,
+            samples_seen=state.samples_seen,
+            loss=loss,
+            avg_loss=state["avg_loss"],
+            perplexity=None if loss is None else perplexity_of(loss),
+            lr=state.lr,
             metrics=dict(state.batch_metrics.read()),
-        )  # fmt: skip
+        )
 
     def on_validation_end(self, state: Any, sanity_checking: bool) -> None:
         if not sanity_checking:
@@ -63,14 +79,33 @@ class JSONLog(Hook):
 
     def on_train_epoch_end(self, state: Any) -> None:
         seconds = round(time.monotonic() - self._epoch_began, 3)
-        self._write("epoch_end", state, seconds=seconds, avg_loss=state["avg_loss"], metrics=dict(state.metrics.read()))
+        self._write(
+            "epoch_end",
+            state,
+            seconds=seconds,
+            avg_loss=state["avg_loss"],
+            metrics=dict(state.metrics.read()),
+        )
 
     def on_train_end(self, state: Any) -> None:
-        self._write("train_end", state, status=state.status, reason=state.stop_reason, epochs=state.epochs_seen,
-                    seconds=round(time.monotonic() - self._began, 3), metrics=dict(state.metrics.read()))  # fmt: skip
+        self._write(
+            "train_end",
+            state,
+            status=state.status,
+            reason=state.stop_reason,
+            epochs=state.epochs_seen,
+            seconds=round(time.monotonic() - self._began, 3),
+            metrics=dict(state.metrics.read()),
+        )
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._write("exception", state, status=state.status, exception=type(exception).__name__, message=redact(exception))
+        self._write(
+            "exception",
+            state,
+            status=state.status,
+            exception=type(exception).__name__,
+            message=redact(exception),
+        )
 
     def teardown(self) -> None:
         if self._file is not None:

@@ -25,18 +25,22 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "trainer": lambda s: s.trainer,
     "state": lambda s: s,
 }
-"""What a function may ask for. `outputs` is what the training step returned, alive: a loss of it can be differentiated."""
+"""What a function may ask for. `outputs` is what the training step returned, alive: a loss of it can be
+differentiated.
+"""
 Weight = float | Callable[..., float] | Mapping[int | str, float]
 
 
 class LossSchedule(Hook):
-    """Puts together what is differentiated: the module's loss or another one in its place, times a weight, plus further terms.
+    """Puts together what is differentiated: the module's loss or another one in its place, times a weight,
+    plus further terms.
 
     >>> LossSchedule(terms={"l1": lambda module: sum(p.abs().sum() for p in module.parameters())},
     ...              weights={"l1": {0: 0.0, 1000: 1e-4}})
 
-    A weight is a number, a function of facts (`lambda step: min(1, step / 1000)`), or a mapping from the moment on which it
-    holds (a step, or text such as '2 epochs') to a number. A term whose weight is 0 is not computed.
+    A weight is a number, a function of facts (`lambda step: min(1, step / 1000)`), or a mapping from the
+    moment on which it holds (a step, or text such as '2 epochs') to a number. A term whose weight is 0 is not
+    computed.
     """
 
     tier = "builtin"
@@ -53,9 +57,9 @@ class LossSchedule(Hook):
         """Say what to add, what to put in place, and how much of each.
 
         terms: further losses by name, functions that ask for facts by the names of their parameters.
-        weights: their weights, 1 for those that are not named. replace: a function whose loss takes the place of the module's
-        from the start, or a mapping from moments to functions. weight: of the module's loss, or what replaced it.
-        log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
+        weights: their weights, 1 for those that are not named. replace: a function whose loss takes the place
+        of the module's from the start, or a mapping from moments to functions. weight: of the module's loss,
+        or what replaced it. log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
         """
         super().__init__(name)
         for what, given in (("terms", terms), ("weights", weights)):
@@ -65,24 +69,36 @@ class LossSchedule(Hook):
         self.terms, self.weights = dict(terms or {}), dict(weights or {})
         for each in self.weights:
             if each not in self.terms:
-                raise OptionError(f"LossSchedule: weights has {each!r}, which is none of the terms "
-                                  f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}",
-                                  option="weights", value=each, allowed=tuple(self.terms))  # fmt: skip
+                raise OptionError(
+                    f"LossSchedule: weights has {each!r}, which is none of the terms "
+                    f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}",
+                    option="weights",
+                    value=each,
+                    allowed=tuple(self.terms),
+                )
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
         check_bool("LossSchedule: log", log)
         self.log = log
         self._terms = {key: _Asking(function, f"the term {key!r}") for key, function in self.terms.items()}
-        self._weights = {key: _Weight(self.weights.get(key, 1.0), f"the weight of {key!r}") for key in self.terms}
+        self._weights = {
+            key: _Weight(self.weights.get(key, 1.0), f"the weight of {key!r}") for key in self.terms
+        }
         self._weight = _Weight(weight, "weight")
         moments = replace if isinstance(replace, Mapping) else {} if replace is None else {0: replace}
-        self._replace = _in_order({key: _Asking(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace")
+        self._replace = _in_order(
+            {key: _Asking(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
+        )
 
     def on_fit_start(self, module: Any) -> None:
         asking = [*self._terms.values(), *(function for _, _, function in self._replace)]
-        if not getattr(module, "automatic_optimization", True) and any("outputs" in each.names for each in asking):
-            raise HookError("LossSchedule: with manual optimization the loss is differentiated before the step has returned, so "
-                            "there are no `outputs` to ask for; use `batch` and `module`.")  # fmt: skip
+        if not getattr(module, "automatic_optimization", True) and any(
+            "outputs" in each.names for each in asking
+        ):
+            raise HookError(
+                "LossSchedule: with manual optimization the loss is differentiated before the step has "
+                "returned, so there are no `outputs` to ask for; use `batch` and `module`."
+            )
 
     def on_before_backward(self, state: Any) -> Tensor | None:
         given = loss = state.live_loss
@@ -102,8 +118,10 @@ class LossSchedule(Hook):
                 if value is not None:
                     state.trainer.log(f"loss/{key}", value)
         if not loss.requires_grad:
-            raise LossError("LossSchedule: what is left of the loss cannot be differentiated: its weights are 0, or a function "
-                            "returned a detached tensor.")  # fmt: skip
+            raise LossError(
+                "LossSchedule: what is left of the loss cannot be differentiated: its weights are 0, or a "
+                "function returned a detached tensor."
+            )
         return loss if loss is not given else None
 
 
@@ -122,8 +140,14 @@ class _Asking:
     def loss(self, state: Any) -> Tensor:
         value = self(state)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise LossError(f"LossSchedule: {self.what} must return a loss, a tensor of one element; it returned {got}.")
+            got = (
+                f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
+            raise LossError(
+                f"LossSchedule: {self.what} must return a loss, a tensor of one element; it returned {got}."
+            )
         return value.reshape(())
 
 
@@ -153,7 +177,9 @@ class _Weight:
                 return float(came)
             except (TypeError, ValueError):
                 what = self.function.what
-                raise LossError(f"LossSchedule: {what} must return a number; it returned {described(came)}.") from None
+                raise LossError(
+                    f"LossSchedule: {what} must return a number; it returned {described(came)}."
+                ) from None
         value = _current(self.moments, state)
         return 0.0 if value is None else float(value)
 

@@ -1,4 +1,6 @@
-"""The learning-rate range test: raise the rate step by step, watch the loss, suggest a rate, put everything back."""
+"""The learning-rate range test: raise the rate step by step, watch the loss, suggest a rate, put everything
+back.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +30,55 @@ class LRFinder(Hook):
     >>> finder = LRFinder(max_lr=1.0)
     >>> module.lr = finder.find(trainer, module, train_loader)
 
-    As a hook of a run it turns that run into the test: the run ends when the test does, and weights, buffers, optimizers,
-    schedulers and random streams are as they were before it. Monitors (ModelCheckpoint, EarlyStopping) are switched off
-    meanwhile: nothing in a range test is a result. `figure()` and `lr_finder.png` show loss over rate.
+    As a hook of a run it turns that run into the test: the run ends when the test does, and weights, buffers,
+    optimizers, schedulers and random streams are as they were before it. Monitors (ModelCheckpoint,
+    EarlyStopping) are switched off meanwhile: nothing in a range test is a result. `figure()` and
+    `lr_finder.png` show loss over rate.
     """
 
     tier = "builtin"
 
     def __init__(
-        self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100, divergence: float = 4.0, plot: bool = True,
+        self,
+        min_lr: float = 1e-7,
+        max_lr: float = 1.0,
+        steps: int = 100,
+        divergence: float = 4.0,
+        plot: bool = True,
         name: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The test.
 
-        min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to it.
-        steps: optimizer updates over which the rate grows, by the same factor each time.
-        divergence: the test ends early when the smoothed loss is so many times its best, or has risen so many times what it fell.
-        plot: draw `lr_finder.png` in the run's directory.
+        min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to
+        it. steps: optimizer updates over which the rate grows, by the same factor each time.
+        divergence: the test ends early when the smoothed loss is so many times its best, or has risen so many
+        times what it fell. plot: draw `lr_finder.png` in the run's directory.
         """
         super().__init__(name)
-        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in (min_lr, max_lr, divergence)) or \
-                not 0 < min_lr < max_lr < math.inf:  # fmt: skip
-            raise OptionError(f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the second.",
-                              option="min_lr", value=min_lr)  # fmt: skip
+        if (
+            not all(
+                isinstance(each, int | float) and not isinstance(each, bool)
+                for each in (min_lr, max_lr, divergence)
+            )
+            or not 0 < min_lr < max_lr < math.inf
+        ):
+            raise OptionError(
+                f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the "
+                f"second.",
+                option="min_lr",
+                value=min_lr,
+            )
         check_whole("LRFinder: steps", steps, 10)
         if not divergence > 1:
             raise refused("LRFinder: divergence", divergence, "above 1")
         check_bool("LRFinder: plot", plot)
-        self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = min_lr, max_lr, steps, divergence, plot
+        self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = (
+            min_lr,
+            max_lr,
+            steps,
+            divergence,
+            plot,
+        )
         self.lrs: list[float] = []
         self.losses: list[float] = []
         """One pair for each update that was made with a finite loss."""
@@ -70,20 +93,37 @@ class LRFinder(Hook):
     def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
         """Run the test with a trainer like this one, but without its hooks, and return the suggestion.
 
-        Takes what `trainer.fit` takes. Nothing of the given trainer, and nothing but the device of the module, is changed.
+        Takes what `trainer.fit` takes. Nothing of the given trainer, and nothing but the device of the
+        module, is changed.
         """
-        changes = {"max_steps": self.steps, "max_epochs": -1, "min_epochs": 0, "max_time": None, "limit_val_batches": 0,
-                   "num_sanity_val_steps": 0, "fast_dev_run": False, "run_dir": trainer.run_dir, "enable_progress_bar": False,
-                   "val_check_interval": 1.0, "check_val_every_n_epoch": 1, "checkpoint": False}  # fmt: skip
+        changes = {
+            "max_steps": self.steps,
+            "max_epochs": -1,
+            "min_epochs": 0,
+            "max_time": None,
+            "limit_val_batches": 0,
+            "num_sanity_val_steps": 0,
+            "fast_dev_run": False,
+            "run_dir": trainer.run_dir,
+            "enable_progress_bar": False,
+            "val_check_interval": 1.0,
+            "check_val_every_n_epoch": 1,
+            "checkpoint": False,
+        }
         modes = [(each, each.training) for each in module.modules()]
         with isolated_rng():
-            short = type(trainer)(**{**asdict(trainer.options), **changes}, strategy=trainer.strategy, logger=False, hooks=[self])
+            short = type(trainer)(
+                **{**asdict(trainer.options), **changes},
+                strategy=trainer.strategy,
+                logger=False,
+                hooks=[self],
+            )
             short.fit(module, train, **arguments)
         for each, mode in modes:
             each.training = mode
         return self.suggestion
 
-    # ---- the test ---------------------------------------------------------------------------------------------------
+    # ---- the test ------------------------------------------------------------------------------------------
 
     def setup(self, stage: str, trainer: Any) -> None:
         if stage != "fit":
@@ -91,14 +131,20 @@ class LRFinder(Hook):
         if self.plot:
             need_matplotlib("LRFinder(plot=True)")
         if trainer.options.min_epochs:
-            raise OptionError(f"LRFinder ends the run after {self.steps} steps, which min_epochs={trainer.options.min_epochs} "
-                              "forbids; use LRFinder().find(trainer, module, loader).")  # fmt: skip
+            raise OptionError(
+                f"LRFinder ends the run after {self.steps} steps, which "
+                f"min_epochs={trainer.options.min_epochs} forbids; use LRFinder().find(trainer, module, "
+                "loader)."
+            )
         self._streams = rng_state()
 
     def on_fit_start(self, trainer: Any) -> None:
         """Everyone is set up by now, so that whoever is switched off still gets its teardown."""
-        self._silenced = [each.name for each in trainer.hooks.entries()
-                          if each.enabled and getattr(each.hook, "tier", "") == "monitor"]  # fmt: skip
+        self._silenced = [
+            each.name
+            for each in trainer.hooks.entries()
+            if each.enabled and getattr(each.hook, "tier", "") == "monitor"
+        ]
         for name in self._silenced:
             trainer.disable_hook(name)
         if self._silenced:
@@ -139,7 +185,9 @@ class LRFinder(Hook):
         losses, self._window = self._window, []
         if self._kept is None:
             return
-        told = trainer.strategy.ranks.gather_numbers([sum(losses), len(losses)])  # one curve, and one suggestion, for all ranks
+        told = trainer.strategy.ranks.gather_numbers(
+            [sum(losses), len(losses)]
+        )  # one curve, and one suggestion, for all ranks
         count = math.fsum(each for _, each in told)
         if not count:
             return
@@ -149,7 +197,9 @@ class LRFinder(Hook):
             self.losses.append(loss)
             before = loss if math.isnan(self._smoothed) else self._smoothed
             self._smoothed = before + max(0.2, 1 / len(self.losses)) * (loss - before)
-            if len(self.losses) > self.steps // 10:  # the first tenth only levels out the noise of single batches
+            if (
+                len(self.losses) > self.steps // 10
+            ):  # the first tenth only levels out the noise of single batches
                 self._start = self._smoothed if math.isnan(self._best) else self._start
                 self._best = min(self._smoothed, self._start if math.isnan(self._best) else self._best)
         # as far above the best as `divergence` times it, or times what was gained
@@ -176,7 +226,11 @@ class LRFinder(Hook):
             set_rng_state(self._streams)
         self.suggestion = self._suggest()
         if self.suggestion is None:
-            log.warning("LRFinder has no suggestion: over %d steps from %g the loss did not fall.", len(self.lrs), self.min_lr)
+            log.warning(
+                "LRFinder has no suggestion: over %d steps from %g the loss did not fall.",
+                len(self.lrs),
+                self.min_lr,
+            )
         elif rank == 0:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
         if self.plot and rank == 0 and len(self.lrs) > 2:
@@ -184,7 +238,7 @@ class LRFinder(Hook):
             save(figure, Path(trainer.run_dir) / "lr_finder.png")
             logger.add_figure("lr_finder", figure, step)
 
-    # ---- the result -------------------------------------------------------------------------------------------------
+    # ---- the result ----------------------------------------------------------------------------------------
 
     def figure(self) -> Any:
         """Loss over learning rate, as a matplotlib figure."""
@@ -192,7 +246,9 @@ class LRFinder(Hook):
         return lr_curve(self.lrs, self.losses, _smooth(self.losses), self.suggestion)
 
     def _suggest(self) -> float | None:
-        """Where the smoothed loss falls fastest, but at most a tenth of the rate where it was lowest: that is the edge."""
+        """Where the smoothed loss falls fastest, but at most a tenth of the rate where it was lowest: that is
+        the edge.
+        """
         if len(self.lrs) < 10:
             return None
         smooth = _smooth(self.losses)
@@ -212,7 +268,9 @@ class _Kept:
     def __init__(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
         self.objects = [(each, copy.deepcopy(each.state_dict())) for each in (*optimizers, *schedulers)]
-        self.grads = [(each, None if each.grad is None else each.grad.clone()) for each in module.parameters()]
+        self.grads = [
+            (each, None if each.grad is None else each.grad.clone()) for each in module.parameters()
+        ]
 
     def put_back(self) -> None:
         with torch.no_grad():
@@ -233,5 +291,6 @@ def _smooth(losses: list[float]) -> Any:
     values = np.asarray(losses, dtype=np.float64)
     reach = max(1, len(values) // 20)
     weights = np.hanning(2 * reach + 3)[1:-1]
-    # fewer neighbours at the ends: repeating the first loss there would make one noisy batch the start of the curve
+    # fewer neighbours at the ends: repeating the first loss there would make one noisy batch the start of the
+    # curve
     return np.convolve(values, weights, mode="same") / np.convolve(np.ones_like(values), weights, mode="same")

@@ -1,4 +1,6 @@
-"""The learning rate of every optimizer and parameter group, and if asked momentum and weight decay, among the metrics."""
+"""The learning rate of every optimizer and parameter group, and if asked momentum and weight decay, among the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,20 @@ FREQUENCIES = ("epoch", "step")
 class LRMonitor(Hook):
     """Logs `lr-SGD`, with several groups `lr-SGD/pg1`, with several optimizers of a kind `lr-SGD-1`.
 
-    A scheduler's `name` and a parameter group's `name` take the place of these. The values are those that the update, or
-    the epoch, began with, not what a scheduler made of them since.
+    A scheduler's `name` and a parameter group's `name` take the place of these. The values are those that the
+    update, or the epoch, began with, not what a scheduler made of them since.
     """
 
     tier = "builtin"
     on_error = "warn"
 
-    def __init__(self, log_momentum: bool = False, log_weight_decay: bool = False, frequency: str = "epoch") -> None:
+    def __init__(
+        self, log_momentum: bool = False, log_weight_decay: bool = False, frequency: str = "epoch"
+    ) -> None:
         """`log_momentum`: also `...-momentum` (the first beta of Adam and its kin) and `...-beta2`.
 
-        `frequency`: 'epoch', or 'step' for every step whose metrics are logged (`Trainer(log_every_n_steps=...)`).
+        `frequency`: 'epoch', or 'step' for every step whose metrics are logged
+        (`Trainer(log_every_n_steps=...)`).
         """
         check_bool("LRMonitor: log_momentum", log_momentum)
         check_bool("LRMonitor: log_weight_decay", log_weight_decay)
@@ -71,7 +76,9 @@ class LRMonitor(Hook):
 
 
 def group_names(trainer: Any) -> list[list[str]]:
-    """A name for every parameter group, per optimizer. Found out each time: groups may be added in the middle of a run."""
+    """A name for every parameter group, per optimizer. Found out each time: groups may be added in the middle
+    of a run.
+    """
     schedules = trainer.schedules
     given = {each.optimizer_idx: each.name for each in schedules if each.name}
     seen: Counter[str] = Counter()

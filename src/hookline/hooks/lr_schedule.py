@@ -22,7 +22,8 @@ FACTS = ("step", "epoch", "total")
 
 
 def register_schedule(name: str) -> Callable[[F], F]:
-    """Offer a schedule under a name: `@register_schedule("stairs")` on a function of `t`, from 0 to 1, with options as keywords.
+    """Offer a schedule under a name: `@register_schedule("stairs")` on a function of `t`, from 0 to 1, with
+    options as keywords.
 
     It returns what is left of the learning rate above its minimum: 1 is all of it, 0 the minimum.
     """
@@ -33,7 +34,10 @@ def register_schedule(name: str) -> Callable[[F], F]:
         if name in SCHEDULES:
             raise OptionError(f"There is a schedule called {name!r} already; choose another name.")
         if next(iter(inspect.signature(function).parameters), "") != "t":
-            raise OptionError(f"The schedule {name!r} must be a function whose first parameter is `t`, the time from 0 to 1.")
+            raise OptionError(
+                f"The schedule {name!r} must be a function whose first parameter is `t`, the time from 0 to "
+                f"1."
+            )
         SCHEDULES[name] = function
         return function
 
@@ -79,8 +83,8 @@ def wsd(t: float, decay_fraction: float = 0.1) -> float:
 class LRSchedule(Hook):
     """Sets the learning rate of every parameter group to its initial one times a factor, before each update.
 
-    A learning rate that somebody else changes meanwhile (a hook, ReduceLROnPlateau) is taken as a wish: the schedule goes on
-    in proportion to it. Schedulers that write a whole schedule of their own are refused.
+    A learning rate that somebody else changes meanwhile (a hook, ReduceLROnPlateau) is taken as a wish: the
+    schedule goes on in proportion to it. Schedulers that write a whole schedule of their own are refused.
     """
 
     tier = "builtin"
@@ -97,11 +101,12 @@ class LRSchedule(Hook):
     ) -> None:
         """Say how it goes.
 
-        schedule: a name ('constant', 'linear', 'cosine', 'wsd', 'rex', 'polynomial', or one that `register_schedule` added),
-        or a function of `step`, `epoch`, `total` (any of them) that returns the factor itself.
-        total: steps (or epochs) in all; None: as many as the run will make. warmup: of these, how many rise linearly.
-        min_lr_ratio: the lowest factor. interval: 'step' or 'epoch', how often it changes and what total and warmup count.
-        Further options go to the schedule: `power` of 'polynomial', `decay_fraction` of 'wsd'.
+        schedule: a name ('constant', 'linear', 'cosine', 'wsd', 'rex', 'polynomial', or one that
+        `register_schedule` added), or a function of `step`, `epoch`, `total` (any of them) that returns the
+        factor itself. total: steps (or epochs) in all; None: as many as the run will make. warmup: of these,
+        how many rise linearly. min_lr_ratio: the lowest factor. interval: 'step' or 'epoch', how often it
+        changes and what total and warmup count. Further options go to the schedule: `power` of 'polynomial',
+        `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
         check_choice("LRSchedule: interval", interval, ("step", "epoch"))
@@ -109,9 +114,17 @@ class LRSchedule(Hook):
             check_whole("LRSchedule: total", total, 1)
         check_whole("LRSchedule: warmup", warmup, 0)
         if total is not None and warmup >= total:
-            raise OptionError(f"LRSchedule: warmup={warmup} leaves nothing of total={total}.", option="warmup", value=warmup)
+            raise OptionError(
+                f"LRSchedule: warmup={warmup} leaves nothing of total={total}.", option="warmup", value=warmup
+            )
         check_number("LRSchedule: min_lr_ratio", min_lr_ratio, 0.0, 1.0)
-        self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = schedule, total, warmup, min_lr_ratio, interval
+        self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = (
+            schedule,
+            total,
+            warmup,
+            min_lr_ratio,
+            interval,
+        )
         self.options = options
         self._shape = self._find(schedule)
         self._asks = facts_asked(schedule, "LRSchedule: the function", FACTS) if callable(schedule) else []
@@ -128,11 +141,15 @@ class LRSchedule(Hook):
         elif not callable(schedule):
             raise refused("LRSchedule: schedule", schedule, f"a name ({', '.join(SCHEDULES)}) or a function")
         elif self.warmup or self.min_lr_ratio:
-            raise OptionError("LRSchedule: warmup and min_lr_ratio go with a schedule by name, not with a function.")
+            raise OptionError(
+                "LRSchedule: warmup and min_lr_ratio go with a schedule by name, not with a function."
+            )
         for option in self.options:
             if option not in takes:
-                raise OptionError(f"LRSchedule: the schedule {schedule!r} has no option {option!r}.{closest(option, takes)} "
-                                  f"It has: {', '.join(takes) or 'none'}.")  # fmt: skip
+                raise OptionError(
+                    f"LRSchedule: the schedule {schedule!r} has no option "
+                    f"{option!r}.{closest(option, takes)} It has: {', '.join(takes) or 'none'}."
+                )
         return SCHEDULES[schedule] if isinstance(schedule, str) else schedule
 
     def factor(self, step: int, epoch: int) -> float:
@@ -143,8 +160,10 @@ class LRSchedule(Hook):
             try:
                 return float(came)
             except (TypeError, ValueError):
-                raise OptionError(f"LRSchedule: the function must return the factor, a number; "
-                                  f"it returned {described(came)}.") from None  # fmt: skip
+                raise OptionError(
+                    f"LRSchedule: the function must return the factor, a number; "
+                    f"it returned {described(came)}."
+                ) from None
         now = step if self.interval == "step" else epoch
         if now < self.warmup:
             return (now + 1) / (self.warmup + 1)
@@ -156,21 +175,36 @@ class LRSchedule(Hook):
             self._at, self._written = -1, []
 
     def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any]) -> None:
-        others = sorted({type(each).__name__ for each in schedulers if not isinstance(each, ReduceLROnPlateau)})
+        others = sorted(
+            {type(each).__name__ for each in schedulers if not isinstance(each, ReduceLROnPlateau)}
+        )
         if others:
-            raise HookError(f"LRSchedule and {', '.join(others)} would both write the learning rate, and the last one would win. "
-                            "Return no lr_scheduler from configure_optimizers, or leave LRSchedule out.")  # fmt: skip
+            raise HookError(
+                f"LRSchedule and {', '.join(others)} would both write the learning rate, and the last one "
+                "would win. Return no lr_scheduler from configure_optimizers, or leave LRSchedule out."
+            )
         self._until = math.inf if self.total is None else self.total
-        if self.total is None and (self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)):
-            self._until = trainer.estimated_stepping_batches if self.interval == "step" else trainer.options.max_epochs
+        if self.total is None and (
+            self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)
+        ):
+            self._until = (
+                trainer.estimated_stepping_batches if self.interval == "step" else trainer.options.max_epochs
+            )
             if not 0 < self._until < math.inf:
-                raise OptionError(f"LRSchedule: how many {self.interval}s the run will make cannot be told; pass total=, or set "
-                                  "max_steps or max_epochs.")  # fmt: skip
+                raise OptionError(
+                    f"LRSchedule: how many {self.interval}s the run will make cannot be told; pass total=, "
+                    "or set max_steps or max_epochs."
+                )
         if self.warmup >= self._until:
-            raise OptionError(f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} {self.interval}s.")
+            raise OptionError(
+                f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} "
+                f"{self.interval}s."
+            )
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])  # the optimizer's own state keeps it over a resume
+                group.setdefault(
+                    "initial_lr", group["lr"]
+                )  # the optimizer's own state keeps it over a resume
 
     def on_train_batch_start(self, step: int, epoch: int, optimizers: list[Any]) -> None:
         now = step if self.interval == "step" or callable(self.schedule) else epoch

@@ -17,8 +17,8 @@ WHO = "MixtureSchedule"
 class MixtureSchedule(Hook):
     """Gives the loaders other weights from a step, a number of tokens or an epoch on.
 
-    >>> MixtureSchedule({0: {"web": 0.9, "code": 0.1}, "1000 steps": {"web": 0.5, "code": 0.5}})  # doctest: +ELLIPSIS
-    <...MixtureSchedule...>
+    >>> MixtureSchedule({0: {"web": 0.9, "code": 0.1}, "1000 steps": {"web": 0.5, "code": 0.5}})  # doctest:
+    +ELLIPSIS <...MixtureSchedule...>
 
     A phase takes effect at the next window of the mixture after its time has come.
     """
@@ -26,22 +26,36 @@ class MixtureSchedule(Hook):
     tier = "builtin"
 
     def __init__(self, phases: Mapping[int | str, Mapping[str, float]], name: str | None = None) -> None:
-        """phases: from when on ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to weights by loader."""
+        """phases: from when on ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to weights by
+        loader.
+        """
         super().__init__(name)
         if not isinstance(phases, Mapping) or not phases:
-            raise OptionError(f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': 0.5}}}}.",
-                              option="phases", value=phases)  # fmt: skip
-        self.phases = [(*parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")), _weights(when, weights))
-                       for when, weights in phases.items()]  # fmt: skip
+            raise OptionError(
+                f"{WHO}: phases={phases!r} must map times to weights, as in {{'1000 steps': {{'web': "
+                f"0.5}}}}.",
+                option="phases",
+                value=phases,
+            )
+        self.phases = [
+            (*parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")), _weights(when, weights))
+            for when, weights in phases.items()
+        ]
         self.done = 0
         """Phases that have begun."""
         units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
         if len(units) > 1:
-            raise OptionError(f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.", option="phases",
-                              value=phases)  # fmt: skip
+            raise OptionError(
+                f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.",
+                option="phases",
+                value=phases,
+            )
         if [at for at, _, _ in self.phases] != sorted({at for at, _, _ in self.phases}):
-            raise OptionError(f"{WHO}: phases must come in the order of their times, each later than the one before.",
-                              option="phases", value=phases)  # fmt: skip
+            raise OptionError(
+                f"{WHO}: phases must come in the order of their times, each later than the one before.",
+                option="phases",
+                value=phases,
+            )
         if "token" in units:
             self.__dict__["on_step_end"] = self._by_tokens  # asking for tokens has them counted
 
@@ -86,10 +100,17 @@ class MixtureSchedule(Hook):
 
 def _weights(when: Any, given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping) or not given:
-        raise OptionError(f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.",
-                          option="phases", value=given)  # fmt: skip
+        raise OptionError(
+            f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.",
+            option="phases",
+            value=given,
+        )
     for name, weight in given.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise OptionError(f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or more.",
-                              option="phases", value=weight)  # fmt: skip
+            raise OptionError(
+                f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or "
+                f"more.",
+                option="phases",
+                value=weight,
+            )
     return dict(given)

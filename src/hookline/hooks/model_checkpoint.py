@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import logging
 import math
-import os
-import string
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import LONGEST_NAME, check_bool, check_path, check_whole, longest_name, parse_time, refused
-from hookline.errors import HookError, OptionError, closest
+from hookline.checks import check_bool, check_path, check_whole, longest_name, parse_time
+from hookline.errors import HookError, OptionError
 from hookline.filters import When
 from hookline.hook import Hook
-from hookline.hooks.monitored import COUNTERS, LOSSES, NEARLY_THE_SAME, Monitored, misspelt, no_validation_in
+from hookline.hooks._file_name import WHO, FileName, _raw
+from hookline.hooks.monitored import Monitored, no_validation_in
 from hookline.urls import below, check_url, is_url, shown, split_query
 
 log = logging.getLogger("hookline")
-WHO = "ModelCheckpoint"
 
 
 @dataclass(slots=True)
@@ -45,8 +41,9 @@ class Looks:
 class ModelCheckpoint(Hook):
     """Asks for checkpoints and removes those that are no longer wanted.
 
-    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; without it, the newest
-    `save_top_k` are kept. The newest checkpoint is never removed, and an older one only once the new one is durable.
+    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; without it,
+    the newest `save_top_k` are kept. The newest checkpoint is never removed, and an older one only once the
+    new one is durable.
     """
 
     tier = "monitor"
@@ -71,21 +68,23 @@ class ModelCheckpoint(Hook):
     ) -> None:
         """Say what to keep, when to look, and what to call it.
 
-        monitor, mode: the metric, and whether 'min' or 'max' is better. save_top_k: how many to keep; -1: all, 0: none.
-        save_last: also keep the state of the newest look, and of the run's end, as 'last'.
+        monitor, mode: the metric, and whether 'min' or 'max' is better. save_top_k: how many to keep; -1:
+        all, 0: none. save_last: also keep the state of the newest look, and of the run's end, as 'last'.
         filename: a template with {epoch}, {step} and metrics, such as 'epoch_{epoch}_loss_{val/loss:.2f}'.
         auto_insert_metric_name: put 'name=' before each value in it.
-        every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them, else every epoch.
-        save_on_train_epoch_end: True: look at epoch ends; False: after validations; None: after validations if there are any,
-        but where the metric is known: that of a training epoch ('train/loss') at its end.
-        save_on_exception: also save when the run fails.
-        dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as 's3://bucket/folder'.
-        strict: a metric that is missing is an error, else a warning.
-        restore_best: when the fit is over, load the best weights that were kept into the module. `checkpoints/last` stays the
-        last state.
+        every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them,
+        else every epoch. save_on_train_epoch_end: True: look at epoch ends; False: after validations; None:
+        after validations if there are any, but where the metric is known: that of a training epoch
+        ('train/loss') at its end. save_on_exception: also save when the run fails.
+        dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as
+        's3://bucket/folder'. strict: a metric that is missing is an error, else a warning.
+        restore_best: when the fit is over, load the best weights that were kept into the module.
+        `checkpoints/last` stays the last state.
         """
         super().__init__(name)
-        self.watch = Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
+        self.watch = (
+            Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
+        )
         self.monitor, self.mode = monitor, mode
         check_whole(f"{WHO}: save_top_k", save_top_k, -1)
         flags = {"save_last": save_last, "save_on_exception": save_on_exception, "restore_best": restore_best}
@@ -99,7 +98,11 @@ class ModelCheckpoint(Hook):
         self.restore_best = restore_best
         if restore_best and (monitor is None or save_top_k == 0):
             why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
-            raise OptionError(f"{WHO}: restore_best=True needs a best checkpoint, and {why}.", option="restore_best", value=True)
+            raise OptionError(
+                f"{WHO}: restore_best=True needs a best checkpoint, and {why}.",
+                option="restore_best",
+                value=True,
+            )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         if dirpath is not None:
             check_path(f"{WHO}: dirpath", dirpath)
@@ -107,21 +110,35 @@ class ModelCheckpoint(Hook):
         self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
-        self.needs_validation = strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
+        self.needs_validation = (
+            strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
+        )
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, time: Any) -> int:
         """Listen where it is needed only: a step costs nothing if nothing goes by steps."""
-        given = [key for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs), ("train_time_interval", time))
-                 if value]  # fmt: skip
+        given = [
+            key
+            for key, value in (
+                ("every_n_train_steps", steps),
+                ("every_n_epochs", epochs),
+                ("train_time_interval", time),
+            )
+            if value
+        ]
         if len(given) > 1:
-            raise OptionError(f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the other.")
+            raise OptionError(
+                f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
+                f"other."
+            )
         for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs)):
             if value is not None:
                 check_whole(f"{WHO}: {key}", value, 0)
         if time is not None:
             seconds = parse_time(time, f"{WHO}: train_time_interval")
-            self._listen("on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps)))
+            self._listen(
+                "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
+            )
         elif steps:
             self._listen("on_step_end", When(every=f"{steps} steps")(functools.partial(self._after_steps)))
         if self.save_on_exception:
@@ -131,8 +148,10 @@ class ModelCheckpoint(Hook):
     def _listen(self, event: str, function: Any) -> None:
         """Put a method on the instance; a subclass's own would never be called, so it is refused."""
         if getattr(type(self), event) is not getattr(Hook, event):
-            raise OptionError(f"{type(self).__name__}.{event} would never be called: {WHO} listens to {event} itself with these "
-                              "arguments. Write it into a hook of its own.")  # fmt: skip
+            raise OptionError(
+                f"{type(self).__name__}.{event} would never be called: {WHO} listens to {event} itself with "
+                "these arguments. Write it into a hook of its own."
+            )
         self.__dict__[event] = function
 
     def _begin(self) -> None:
@@ -144,7 +163,9 @@ class ModelCheckpoint(Hook):
         self._asked: dict[str, float] = {}
         """Asked for and not written yet."""
         self._asked_last = ""
-        """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new one."""
+        """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new
+        one.
+        """
         self._looks = Looks()
         self._owed: dict[str, float] = {}
         """Asked for at the very state that the run resumes from, and perhaps not written any more."""
@@ -154,21 +175,30 @@ class ModelCheckpoint(Hook):
             return
         self._begin()
         if self.restore_best and not hasattr(state.trainer, "load_best"):
-            raise OptionError(f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop call "
-                              "hookline.load_weights(module, checkpoint.best_model_path) after it.")  # fmt: skip
+            raise OptionError(
+                f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop "
+                "call hookline.load_weights(module, checkpoint.best_model_path) after it."
+            )
         options = state.trainer.options
         if not self.url:
             self.filename.check_length(longest_name(Path(options.run_dir or options.default_root_dir)))
         if self.dirpath.is_absolute():
             self._folder(state)  # refuses one outside before anything is trained
         for other in hooks:
-            if isinstance(other, ModelCheckpoint) and other is not self \
-                    and (other.url, other.dirpath) == (self.url, self.dirpath) \
-                    and (other.filename.template == self.filename.template or (self.save_last and other.save_last)):  # fmt: skip
-                raise HookError("Two ModelCheckpoints would write under the same names and remove each other's checkpoints: "
-                                "give one another dirpath, such as dirpath='by_time'.")  # fmt: skip
+            if (
+                isinstance(other, ModelCheckpoint)
+                and other is not self
+                and (other.url, other.dirpath) == (self.url, self.dirpath)
+                and (
+                    other.filename.template == self.filename.template or (self.save_last and other.save_last)
+                )
+            ):
+                raise HookError(
+                    "Two ModelCheckpoints would write under the same names and remove each other's "
+                    "checkpoints: give one another dirpath, such as dirpath='by_time'."
+                )
 
-    # ---- when to look -------------------------------------------------------------------------------------------
+    # ---- when to look --------------------------------------------------------------------------------------
 
     def on_validation_end(self, state: Any, metrics: Any) -> None:
         if state.stage != "fit":
@@ -181,7 +211,10 @@ class ModelCheckpoint(Hook):
             return
         self._looks.has_measured = True
         if self.monitor is not None:
-            self._looks.validated_at = state.step, metrics.get(self.monitor)  # read now, so that it stays this very object
+            self._looks.validated_at = (
+                state.step,
+                metrics.get(self.monitor),
+            )  # read now, so that it stays this very object
         if self._is_of_training(state):
             return
         if self._looks.is_waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
@@ -191,7 +224,11 @@ class ModelCheckpoint(Hook):
         alone = self._is_of_training(state) or no_validation_in(state, self._looks.has_validated)
         if self._looks.is_waiting:
             due = alone or self._is_fresh(metrics)
-        elif self.save_on_train_epoch_end is None and not self._looks.has_validated and state.epochs_seen == state.epoch:
+        elif (
+            self.save_on_train_epoch_end is None
+            and not self._looks.has_validated
+            and state.epochs_seen == state.epoch
+        ):
             due = self._is_fresh(metrics)  # the epoch is cut short: there will be no validation to wait for
         else:
             due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
@@ -203,20 +240,33 @@ class ModelCheckpoint(Hook):
             self._ask_last(state)
 
     def on_fit_end(self, state: Any) -> None:
-        """The last state is saved by now. A finished run that is started again comes here too, and gets the same weights."""
-        if not self.restore_best or state.status in ("preempted", "interrupted"):  # it resumes in another process
+        """The last state is saved by now. A finished run that is started again comes here too, and gets the
+        same weights.
+        """
+        if not self.restore_best or state.status in (
+            "preempted",
+            "interrupted",
+        ):  # it resumes in another process
             return
         if self.best_model_path:
             state.trainer.load_best(state.module, path=self.best_model_path)
         else:
-            log.warning("%s: restore_best=True, but no checkpoint was kept for a score of %s: the module has its last weights.",
-                        WHO, self.monitor)  # fmt: skip
+            log.warning(
+                "%s: restore_best=True, but no checkpoint was kept for a score of %s: the module has its "
+                "last weights.",
+                WHO,
+                self.monitor,
+            )
 
     def _after_steps(self, state: Any) -> None:
         step, value = self._looks.validated_at
-        old = self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
+        old = (
+            self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
+        )
         if self._is_fresh(state.metrics) and not old:
-            self._look(state, state.metrics, certain=self._looks.has_measured or not state.trainer.num_batches("val"))
+            self._look(
+                state, state.metrics, certain=self._looks.has_measured or not state.trainer.num_batches("val")
+            )
         else:
             self._looks.is_waiting = True  # the score is of older weights: decide when the next one is known
             if self.save_last:
@@ -229,16 +279,24 @@ class ModelCheckpoint(Hook):
             state.trainer.save_checkpoint(self._place(state, f"exception-step={state.step}"), "exception")
 
     def _is_of_training(self, state: Any) -> bool:
-        return self.monitor is not None and self.save_on_train_epoch_end is not False and state.log.is_of_training(self.monitor)
+        return (
+            self.monitor is not None
+            and self.save_on_train_epoch_end is not False
+            and state.log.is_of_training(self.monitor)
+        )
 
     def _is_fresh(self, metrics: Any) -> bool:
-        """Whether the metric was logged anew since the last look; the same old number says nothing about these weights."""
-        return self.monitor is None or (self.monitor in metrics and _raw(metrics)[self.monitor] is not self._looks.seen)
+        """Whether the metric was logged anew since the last look; the same old number says nothing about
+        these weights.
+        """
+        return self.monitor is None or (
+            self.monitor in metrics and _raw(metrics)[self.monitor] is not self._looks.seen
+        )
 
     def _epoch_is_due(self, state: Any) -> bool:
         return self.every_n_epochs > 0 and (state.epoch + 1) % self.every_n_epochs == 0
 
-    # ---- what to ask for ----------------------------------------------------------------------------------------
+    # ---- what to ask for -----------------------------------------------------------------------------------
 
     def _look(self, state: Any, metrics: Any, certain: bool = True) -> None:
         self._looks.is_waiting = False
@@ -267,9 +325,13 @@ class ModelCheckpoint(Hook):
 
     def _ask(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
         known = self._with_asked()
-        stem = self.filename.fill(state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name))
+        stem = self.filename.fill(
+            state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name)
+        )
         path = self._place(state, stem)
-        if not (self.save_top_k == 1 and str(path) in known):  # with one to keep, a fixed name is written over
+        if not (
+            self.save_top_k == 1 and str(path) in known
+        ):  # with one to keep, a fixed name is written over
             versions = 1
             while str(path) in known or (isinstance(path, Path) and path.exists()):
                 path = self._place(state, f"{stem}-v{versions}")
@@ -292,12 +354,15 @@ class ModelCheckpoint(Hook):
         run_dir = Path(state.trainer.run_dir)
         folder = run_dir / self.dirpath  # an absolute path stays itself
         if not folder.resolve().is_relative_to(run_dir.resolve()):
-            raise OptionError(f"{WHO}: dirpath={str(self.dirpath)!r} is outside the run's directory {run_dir}; "
-                              "pass a path relative to it, and choose the directory itself by Trainer(run_dir=...).",
-                              option="dirpath", value=str(self.dirpath))  # fmt: skip
+            raise OptionError(
+                f"{WHO}: dirpath={str(self.dirpath)!r} is outside the run's directory {run_dir}; "
+                "pass a path relative to it, and choose the directory itself by Trainer(run_dir=...).",
+                option="dirpath",
+                value=str(self.dirpath),
+            )
         return folder
 
-    # ---- what became of it --------------------------------------------------------------------------------------
+    # ---- what became of it ---------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, path: Any) -> None:
         if str(path) == self._asked_last:
@@ -320,7 +385,8 @@ class ModelCheckpoint(Hook):
         for old in self._beyond(self.best_k_models):
             del self.best_k_models[old]
             here = self._place(state, _name_of(old))
-            # of an earlier run's folder nothing is removed; the process may have gone to another directory since it was kept
+            # of an earlier run's folder nothing is removed; the process may have gone to another directory
+            # since it was kept
             if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
                 state.trainer.remove_checkpoint(here)
         self._settle(self.best_k_models)
@@ -340,27 +406,36 @@ class ModelCheckpoint(Hook):
 
     def _beyond(self, kept: dict[str, float]) -> list[str]:
         newest = next(reversed(kept), "")
-        return [] if self.save_top_k == -1 else [each for each in self._ranked(kept)[self.save_top_k :] if each != newest]
+        return (
+            []
+            if self.save_top_k == -1
+            else [each for each in self._ranked(kept)[self.save_top_k :] if each != newest]
+        )
 
     def _with_asked(self) -> dict[str, float]:
         """What will be kept once everything asked for is written."""
-        kept = {path: score for path, score in self.best_k_models.items() if path not in self._asked} | self._asked
+        kept = {
+            path: score for path, score in self.best_k_models.items() if path not in self._asked
+        } | self._asked
         for old in self._beyond(kept):
             del kept[old]
         return kept
 
-    # ---- its own state: a checkpoint knows of itself ------------------------------------------------------------
+    # ---- its own state: a checkpoint knows of itself -------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         kept = self._with_asked()
         best = next(iter(self._ranked(kept)), self.best_model_path)
         return {
-            "best_k_models": _without_secrets(kept), "best_model_path": shown(best), "current_score": self.current_score,
+            "best_k_models": _without_secrets(kept),
+            "best_model_path": shown(best),
+            "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
-            "last_model_path": shown(self._asked_last or self.last_model_path), "waiting": self._looks.is_waiting,
+            "last_model_path": shown(self._asked_last or self.last_model_path),
+            "waiting": self._looks.is_waiting,
             "validated": self._looks.has_validated,
             "owed": _without_secrets({path: score for path, score in self._asked.items() if path in kept}),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best_k_models, self._owed = (_scores(state.get(key, {})) for key in ("best_k_models", "owed"))
@@ -369,7 +444,9 @@ class ModelCheckpoint(Hook):
         self._looks.is_waiting, self._looks.has_validated = state["waiting"], state["validated"]
 
     def _find_again(self, state: Any) -> None:
-        """The run's directory may have been moved or copied since its paths were kept, or be spelled in another way."""
+        """The run's directory may have been moved or copied since its paths were kept, or be spelled in
+        another way.
+        """
         folder = self._folder(state)
 
         def now(path: str) -> str:
@@ -380,7 +457,11 @@ class ModelCheckpoint(Hook):
         self.best_k_models = {path: score for path, score in kept.items() if Path(path).is_dir()}
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
         owed = {now(path): score for path, score in self._owed.items()}
-        self._owed = {str(folder / Path(path).name): score for path, score in owed.items() if path not in self.best_k_models}
+        self._owed = {
+            str(folder / Path(path).name): score
+            for path, score in owed.items()
+            if path not in self.best_k_models
+        }
 
     def _complete_urls(self) -> None:
         """A checkpoint holds no secrets: those of the URL are this hook's own."""
@@ -404,94 +485,16 @@ class ModelCheckpoint(Hook):
             self._looks.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
-        for path, score in self._owed.items():  # the process ended between two checkpoints of one state: this is that state
+        for (
+            path,
+            score,
+        ) in self._owed.items():  # the process ended between two checkpoints of one state: this is that state
             self._asked[path] = score
-            monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
+            monitor = (
+                None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
+            )
             state.trainer.save_checkpoint(path, "interval" if monitor is None else "best", monitor)
         self._owed = {}
-
-
-FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
-SET_ASIDE = 26
-"""Bytes that are added to a checkpoint's name while it is written: `.NAME-v99.0123abcd-4194304.new`."""
-
-
-class FileName(str):
-    """A template of literal text and fields: {epoch}, {step}, or any metric's name, with a format after a colon.
-
-    It is text, so that the record of a run shows the template.
-    """
-
-    def __new__(cls, template: str, insert_names: bool = True) -> FileName:
-        """Make the text; `insert_names` is for `__init__`, which a copy does not call."""
-        return super().__new__(cls, template)
-
-    def __init__(self, template: str, insert_names: bool = True) -> None:
-        self.template, self.insert_names = template, insert_names
-        try:
-            self.parts = [(text, field, spec or "") for text, field, spec, _ in string.Formatter().parse(template)]
-            literal = "".join(text for text, _, _ in self.parts)
-            for _, field, spec in self.parts:
-                if field is not None:
-                    sample = format(0 if field in ("epoch", "step") else 0.0, spec)
-                    if set(spec) & FORBIDDEN or len(sample) > 64:
-                        raise ValueError(f"a format such as {spec!r} makes no file name")
-        except (ValueError, TypeError) as error:
-            raise OptionError(f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, {{step:06d}} "
-                              "or {val/loss:.2f}.", option="filename", value=template) from None  # fmt: skip
-        self.metrics = [field for _, field, _ in self.parts if field and field not in COUNTERS]
-        """The metrics that are in it."""
-        for field in self.metrics:
-            if meant := misspelt(field, (*COUNTERS, *LOSSES)):
-                raise OptionError(f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields are "
-                                  "epoch, step and metrics, such as val/loss.", option="filename", value=template)  # fmt: skip
-        if any(field == "" for _, field, _ in self.parts):
-            raise OptionError(f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as {{epoch}}.",
-                              option="filename", value=template)  # fmt: skip
-        if not template or template.startswith(".") or set(literal) & FORBIDDEN or not template.strip():
-            raise refused(f"{WHO}: filename", template, "one plain file name: no '/', no '..', nothing before it; choose the "
-                          "folder by dirpath")  # fmt: skip
-        self.check_length(LONGEST_NAME)
-
-    def check_length(self, most: int) -> None:
-        """Refuse a template whose names a file system cannot hold, with the longest values that its fields may get."""
-        longest = dict.fromkeys(self.metrics, -1.2345678901234567e-300)
-        made = self.fill(10**9, 10**9, longest, lambda name: True)
-        if (length := len(os.fsencode(made))) > most - SET_ASIDE:
-            shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
-            raise OptionError(f"{WHO}: filename={shown!r} makes names of up to {length} bytes; there may be {most - SET_ASIDE} "
-                              f"({most} less {SET_ASIDE} that are added while a checkpoint is written).",
-                              option="filename", value=shown)  # fmt: skip
-
-    def look_ahead(self, metrics: Any) -> None:
-        """In the sanity check: refuse a field that is nearly the name of a metric. Others may still come, with the training."""
-        for field in self.metrics:
-            alike = difflib.get_close_matches(field, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
-            if alike and field not in metrics:
-                raise self._missing(field, metrics)
-
-    def _missing(self, field: str, known: Any) -> OptionError:
-        return OptionError(f"{WHO}: filename={self.template!r} names {field!r}, which was not logged."
-                           f"{closest(field, known)} There are: {', '.join(known)}.")  # fmt: skip
-
-    def fill(self, epoch: int, step: int, metrics: Any, may_come: Callable[[str], bool]) -> str:
-        """The name. A metric that is missing is 'nan' if it may still come, at the end of the epoch say, and else an error."""
-        made = ""
-        for text, field, spec in self.parts:
-            made += text
-            if field is None:
-                continue
-            known = {**metrics, "epoch": epoch, "step": step}
-            if field not in known and not may_come(field):
-                raise self._missing(field, known)
-            value = known.get(field, math.nan)
-            made += (f"{field}=" if self.insert_names else "") + format(value, spec)
-        return "".join("_" if each in FORBIDDEN else each for each in made)
-
-
-def _raw(metrics: Any) -> Any:
-    """The values as they are kept, unread: the very objects tell whether one was logged anew."""
-    return metrics.raw() if hasattr(metrics, "raw") else metrics
 
 
 def _name_of(path: str) -> str:
@@ -513,6 +516,9 @@ def _scores(kept: Any) -> dict[str, float]:
 
 def _inside(path: Path) -> Path:
     if ".." in path.parts:
-        raise OptionError(f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",
-                          option="dirpath", value=str(path))  # fmt: skip
+        raise OptionError(
+            f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",
+            option="dirpath",
+            value=str(path),
+        )
     return path

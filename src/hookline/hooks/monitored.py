@@ -22,9 +22,13 @@ LOSSES = ("train/loss", "val/loss")
 
 
 class Monitored:
-    """The metric `monitor` on behalf of a hook called `who`; lower is better with mode 'min', higher with 'max'."""
+    """The metric `monitor` on behalf of a hook called `who`; lower is better with mode 'min', higher with
+    'max'.
+    """
 
-    def __init__(self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True) -> None:
+    def __init__(
+        self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True
+    ) -> None:
         if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
             raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
         check_choice(f"{who}: mode", mode, MODES)
@@ -32,9 +36,19 @@ class Monitored:
         check_bool(f"{who}: strict", strict)
         # other capitals are no slip: a metric of the user's may be 'val/Loss'
         if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
-            raise OptionError(f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your own, pass "
-                              "strict=False.", option="monitor", value=monitor)  # fmt: skip
-        self.who, self.monitor, self.mode, self.min_delta, self.strict = who, monitor, mode, float(min_delta), strict
+            raise OptionError(
+                f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your "
+                "own, pass strict=False.",
+                option="monitor",
+                value=monitor,
+            )
+        self.who, self.monitor, self.mode, self.min_delta, self.strict = (
+            who,
+            monitor,
+            mode,
+            float(min_delta),
+            strict,
+        )
         self._said = False
 
     def find(self, metrics: Mapping[str, Any]) -> float | None:
@@ -51,17 +65,23 @@ class Monitored:
     def warn_of_nonfinite(self, value: float) -> None:
         """Once: a metric that has no number says nothing about any weights."""
         if not math.isfinite(value) and not self._said:
-            log.warning("%s monitors %r, which is %s: nothing is the best by it.", self.who, self.monitor, value)
+            log.warning(
+                "%s monitors %r, which is %s: nothing is the best by it.", self.who, self.monitor, value
+            )
             self._said = True
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
-        """In the sanity check: refuse a name that is nearly a metric's. Others may still come, with the training."""
+        """In the sanity check: refuse a name that is nearly a metric's. Others may still come, with the
+        training.
+        """
         alike = difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
         if self.strict and alike and self.monitor not in metrics:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether a value beats the best one by more than `min_delta`. NaN never does; anything finite beats None."""
+        """Whether a value beats the best one by more than `min_delta`. NaN never does; anything finite beats
+        None.
+        """
         if not math.isfinite(value):
             return False
         if best is None:
@@ -75,16 +95,25 @@ class Monitored:
 
     def _missing(self, metrics: Mapping[str, Any]) -> str:
         known = ", ".join(metrics) or "none yet"
-        return f"{self.who} monitors {self.monitor!r}, which was not logged.{closest(self.monitor, metrics)} Metrics: {known}."
+        return (
+            f"{self.who} monitors {self.monitor!r}, which was not "
+            f"logged.{closest(self.monitor, metrics)} Metrics: {known}."
+        )
 
 
 def misspelt(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that this one was meant to be: in small letters, with one letter missing, doubled or swapped."""
+    """Return the known name that this one was meant to be: in small letters, with one letter missing, doubled
+    or swapped.
+    """
     given = name.lower()
     for right in known if name not in known else ():
         places = range(len(right))
-        forms = {right, *(right[:i] + right[i + 1 :] for i in places), *(right[:i] + right[i] + right[i:] for i in places),
-                 *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places)}  # fmt: skip
+        forms = {
+            right,
+            *(right[:i] + right[i + 1 :] for i in places),
+            *(right[:i] + right[i] + right[i:] for i in places),
+            *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places),
+        }
         if given in forms:
             return right
     return None
@@ -93,4 +122,6 @@ def misspelt(name: str, known: tuple[str, ...]) -> str | None:
 def no_validation_in(state: Any, validated: bool) -> bool:
     """At the end of a training epoch: whether it is plain by now that this run has no validation."""
     complete = state.epochs_seen == state.epoch + 1
-    return complete and not validated and state.epochs_seen % state.trainer.options.check_val_every_n_epoch == 0
+    return (
+        complete and not validated and state.epochs_seen % state.trainer.options.check_val_every_n_epoch == 0
+    )

@@ -1,4 +1,6 @@
-"""Finds the first number that is not finite: in the batch, an activation, the loss, a gradient or a weight."""
+"""Finds the first number that is not finite: in the batch, an activation, the loss, a
+gradient or a weight.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,27 @@ CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
 class NaNGuard(Hook):
     """Stops at the first NaN or infinity, before it gets into the weights, and says where it came from.
 
-    Every check reads the device once, however many tensors it is about. At a terminal it breaks into the debugger,
-    elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns, and what becomes of the run is the
-    trainer's `nonfinite`: 'skip' goes on, 'stop' ends it one step later.
+    Every check reads the device once, however many tensors it is about. At a terminal it breaks into the
+    debugger, elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns, and what becomes
+    of the run is the trainer's `nonfinite`: 'skip' goes on, 'stop' ends it one step later.
     """
 
     tier = "builtin"
 
     def __init__(
-        self, break_on_nan: bool = True, log_shapes: bool = False, check: str | Iterable[str] = ("loss", "gradients"),
-        every: int = 1, name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        break_on_nan: bool = True,
+        log_shapes: bool = False,
+        check: str | Iterable[str] = ("loss", "gradients"),
+        every: int = 1,
+        name: str | None = None,
+    ) -> None:
         """What to look at.
 
         break_on_nan: stop there, in the debugger if somebody is at the terminal; False: warn only.
         log_shapes: log the shapes of the first batch, and again whenever they change.
-        check: any of 'batch', 'activations' (outputs of every module; watches them only while a batch is checked),
+        check: any of 'batch', 'activations' (outputs of every module; watches them only while a batch is
+        checked),
             'loss', 'gradients' (complete and unscaled), 'parameters' (after the update).
         every: check every so many batches (updates, for gradients and parameters).
         """
@@ -53,8 +60,12 @@ class NaNGuard(Hook):
             check_choice("NaNGuard: check", each, CHECKS)
         self.check = frozenset(checks)
         if not self.check:
-            raise OptionError(f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.", option="check", value=check,
-                              allowed=tuple(CHECKS))  # fmt: skip
+            raise OptionError(
+                f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.",
+                option="check",
+                value=check,
+                allowed=tuple(CHECKS),
+            )
         check_whole("NaNGuard: every", every, 1)
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.found = 0
@@ -81,18 +92,27 @@ class NaNGuard(Hook):
         outputs, self._outputs = self._outputs, []
         self._let_go()
         if outputs and (bad := not_finite(outputs)):
-            self._tell(f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state)
+            self._tell(
+                f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state
+            )
         elif "loss" in self.check and not math.isfinite(value := float(loss.detach())):
             self._tell(f"The loss is {value}.", state)
 
-    def on_before_optimizer_step(self, module: nn.Module, optimizer: Optimizer, step: int, state: Any) -> None:
+    def on_before_optimizer_step(
+        self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
+    ) -> None:
         if "gradients" in self.check and step % self.every == 0:
             used = {id(each) for group in optimizer.param_groups for each in group["params"]}
             named = [(name, each) for name, each in module.named_parameters() if id(each) in used]
             grads = [(name, each.grad) for name, each in named if each.grad is not None]
-            if bad := not_finite(grads):  # gradients flow from the end to the start, so the last name was the first to be bad
-                self._tell(f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from the loss; "
-                           f"{len(bad)} of {len(grads)} are: {listed(reversed(bad))}.", state)  # fmt: skip
+            if bad := not_finite(
+                grads
+            ):  # gradients flow from the end to the start, so the last name was the first to be bad
+                self._tell(
+                    f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from "
+                    f"the loss; {len(bad)} of {len(grads)} are: {listed(reversed(bad))}.",
+                    state,
+                )
 
     def on_after_optimizer_step(self, module: nn.Module, step: int, state: Any) -> None:
         if "parameters" not in self.check or (step - 1) % self.every:
@@ -114,7 +134,8 @@ class NaNGuard(Hook):
         clues = [f"{what} ({state.position}; batch: {describe(state.batch)})"]
         if bad := not_finite(tensors_in("batch", state.batch)):
             clues.append(f"The batch itself is not finite: {listed(bad)}.")
-        # of shards those that are here: the other ranks may have found nothing, and look at nothing together with this one
+        # of shards those that are here: the other ranks may have found nothing, and look at nothing together
+        # with this one
         if bad := not_finite([(name, held(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {listed(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
@@ -128,7 +149,7 @@ class NaNGuard(Hook):
         else:
             raise NonFiniteLoss(message)
 
-    # ---- activations: hooks on the modules, only while a batch is checked -------------------------------------------
+    # ---- activations: hooks on the modules, only while a batch is checked ----------------------------------
 
     def _watch(self, module: nn.Module) -> None:
         self._outputs = []
@@ -137,8 +158,12 @@ class NaNGuard(Hook):
 
     def _note(self, name: str) -> Any:
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
-            held = [(part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()]
-            self._outputs += [(part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta]
+            held = [
+                (part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()
+            ]
+            self._outputs += [
+                (part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta
+            ]
 
         return between_graphs(note)
 
@@ -156,8 +181,11 @@ class NaNGuard(Hook):
 
 def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
     """The names of tensors with a NaN or an infinity in them: one read for all."""
-    floats = [(name, each) for name, each in named if each.numel() and not each.is_meta
-              and (each.is_floating_point() or each.is_complex())]  # fmt: skip
+    floats = [
+        (name, each)
+        for name, each in named
+        if each.numel() and not each.is_meta and (each.is_floating_point() or each.is_complex())
+    ]
     if not floats:
         return []
     largest = norms([each for _, each in floats], math.inf).tolist()
@@ -168,7 +196,13 @@ def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
     """The tensors in a nested structure, each under the way to it."""
     if isinstance(value, Tensor):
         return [(name, value)]
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return [each for key, inner in pairs for each in tensors_in(f"{name}[{key!r}]", inner)]
 
 

@@ -15,13 +15,23 @@ from hookline.checks import check_bool, check_choice, check_whole, members
 from hookline.hook import Hook
 
 log = logging.getLogger("hookline")
-ACTIVITIES = {each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)}
-ORDERS = ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total", "cpu_memory_usage", "count")
+ACTIVITIES = {
+    each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)
+}
+ORDERS = (
+    "cpu_time_total",
+    "self_cpu_time_total",
+    "device_time_total",
+    "self_device_time_total",
+    "cpu_memory_usage",
+    "count",
+)
 
 
 class Profiler(Hook):
-    """Runs `torch.profiler` over a few optimizer steps and writes, for each time it was on, into `profile/` of the run's
-    directory: `trace-step-N.json` (open it in Perfetto or chrome://tracing) and `operators-step-N.txt`.
+    """Runs `torch.profiler` over a few optimizer steps and writes, for each time it was on, into `profile/`
+    of the run's directory: `trace-step-N.json` (open it in Perfetto or chrome://tracing) and
+    `operators-step-N.txt`.
 
     When its last cycle is over it costs nothing any more; a run that fails leaves what was recorded so far.
     """
@@ -31,24 +41,43 @@ class Profiler(Hook):
     ranks = "zero"
 
     def __init__(
-        self, wait: int = 5, warmup: int = 2, active: int = 3, repeat: int = 1, activities: Iterable[str] | None = None,
-        record_shapes: bool = False, profile_memory: bool = False, with_stack: bool = False, top: int = 25,
-        sort_by: str | None = None, name: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        wait: int = 5,
+        warmup: int = 2,
+        active: int = 3,
+        repeat: int = 1,
+        activities: Iterable[str] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        top: int = 25,
+        sort_by: str | None = None,
+        name: str | None = None,
+    ) -> None:
         """When to record, and what.
 
-        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored (without that, the first
-        recorded step also holds what starting the profiler costs), and recording.
+        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored (without that, the
+        first recorded step also holds what starting the profiler costs), and recording.
         repeat: how many cycles.
         activities: any of 'cpu', 'cuda', 'xpu'; by default all that are there.
         record_shapes, profile_memory, with_stack: more detail, at a price.
-        top, sort_by: rows of the table, and the column that decides; by default time on the device, else on the CPU.
+        top, sort_by: rows of the table, and the column that decides; by default time on the device, else on
+        the CPU.
         """
         super().__init__(name)
-        for what, value, least in (("wait", wait, 0), ("warmup", warmup, 0), ("active", active, 1), ("repeat", repeat, 1),
-                                   ("top", top, 1)):  # fmt: skip
+        for what, value, least in (
+            ("wait", wait, 0),
+            ("warmup", warmup, 0),
+            ("active", active, 1),
+            ("repeat", repeat, 1),
+            ("top", top, 1),
+        ):
             check_whole(f"Profiler: {what}", value, least)
-        for what, flag in (("record_shapes", record_shapes), ("profile_memory", profile_memory), ("with_stack", with_stack)):
+        for what, flag in (
+            ("record_shapes", record_shapes),
+            ("profile_memory", profile_memory),
+            ("with_stack", with_stack),
+        ):
             check_bool(f"Profiler: {what}", flag)
         if sort_by is not None:
             check_choice("Profiler: sort_by", sort_by, ORDERS)
@@ -56,7 +85,14 @@ class Profiler(Hook):
         self.activities = None if activities is None else members("Profiler: activities", activities, wanted)
         for each in self.activities or ():
             check_choice("Profiler: activities", each, ACTIVITIES)
-        self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = wait, warmup, active, repeat, top, sort_by
+        self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = (
+            wait,
+            warmup,
+            active,
+            repeat,
+            top,
+            sort_by,
+        )
         self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
         self.traces: list[Path] = []
         """The traces that were written."""
@@ -66,15 +102,21 @@ class Profiler(Hook):
     def on_train_start(self, trainer: Any, logger: Any, state: Any) -> None:
         autograd: Any = torch.autograd
         if autograd._profiler_enabled():
-            raise RuntimeError("Profiler: another profiler is running already, and torch can run only one at a time.")
+            raise RuntimeError(
+                "Profiler: another profiler is running already, and torch can run only one at a time."
+            )
         wanted = None if self.activities is None else [ACTIVITIES[each] for each in self.activities]
         self._left = (self.wait + self.warmup + self.active) * self.repeat
         folder = Path(trainer.run_dir) / "profile"
         self._profile = profile(
-            activities=wanted, record_shapes=self.record_shapes, profile_memory=self.profile_memory, with_stack=self.with_stack,
+            activities=wanted,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
             schedule=self._schedule(),
-            on_trace_ready=lambda finished: self._write(finished, folder, logger, state.step), acc_events=True,
-        )  # fmt: skip
+            on_trace_ready=lambda finished: self._write(finished, folder, logger, state.step),
+            acc_events=True,
+        )
         self._profile.start()
 
     def _schedule(self) -> Any:
@@ -102,7 +144,9 @@ class Profiler(Hook):
         trace = folder / f"trace-step-{step}.json"
         finished.export_chrome_trace(str(trace))
         averages = finished.key_averages(group_by_input_shape=self.record_shapes)
-        table = averages.table(sort_by=self.sort_by or _order(averages), row_limit=self.top, max_name_column_width=60)
+        table = averages.table(
+            sort_by=self.sort_by or _order(averages), row_limit=self.top, max_name_column_width=60
+        )
         (folder / f"operators-step-{step}.txt").write_text(table, encoding="utf-8")
         logger.add_text("profile/operators", table, step)
         self.traces.append(trace)
@@ -111,4 +155,6 @@ class Profiler(Hook):
 
 def _order(averages: Any) -> str:
     on_device = any(getattr(each, "self_device_time_total", 0) > 0 for each in averages)
-    return "self_device_time_total" if on_device and torch.accelerator.is_available() else "self_cpu_time_total"
+    return (
+        "self_device_time_total" if on_device and torch.accelerator.is_available() else "self_cpu_time_total"
+    )

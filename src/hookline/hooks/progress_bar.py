@@ -1,4 +1,6 @@
-"""How far a run is: live bars on a terminal, one cell in a notebook, plain lines every few seconds elsewhere."""
+"""How far a run is: live bars on a terminal, one cell in a notebook, plain lines every few
+seconds elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from hookline.hooks._screens import Bar, Screen, choose_screen
 class ProgressBar(Hook):
     """Shows batches, rate, time left and metrics of training, sanity check, validation, test and prediction.
 
-    Between two refreshes a batch pays only for a look at the clock; numbers are read from the device when they are drawn.
+    Between two refreshes a batch pays only for a look at the clock; numbers are read from the device when
+    they are drawn.
     """
 
     tier = "builtin"
@@ -24,7 +27,9 @@ class ProgressBar(Hook):
     """A second one is refused when it is added."""
 
     def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
-        """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines off a terminal."""
+        """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines
+        off a terminal.
+        """
         check_number("ProgressBar: refresh", refresh, least=0.0)
         check_number("ProgressBar: plain_every", plain_every, least=0.0)
         self.refresh = refresh
@@ -35,11 +40,13 @@ class ProgressBar(Hook):
         self._passes: list[Bar] = []
         """One bar per loader of the evaluation that is going on."""
 
-    # ---- training -----------------------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, state: Any) -> None:
         self._open()
-        self._training = Bar(f"epoch {state.epoch}", trainer.num_training_batches, state.batch_idx, word=" batch")
+        self._training = Bar(
+            f"epoch {state.epoch}", trainer.num_training_batches, state.batch_idx, word=" batch"
+        )
 
     def on_train_batch_end(self, state: Any, clock: Any = time.monotonic) -> None:
         if clock() >= self._next:
@@ -58,11 +65,15 @@ class ProgressBar(Hook):
             self._training.advance(state.batch_idx + 1, numbers)
             self._draw()
 
-    # ---- evaluation and prediction ------------------------------------------------------------------------------
+    # ---- evaluation and prediction -------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, sanity_checking: bool) -> None:
-        self._begin_pass(trainer, "val", "sanity check" if sanity_checking else "validation",
-                         trainer.options.num_sanity_val_steps if sanity_checking else -1)  # fmt: skip
+        self._begin_pass(
+            trainer,
+            "val",
+            "sanity check" if sanity_checking else "validation",
+            trainer.options.num_sanity_val_steps if sanity_checking else -1,
+        )
 
     def on_test_start(self, trainer: Any) -> None:
         self._begin_pass(trainer, "test", "test")
@@ -90,7 +101,10 @@ class ProgressBar(Hook):
         self._began = time.monotonic()
         lengths = trainer.num_batches(kind)
         self._waiting = [
-            (f"{name} {loader}" if len(lengths) > 1 else name, length if limit < 0 else min(limit, length or limit))
+            (
+                f"{name} {loader}" if len(lengths) > 1 else name,
+                length if limit < 0 else min(limit, length or limit),
+            )
             for loader, length in lengths.items()
         ]
 
@@ -113,7 +127,7 @@ class ProgressBar(Hook):
             if self._training is not None:
                 self._training.pause(time.monotonic() - self._began)
 
-    # ---- the screen ---------------------------------------------------------------------------------------------
+    # ---- the screen ----------------------------------------------------------------------------------------
 
     def setup(self) -> None:
         self._screen, self._training, self._next = None, None, math.inf
@@ -139,4 +153,6 @@ class ProgressBar(Hook):
 def _of_pass(state: Any, prefix: str) -> dict[str, Any]:
     """An evaluation's results, unread; those of single loaders would be too many."""
     values = state.metrics.raw().items()
-    return {key: value for key, value in values if key.startswith(prefix) and not key.startswith(f"{prefix}dl_")}
+    return {
+        key: value for key, value in values if key.startswith(prefix) and not key.startswith(f"{prefix}dl_")
+    }

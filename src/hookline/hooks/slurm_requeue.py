@@ -18,8 +18,9 @@ SIGNALS = ("SIGUSR1", "SIGTERM")
 class SlurmRequeue(Hook):
     """Asks SLURM to start the job again once a signal has ended the run and its checkpoint is durable.
 
-    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time is over, and train
-    with `fit(resume="auto")` and a `run_dir`, so that the job goes on where it was. Outside SLURM it does nothing.
+    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time is
+    over, and train with `fit(resume="auto")` and a `run_dir`, so that the job goes on where it was. Outside
+    SLURM it does nothing.
     """
 
     tier = "builtin"
@@ -27,7 +28,9 @@ class SlurmRequeue(Hook):
     on_error = "warn"
 
     def __init__(self, on: str = "SIGUSR1", timeout: float = 30.0, name: str | None = None) -> None:
-        """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for `scontrol` to answer."""
+        """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for
+        `scontrol` to answer.
+        """
         super().__init__(name)
         check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
         check_timeout("SlurmRequeue: timeout", timeout)
@@ -38,15 +41,29 @@ class SlurmRequeue(Hook):
         if state.status != "preempted" or state.stop_reason != self.on or job is None:
             return
         try:
-            done = subprocess.run(["scontrol", "requeue", job], timeout=self.timeout, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["scontrol", "requeue", job],
+                timeout=self.timeout,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("SlurmRequeue: job %s could not be put back into the queue: %s", job, error)
             return
         if done.returncode:
-            log.warning("SlurmRequeue: scontrol refused to requeue job %s (exit code %d): %s", job, done.returncode,
-                        (done.stderr or done.stdout).strip())  # fmt: skip
+            log.warning(
+                "SlurmRequeue: scontrol refused to requeue job %s (exit code %d): %s",
+                job,
+                done.returncode,
+                (done.stderr or done.stdout).strip(),
+            )
         else:
-            log.warning("SlurmRequeue: job %s is back in the queue and goes on from the checkpoint of step %d.", job, state.step)
+            log.warning(
+                "SlurmRequeue: job %s is back in the queue and goes on from the checkpoint of step %d.",
+                job,
+                state.step,
+            )
 
     @staticmethod
     def job_id() -> str | None:

@@ -1,4 +1,6 @@
-"""How fast a run is: samples, tokens, batches and steps per second, and how much of the hardware that uses."""
+"""How fast a run is: samples, tokens, batches and steps per second, and how much of the
+hardware that uses.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +25,57 @@ class _Mark(NamedTuple):
 
 
 class Throughput(Hook):
-    """Logs `throughput/samples_per_sec`, `tokens_`, `batches_` and `steps_per_sec`, and `throughput/mfu` if told the FLOPs.
+    """Logs `throughput/samples_per_sec`, `tokens_`, `batches_` and `steps_per_sec`, and `throughput/mfu` if
+    told the FLOPs.
 
-    Rates are over a moving window and leave the time of validation out. The device is never waited for: it may be a few
-    steps behind, which a window of many steps evens out. Samples and tokens are those of all ranks; `peak_flops` is that of one
-    device, and `mfu` the part that all of them use of theirs.
+    Rates are over a moving window and leave the time of validation out. The device is never waited for: it
+    may be a few steps behind, which a window of many steps evens out. Samples and tokens are those of all
+    ranks; `peak_flops` is that of one device, and `mfu` the part that all of them use of theirs.
     """
 
     tier = "builtin"
     on_error = "warn"
 
     def __init__(
-        self, every: int = 50, window: int = 10, flops_per_sample: float | None = None, flops_per_token: float | None = None,
-        peak_flops: float | None = None, tokens: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        every: int = 50,
+        window: int = 10,
+        flops_per_sample: float | None = None,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+        tokens: bool | None = None,
+    ) -> None:
         """Report every so many steps, over the last `window` reports.
 
-        `flops_per_sample` or `flops_per_token`: what training on one costs, forward and backward (a transformer: about
-        6 per parameter and token). `peak_flops`: what the device could do per second. `tokens`: whether to log tokens;
-        by default if a batch holds whole numbers, as token ids are.
+        `flops_per_sample` or `flops_per_token`: what training on one costs, forward and backward (a
+        transformer: about 6 per parameter and token). `peak_flops`: what the device could do per second.
+        `tokens`: whether to log tokens; by default if a batch holds whole numbers, as token ids are.
         """
         check_whole("Throughput: every", every, least=1)
         check_whole("Throughput: window", window, least=1)
-        given = {"flops_per_sample": flops_per_sample, "flops_per_token": flops_per_token, "peak_flops": peak_flops}
+        given = {
+            "flops_per_sample": flops_per_sample,
+            "flops_per_token": flops_per_token,
+            "peak_flops": peak_flops,
+        }
         for name, number in given.items():
             if number is not None:
                 check_number(f"Throughput: {name}", number, least=1.0)
         if flops_per_sample is not None and flops_per_token is not None:
-            raise OptionError("Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one of them.")
+            raise OptionError(
+                "Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one "
+                "of them."
+            )
         if peak_flops is not None and flops_per_sample is None and flops_per_token is None:
             raise OptionError("Throughput: peak_flops needs flops_per_sample or flops_per_token beside it.")
         if tokens is not None:
             check_bool("Throughput: tokens", tokens)
         self.every = every
-        self.flops_per_sample, self.flops_per_token, self.peak_flops = flops_per_sample, flops_per_token, peak_flops
+        self.flops_per_sample, self.flops_per_token, self.peak_flops = (
+            flops_per_sample,
+            flops_per_token,
+            peak_flops,
+        )
         self.tokens = tokens
         self._marks: deque[_Mark] = deque(maxlen=window + 1)
         self._evaluating = self._left_out = 0.0

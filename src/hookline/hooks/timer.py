@@ -26,10 +26,13 @@ class Timer(Hook):
     tier = "builtin"
 
     def __init__(
-        self, duration: str | float | datetime.timedelta | Mapping[str, float] | None = None, interval: str = "step",
+        self,
+        duration: str | float | datetime.timedelta | Mapping[str, float] | None = None,
+        interval: str = "step",
         verbose: bool = True,
-    ) -> None:  # fmt: skip
-        """`duration`: seconds, '2 hours', 'DD:HH:MM:SS', a timedelta or its arguments as a mapping; None only measures.
+    ) -> None:
+        """`duration`: seconds, '2 hours', 'DD:HH:MM:SS', a timedelta or its arguments as a mapping; None only
+        measures.
 
         `interval`: look at the clock after every batch ('step') or only when an epoch is over ('epoch').
         """
@@ -43,7 +46,7 @@ class Timer(Hook):
         self._began: dict[str, float] = {}
         self._deadline = float("inf")
 
-    # ---- asking -------------------------------------------------------------------------------------------------
+    # ---- asking --------------------------------------------------------------------------------------------
 
     def time_elapsed(self, stage: str = "train") -> float:
         """Seconds a stage has taken so far."""
@@ -61,7 +64,7 @@ class Timer(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._spent = {stage: float(seconds) for stage, seconds in state["time_elapsed"].items()}
 
-    # ---- measuring ----------------------------------------------------------------------------------------------
+    # ---- measuring -----------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         self._began = {}
@@ -101,7 +104,9 @@ class Timer(Hook):
         self._begin("predict")
 
     def teardown(self) -> None:
-        for stage in list(self._began):  # the stages that last as long as a run, and whatever a failure has cut off
+        for stage in list(
+            self._began
+        ):  # the stages that last as long as a run, and whatever a failure has cut off
             self._end(stage)
         self._deadline = float("inf")
 
@@ -120,6 +125,9 @@ def _seconds(duration: Any) -> float | None:
             duration = datetime.timedelta(**duration)
         return parse_time(duration)
     except (OptionError, TypeError):
-        raise OptionError(f"Timer: duration={duration!r}: use seconds, '2 hours', 'DD:HH:MM:SS', a timedelta, a mapping such as "
-                          "{'hours': 2}, or None for no limit; above 0.", option="duration",
-                          value=duration) from None  # fmt: skip
+        raise OptionError(
+            f"Timer: duration={duration!r}: use seconds, '2 hours', 'DD:HH:MM:SS', a timedelta, a mapping "
+            "such as {'hours': 2}, or None for no limit; above 0.",
+            option="duration",
+            value=duration,
+        ) from None

@@ -25,11 +25,13 @@ REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 
 
 class UploadCheckpoint(Hook):
-    """Uploads each checkpoint once it is durable: its files first, its manifest last, so what has a manifest is whole.
+    """Uploads each checkpoint once it is durable: its files first, its manifest last, so what has a manifest
+    is whole.
 
-    Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the training: what
-    fails is tried again, then reported. All of them are finished, or given up, before the run ends. A checkpoint that is saved
-    to a URL stays there and is not uploaded. Files that others have put beside the checkpoint's own are uploaded with it.
+    Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the
+    training: what fails is tried again, then reported. All of them are finished, or given up, before the run
+    ends. A checkpoint that is saved to a URL stays there and is not uploaded. Files that others have put
+    beside the checkpoint's own are uploaded with it.
     """
 
     tier = "builtin"
@@ -56,22 +58,44 @@ class UploadCheckpoint(Hook):
         """
         super().__init__(name)
         if not isinstance(url, str) or not is_url(url):
-            raise refused("UploadCheckpoint: url", url, "a URL, such as 's3://bucket/folder' or 'file:///backup'")
+            raise refused(
+                "UploadCheckpoint: url", url, "a URL, such as 's3://bucket/folder' or 'file:///backup'"
+            )
         check_url(url, "UploadCheckpoint: url")
         if keep is not None:
             check_whole("UploadCheckpoint: keep", keep, 1)
         check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
         check_whole("UploadCheckpoint: attempts", attempts, 1)
         check_timeout("UploadCheckpoint: timeout", timeout)
-        for each in members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}") if reasons is not None else ():
+        for each in (
+            members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}")
+            if reasons is not None
+            else ()
+        ):
             if each not in tuple(REASONS):
-                raise OptionError(f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
-                                  f"{closest(str(each), REASONS)}", option="reasons", value=each,
-                                  allowed=tuple(REASONS))  # fmt: skip
-        if not isinstance(storage_options or {}, Mapping) or not all(isinstance(name, str) for name in storage_options or ()):
-            raise OptionError("UploadCheckpoint: storage_options (not shown, it may hold secrets) must be a mapping of names to "
-                              "values.", option="storage_options", allowed="a mapping of names to values")  # fmt: skip
-        self.keep, self.reasons, self.max_waiting, self.attempts, self.timeout = keep, reasons, max_waiting, attempts, timeout
+                raise OptionError(
+                    f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
+                    f"{closest(str(each), REASONS)}",
+                    option="reasons",
+                    value=each,
+                    allowed=tuple(REASONS),
+                )
+        if not isinstance(storage_options or {}, Mapping) or not all(
+            isinstance(name, str) for name in storage_options or ()
+        ):
+            raise OptionError(
+                "UploadCheckpoint: storage_options (not shown, it may hold secrets) must be a mapping of "
+                "names to values.",
+                option="storage_options",
+                allowed="a mapping of names to values",
+            )
+        self.keep, self.reasons, self.max_waiting, self.attempts, self.timeout = (
+            keep,
+            reasons,
+            max_waiting,
+            attempts,
+            timeout,
+        )
         self.pause = 1.0
         """Seconds before the second attempt; twice as many before each further one."""
         self._url, self._storage_options = url, dict(storage_options or {})
@@ -98,28 +122,38 @@ class UploadCheckpoint(Hook):
         try:
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
-            raise HookError(f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)}") from None
+            raise HookError(
+                f"UploadCheckpoint: {self._protocol}:// cannot be used: {self._clean(error)}"
+            ) from None
         except OptionError:
             raise
         except (ValueError, TypeError) as error:  # fsspec passes storage_options on as they are
-            raise OptionError(f"UploadCheckpoint: url or storage_options are not understood: {self._clean(error)}") from None
+            raise OptionError(
+                f"UploadCheckpoint: url or storage_options are not understood: {self._clean(error)}"
+            ) from None
 
     def on_checkpoint_load(self, path: Path | str) -> None:
         """The checkpoint that a run goes on from was written before its own upload."""
         if isinstance(path, str):  # it came from a URL, not from an upload of this hook
             return
         try:
-            if path.name not in self.uploaded and self._fs.exists(below(self._root, f"{path.name}/{MANIFEST}")):
+            if path.name not in self.uploaded and self._fs.exists(
+                below(self._root, f"{path.name}/{MANIFEST}")
+            ):
                 self.uploaded.append(path.name)
         except Exception as error:
-            log.warning("UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error))
+            log.warning(
+                "UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error)
+            )
 
     def on_checkpoint_save(self, trainer: Any, path: Path | str, reason: str) -> None:
         if self.reasons is not None and reason not in self.reasons:
             return
         if isinstance(path, str):
             if not self._said:
-                log.warning("UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded once more.")
+                log.warning(
+                    "UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded once more."
+                )
             self._said = True
             return
         self._serial += 1
@@ -131,8 +165,12 @@ class UploadCheckpoint(Hook):
             self._give_up(path.name, error)
             return
         if left_out:
-            log.warning("UploadCheckpoint: %s is uploaded without %s: only plain files and folders of others can be copied.",
-                        path.name, ", ".join(map(printable, left_out)))  # fmt: skip
+            log.warning(
+                "UploadCheckpoint: %s is uploaded without %s: only plain files and folders of others can be "
+                "copied.",
+                path.name,
+                ", ".join(map(printable, left_out)),
+            )
         with self._changed:
             self._waiting.append((snapshot, path.name))
             dropped = self._waiting.popleft() if len(self._waiting) > self.max_waiting else None
@@ -164,8 +202,12 @@ class UploadCheckpoint(Hook):
             with self._changed:
                 left = [name for _, name in self._waiting]
                 self._waiting.clear()
-            log.warning("UploadCheckpoint: after %g s the upload of %s still hangs and is given up%s.", self.timeout,
-                        self._uploading, f", with {', '.join(left)} behind it" if left else "")  # fmt: skip
+            log.warning(
+                "UploadCheckpoint: after %g s the upload of %s still hangs and is given up%s.",
+                self.timeout,
+                self._uploading,
+                f", with {', '.join(left)} behind it" if left else "",
+            )
             self.failed += [self._uploading, *left]
         self._thread = None
         if self._snapshots is not None:
@@ -174,7 +216,7 @@ class UploadCheckpoint(Hook):
         if self.failed:
             log.warning("UploadCheckpoint: not uploaded in this run: %s.", ", ".join(self.failed))
 
-    # ---- in the thread ------------------------------------------------------------------------------------------
+    # ---- in the thread -------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
@@ -200,14 +242,20 @@ class UploadCheckpoint(Hook):
             except Exception as error:
                 if attempt == self.attempts:
                     raise
-                log.warning("UploadCheckpoint: %s failed, try %d of %d: %s.", name, attempt, self.attempts, self._clean(error))
+                log.warning(
+                    "UploadCheckpoint: %s failed, try %d of %d: %s.",
+                    name,
+                    attempt,
+                    self.attempts,
+                    self._clean(error),
+                )
                 time.sleep(self.pause * 2 ** (attempt - 1))
         self.uploaded = [*(each for each in self.uploaded if each != name), name]
         while self.keep is not None and len(self.uploaded) > self.keep:
             remove_folder(self._fs, below(self._root, self.uploaded[0]))
             self.uploaded = self.uploaded[1:]
 
-    # ---- words --------------------------------------------------------------------------------------------------
+    # ---- words ---------------------------------------------------------------------------------------------
 
     def _give_up(self, name: str, why: Any) -> None:
         self.failed.append(name)
@@ -226,13 +274,16 @@ class UploadCheckpoint(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # the oldest of them is removed some day: nothing but a plain name may lead there
-        self.uploaded = [name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name]
+        self.uploaded = [
+            name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name
+        ]
 
 
 def _take_snapshot(source: Path, target: Path) -> list[str]:
     """Keep the files under a second name: removing or replacing the checkpoint does not disturb the upload.
 
-    Our files never change, so a link is enough; others are copied. Returns what cannot be, by its path in the checkpoint.
+    Our files never change, so a link is enough; others are copied. Returns what cannot be, by its path in the
+    checkpoint.
     """
     shutil.rmtree(target, ignore_errors=True)
     left_out = []

@@ -1,4 +1,6 @@
-"""Messages about a run to Slack, or whatever takes the same JSON. The address is a secret, and a failure never matters."""
+"""Messages about a run to Slack, or whatever takes the same JSON. The address is a secret, and a failure
+never matters.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,31 @@ TEMPLATES = {
     "exception": "{module} on {host}: {stage} ended in epoch {epoch}, step {step} by {exception}",
 }
 """What can be told, and in which words."""
-SAMPLE = {"event": "", "module": "", "host": "", "stage": "", "status": "", "reason": "", "monitor": "", "path": "",
-          "exception": "", "metrics": "", "epoch": 0, "step": 0, "best": 0.0}  # fmt: skip
+SAMPLE = {
+    "event": "",
+    "module": "",
+    "host": "",
+    "stage": "",
+    "status": "",
+    "reason": "",
+    "monitor": "",
+    "path": "",
+    "exception": "",
+    "metrics": "",
+    "epoch": 0,
+    "step": 0,
+    "best": 0.0,
+}
 """The fields of a template, by example. Names of metrics are fields too: `{val/loss:.3f}`."""
 
 
 class Webhook(Hook):
-    """Posts `{"text": ...}` when training ends or fails and when a metric is the best so far; see `TEMPLATES` for more.
+    """Posts `{"text": ...}` when training ends or fails and when a metric is the best so far; see `TEMPLATES`
+    for more.
 
-    Messages go out from a thread of their own; those that cannot wait in its queue are dropped, redirects are not
-    followed, nothing is tried twice. The address is never shown: not in logs, errors, dumps or checkpoints.
+    Messages go out from a thread of their own; those that cannot wait in its queue are dropped, redirects are
+    not followed, nothing is tried twice. The address is never shown: not in logs, errors, dumps or
+    checkpoints.
     """
 
     tier = "builtin"
@@ -44,14 +61,20 @@ class Webhook(Hook):
     on_error = "warn"
 
     def __init__(
-        self, url: str, notify_on: Iterable[str] = ("training_end", "best_model", "exception"),
-        template: str | Mapping[str, str] | None = None, monitor: str = "val/loss", mode: str = "min",
-        timeout: float = 10.0, queue_size: int = 32,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        notify_on: Iterable[str] = ("training_end", "best_model", "exception"),
+        template: str | Mapping[str, str] | None = None,
+        monitor: str = "val/loss",
+        mode: str = "min",
+        timeout: float = 10.0,
+        queue_size: int = 32,
+    ) -> None:
         """`url`: the address, or `env:NAME` to take it from an environment variable.
 
-        `template`: the words for every event, or a mapping from events to words. `monitor`, `mode`: what `best_model`
-        is about. `timeout`: seconds a request may take, and the end of a run may wait for messages that are on their way.
+        `template`: the words for every event, or a mapping from events to words. `monitor`, `mode`: what
+        `best_model` is about. `timeout`: seconds a request may take, and the end of a run may wait for
+        messages that are on their way.
         """
         address = Secret(url)
         url = ""  # an error below may be shown with the variables of this function
@@ -107,17 +130,28 @@ class Webhook(Hook):
             return
         metrics = state.metrics.read()
         fields: dict[str, Any] = {
-            **metrics, "event": event, "module": type(state.module).__name__, "host": socket.gethostname(), "stage": state.stage,
-            "status": state.status, "epoch": state.epoch, "step": state.step, "monitor": self.watch.monitor, "reason": "",
-            "path": "", "exception": "", "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()), **more,
-        }  # fmt: skip
+            **metrics,
+            "event": event,
+            "module": type(state.module).__name__,
+            "host": socket.gethostname(),
+            "stage": state.stage,
+            "status": state.status,
+            "epoch": state.epoch,
+            "step": state.step,
+            "monitor": self.watch.monitor,
+            "reason": "",
+            "path": "",
+            "exception": "",
+            "metrics": ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()),
+            **more,
+        }
         if self.best is not None:
             fields["best"] = self.best
         text = self.templates[event].format_map(_Fields(fields))
         self._outbox.put("POST", json.dumps({"text": text.strip()}).encode())
 
 
-# ---- what the user wrote -----------------------------------------------------------------------------------------
+# ---- what the user wrote -----------------------------------------------------------------------------------
 
 
 class _Unknown:
@@ -136,9 +170,13 @@ def _events(given: Iterable[str]) -> tuple[str, ...]:
     events = members("Webhook: notify_on", given, "events")
     for event in events:
         if event not in tuple(TEMPLATES):
-            raise OptionError(f"Webhook: there is no event {event!r} to notify on.{closest(str(event), TEMPLATES)} "
-                              f"There are: {', '.join(TEMPLATES)}.", option="notify_on", value=event,
-                              allowed=tuple(TEMPLATES))  # fmt: skip
+            raise OptionError(
+                f"Webhook: there is no event {event!r} to notify on.{closest(str(event), TEMPLATES)} "
+                f"There are: {', '.join(TEMPLATES)}.",
+                option="notify_on",
+                value=event,
+                allowed=tuple(TEMPLATES),
+            )
     return events
 
 
@@ -162,6 +200,10 @@ def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
                 raise ValueError(f"unknown field {wrong[0]!r}.{closest(wrong[0], SAMPLE)}")
             template.format_map(_Fields(SAMPLE))
         except ValueError as error:
-            raise OptionError(f"Webhook: template={template!r}: {error} Fields: {', '.join(SAMPLE)}, and metrics by name, "
-                              "such as {val/loss:.3f}.", option="template", value=template) from None  # fmt: skip
+            raise OptionError(
+                f"Webhook: template={template!r}: {error} Fields: {', '.join(SAMPLE)}, and metrics by name, "
+                "such as {val/loss:.3f}.",
+                option="template",
+                value=template,
+            ) from None
     return found

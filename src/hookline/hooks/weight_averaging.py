@@ -22,9 +22,9 @@ BUFFERS = ("keep", "average")
 class WeightAveraging(Hook):
     """Averages the weights while they are trained: exponentially ('ema') or evenly over all updates ('swa').
 
-    Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A checkpoint holds
-    the trained weights as the module's, the average as this hook's state, and which of them evaluations use: `load_weights`,
-    `load_from_checkpoint` and `hookline checkpoint export` take those.
+    Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A
+    checkpoint holds the trained weights as the module's, the average as this hook's state, and which of them
+    evaluations use: `load_weights`, `load_from_checkpoint` and `hookline checkpoint export` take those.
     """
 
     tier = "builtin"
@@ -43,9 +43,10 @@ class WeightAveraging(Hook):
         """Say how to average.
 
         kind: 'ema' or 'swa'. decay: how much of the average stays at each update, for 'ema'.
-        start: when to begin, such as '1000 steps' or '3 epochs'; None: at once. every: how often, such as 10 or '10 steps'.
-        buffers: 'keep' evaluates with the newest buffers (running statistics), 'average' averages them too.
-        use_for_evaluation: evaluate with the average. swap_at_end: leave the average in the module when the run is over.
+        start: when to begin, such as '1000 steps' or '3 epochs'; None: at once. every: how often, such as 10
+        or '10 steps'. buffers: 'keep' evaluates with the newest buffers (running statistics), 'average'
+        averages them too. use_for_evaluation: evaluate with the average. swap_at_end: leave the average in
+        the module when the run is over.
         """
         super().__init__(name)
         check_choice("WeightAveraging: kind", kind, KINDS)
@@ -67,10 +68,16 @@ class WeightAveraging(Hook):
         """Whether the average is from a checkpoint, and so of the module that is evaluated next."""
 
     def setup(self, stage: str, module: Any, hooks: Any) -> None:
-        others = [each for each in hooks if isinstance(each, WeightAveraging) and each is not self and each.use_for_evaluation]
+        others = [
+            each
+            for each in hooks
+            if isinstance(each, WeightAveraging) and each is not self and each.use_for_evaluation
+        ]
         if self.use_for_evaluation and others:
-            raise OptionError("Two WeightAveragings would both put their average into the module to evaluate it: keep one, and "
-                              "give the others use_for_evaluation=False.")  # fmt: skip
+            raise OptionError(
+                "Two WeightAveragings would both put their average into the module to evaluate it: keep "
+                "one, and give the others use_for_evaluation=False."
+            )
         if stage == "fit":
             self.averages, self.updates, self._stash, self._is_loaded = {}, 0, {}, False
             self._module = weakref.ref(module)
@@ -84,7 +91,9 @@ class WeightAveraging(Hook):
             for key in live:
                 if self.averages[key].device != live[key].device:  # restored from a checkpoint
                     self.averages[key] = self.averages[key].to(live[key].device)
-            for kind in {type(each) for each in self.averages.values()}:  # where weights are sharded, buffers are not
+            for kind in {
+                type(each) for each in self.averages.values()
+            }:  # where weights are sharded, buffers are not
                 keys = [key for key in live if type(self.averages[key]) is kind]
                 theirs = [live[key].detach().to(self.averages[key].dtype) for key in keys]
                 self._mix([self.averages[key] for key in keys], theirs, self.updates)
@@ -97,7 +106,7 @@ class WeightAveraging(Hook):
             found.update((name, each) for name, each in module.named_buffers() if each.is_floating_point())
         return found
 
-    # ---- in and out ---------------------------------------------------------------------------------------------
+    # ---- in and out ----------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _swap_in(self, module: Any) -> None:
@@ -149,7 +158,9 @@ class WeightAveraging(Hook):
             self._module, self._is_loaded = lambda: None, False  # it has the average already
 
     def weights_replaced(self, module: Any) -> None:
-        """Evaluate this module as it is from now on: it has got the weights of a checkpoint, which may be an older average."""
+        """Evaluate this module as it is from now on: it has got the weights of a checkpoint, which may be an
+        older average.
+        """
         if self._module() is module:
             self._module, self._is_loaded = lambda: None, False
 

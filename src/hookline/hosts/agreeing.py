@@ -1,8 +1,10 @@
-"""What the ranks of a hosted run decide together: to stop, to save, and what a hook's signal means for all of them.
+"""What the ranks of a hosted run decide together: to stop, to save, and what a hook's signal means for all of
+them.
 
-After every batch each rank says in a few numbers whether it wants something, and reads what all of them said one batch ago:
-nobody waits. Only if somebody wants something they exchange the details, and all act on it at the same batch. A rank whose epoch
-is over keeps answering until all others are there too, so epochs may differ in length.
+After every batch each rank says in a few numbers whether it wants something, and reads what all of them said
+one batch ago: nobody waits. Only if somebody wants something they exchange the details, and all act on it at
+the same batch. A rank whose epoch is over keeps answering until all others are there too, so epochs may
+differ in length.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class HostedAgreement:
         self._asked: Answer | None = None
         self._steers_batches = self._steers_updates = False
 
-    # ---- meeting ----------------------------------------------------------------------------------------------------
+    # ---- meeting -------------------------------------------------------------------------------------------
 
     def meet(self) -> None:
         """After a batch: say what is new, hear what was new one batch ago."""
@@ -42,7 +44,9 @@ class HostedAgreement:
         before, self._asked = self._asked, asked
         if before is not None and self._has_news(before.read()):
             self._exchange()
-        elif self.line.save_requests:  # a checkpoint is worth the wait: it is of this very step if everybody wants it
+        elif (
+            self.line.save_requests
+        ):  # a checkpoint is worth the wait: it is of this very step if everybody wants it
             self._exchange_if_all_save(asked.read())
 
     def settle(self, place: int) -> None:
@@ -63,14 +67,19 @@ class HostedAgreement:
             self._exchange_if_all_save(answer)
 
     def _ask(self, place: int) -> Answer:
-        saves, news = len(self.line.save_requests), self.line.state.should_stop is not self.stop or bool(self._kept)
+        saves, news = (
+            len(self.line.save_requests),
+            self.line.state.should_stop is not self.stop or bool(self._kept),
+        )
         return self.ranks.largest((news, saves, -saves, place, -place))
 
     def _has_news(self, answer: list[int]) -> bool:
         news, most, fewest, place, least = answer
         if place != -least and AT_VALIDATION in (place, -least):
-            raise HooklineError(f"The ranks are out of step: one is {PLACES[-least]}, another {PLACES[place]}. A validation that "
-                                "hooks hear is gone through by every rank, each with its part of the data.")  # fmt: skip
+            raise HooklineError(
+                f"The ranks are out of step: one is {PLACES[-least]}, another {PLACES[place]}. A validation "
+                "that hooks hear is gone through by every rank, each with its part of the data."
+            )
         return bool(news) or most != -fewest
 
     def _exchange_if_all_save(self, answer: list[int]) -> None:
@@ -94,16 +103,26 @@ class HostedAgreement:
         reasons = {rank: said["stop"] for rank, said in enumerate(everybody) if said["stop"] is not None}
         if reasons and not self.stop:
             first = next(iter(reasons.values()))
-            who = "" if len(reasons) == len(everybody) else f" (asked for by rank {', '.join(map(str, reasons))})"
+            who = (
+                ""
+                if len(reasons) == len(everybody)
+                else f" (asked for by rank {', '.join(map(str, reasons))})"
+            )
             self.stop = True
             s.ending.settle_stop(f"{first}{who}")
 
-    # ---- what hooks return ------------------------------------------------------------------------------------------
+    # ---- what hooks return ---------------------------------------------------------------------------------
 
     def note_steering(self) -> None:
-        """Whether any hook may return a signal: only then the ranks wait to hear of it. All of them have the same hooks."""
-        steering = {listener.event.name for entry in self.line.hooks.entries() for listener in entry.listeners
-                    if listener.steers}  # fmt: skip
+        """Whether any hook may return a signal: only then the ranks wait to hear of it. All of them have the
+        same hooks.
+        """
+        steering = {
+            listener.event.name
+            for entry in self.line.hooks.entries()
+            for listener in entry.listeners
+            if listener.steers
+        }
         self._steers_batches = "on_train_batch_start" in steering
         self._steers_updates = "on_before_optimizer_step" in steering
 
@@ -120,8 +139,10 @@ class HostedAgreement:
             return signal
         most, least = self._most(signal)
         if most == STEP_DONE.strength and most != least:
-            raise HooklineError("STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights would "
-                                "no longer be the same.")  # fmt: skip
+            raise HooklineError(
+                "STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights "
+                "would no longer be the same."
+            )
         return SKIP_STEP if most == SKIP_STEP.strength else signal
 
     def _most(self, signal: Signal | None) -> tuple[Any, Any]:

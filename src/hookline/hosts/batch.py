@@ -20,7 +20,9 @@ OUTSIDE = -1
 class HostedBatch(BatchEvents):
     """The batch that the host trains on, and the losses since its last update."""
 
-    def __init__(self, run: EmittingRun, updates: Updates, count_tokens: Callable[[Any], int], holds_rows: bool) -> None:
+    def __init__(
+        self, run: EmittingRun, updates: Updates, count_tokens: Callable[[Any], int], holds_rows: bool
+    ) -> None:
         """holds_rows: whether the host logs the loss and the learning rate itself."""
         super().__init__(run, count_tokens, log_every=1, logs=False)
         self.backward = BackwardEvents(run)

@@ -25,8 +25,8 @@ def _is_ours(cls: type) -> bool:
 class Host:
     """A training loop that is not Hookline's own, seen by hooks.
 
-    Every event that hooks can hear is offered, or never comes about here (listening to it is no mistake), or is lacking: then a
-    hook that listens to it is refused when it is added.
+    Every event that hooks can hear is offered, or never comes about here (listening to it is no mistake), or
+    is lacking: then a hook that listens to it is refused when it is added.
     """
 
     name: str
@@ -55,7 +55,9 @@ class HostedHooks(HookList):
         super().__init__(plan, EVENTS, rank)
 
     def move_to(self, rank: int) -> None:
-        """This process turns out to be another rank than the launcher has said: other hooks are heard here."""
+        """This process turns out to be another rank than the launcher has said: other hooks
+        are heard here.
+        """
         if rank == self._rank:
             return
         self._rank = rank
@@ -69,15 +71,23 @@ class HostedHooks(HookList):
         who = f"hook {entry.name!r} ({type(entry.given).__name__})"
         for cls in type(entry.given).__mro__:
             if cls.__name__ in self.host.useless and cls.__module__.startswith("hookline.hooks."):
-                raise HookError(f"{who} can do nothing in {self.host.name}: {self.host.useless[cls.__name__]}.")
+                raise HookError(
+                    f"{who} can do nothing in {self.host.name}: {self.host.useless[cls.__name__]}."
+                )
         for listener in listeners:
             self._refuse(who, listener)
-        for attribute, where in asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ():
+        for attribute, where in (
+            asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
+        ):
             if attribute not in self._offered:
-                raise HookError(f"{who} needs trainer.{attribute} in {where}, which {self.host.name} has not got for hooks."
-                                f"{closest(attribute, self._offered)}")  # fmt: skip
+                raise HookError(
+                    f"{who} needs trainer.{attribute} in {where}, which {self.host.name} has not got for "
+                    f"hooks.{closest(attribute, self._offered)}"
+                )
         return listeners
 
     def _refuse(self, who: str, listener: Listener) -> None:
         if reason := self.host.why_lacking(listener.event):
-            raise HookError(f"{who} listens to {listener.event.name}, which {self.host.name} cannot tell: {reason}.")
+            raise HookError(
+                f"{who} listens to {listener.event.name}, which {self.host.name} cannot tell: {reason}."
+            )

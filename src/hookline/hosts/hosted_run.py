@@ -1,4 +1,6 @@
-"""A run that another loop drives: one method for each thing that can happen, which emits the events of the trainer's own runs."""
+"""A run that another loop drives: one method for each thing that can happen, which emits the events of the
+trainer's own runs.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,40 @@ class HostedRun(Recording):
     """The plan, the state and the hooks of one run; hooks see it as `trainer`."""
 
     def __init__(
-        self, host: Host, *, hooks: Iterable[Any] = (), logger: bool | Logger | Iterable[Logger] = False,
-        run_dir: str | Path | None = None, config: Any = None, accounting: bool = True, log_every_n_steps: int = 50,
-        max_epochs: int = -1, max_steps: int = -1, count_tokens: Callable[[Any], int] | None = None,
-        on_save_error: str = "raise", announces_steps: bool = True, host_logs: bool = False, holds_rows: bool = False,
-    ) -> None:  # fmt: skip
-        """announces_steps: whether optimizers are heard by themselves before they step, or the host says when.
+        self,
+        host: Host,
+        *,
+        hooks: Iterable[Any] = (),
+        logger: bool | Logger | Iterable[Logger] = False,
+        run_dir: str | Path | None = None,
+        config: Any = None,
+        accounting: bool = True,
+        log_every_n_steps: int = 50,
+        max_epochs: int = -1,
+        max_steps: int = -1,
+        count_tokens: Callable[[Any], int] | None = None,
+        on_save_error: str = "raise",
+        announces_steps: bool = True,
+        host_logs: bool = False,
+        holds_rows: bool = False,
+    ) -> None:
+        """announces_steps: whether optimizers are heard by themselves before they step, or the host says
+        when.
 
-        host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they wait until it does.
+        host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they
+        wait until it does.
         """
-        self.options = make_options({"log_every_n_steps": log_every_n_steps, "max_epochs": max_epochs, "max_steps": max_steps,
-                                     "run_dir": run_dir, "count_tokens": count_tokens, "num_sanity_val_steps": 0,
-                                     "on_save_error": on_save_error})  # fmt: skip
+        self.options = make_options(
+            {
+                "log_every_n_steps": log_every_n_steps,
+                "max_epochs": max_epochs,
+                "max_steps": max_steps,
+                "run_dir": run_dir,
+                "count_tokens": count_tokens,
+                "num_sanity_val_steps": 0,
+                "on_save_error": on_save_error,
+            }
+        )
         self.host = host
         place = known_place()
         self.loggers = make_loggers(logger, JSONLines)
@@ -86,7 +110,9 @@ class HostedRun(Recording):
         """Say whose training it is."""
         s = self.state
         if not isinstance(module, nn.Module):
-            raise OptionError(f"hooks need the model that is trained, a torch.nn.Module, not {type(module).__name__}.")
+            raise OptionError(
+                f"hooks need the model that is trained, a torch.nn.Module, not {type(module).__name__}."
+            )
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
         s.setup.schedulers = listed(schedulers)
@@ -108,7 +134,7 @@ class HostedRun(Recording):
         if rank != 0:
             self.loggers = s.setup.logger = Loggers()
 
-    # ---- from set-up to teardown ------------------------------------------------------------------------------------
+    # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def begin(self, stage: str = "fit") -> None:
         """Open the loggers, and set up every hook."""
@@ -203,10 +229,12 @@ class HostedRun(Recording):
         self.is_running = False
         return failures
 
-    # ---- epochs and batches -----------------------------------------------------------------------------------------
+    # ---- epochs and batches --------------------------------------------------------------------------------
 
     def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
-        """An epoch begins, or goes on after a resume with its batch number `first`: then its means go on too."""
+        """An epoch begins, or goes on after a resume with its batch number `first`: then its
+        means go on too.
+        """
         self.end_epoch()
         self.must_run()
         self.num_training_batches = batches
@@ -270,7 +298,9 @@ class HostedRun(Recording):
             see_off(self)
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """The epoch is over, and what the loop has left open in it by `break`, which could not be told from an error before."""
+        """The epoch is over, and what the loop has left open in it by `break`, which could not be told from
+        an error before.
+        """
         s = self.state
         self.end_batch()
         self.end_validation()
@@ -283,14 +313,18 @@ class HostedRun(Recording):
         results = self.rows.finish("train", {}, s.log.pending)
         self.take_new(metrics or {})
         # else it was cut short
-        is_complete = self.epoch_is_whole or not s.ending.should_stop or self.progress.position == self.num_training_batches
+        is_complete = (
+            self.epoch_is_whole
+            or not s.ending.should_stop
+            or self.progress.position == self.num_training_batches
+        )
         pending = run_events.end_epoch(self, results, is_complete)
         if self.batch.holds_rows:
             results.pop("train/loss", None)
         self.write_row({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
         self.settle()
 
-    # ---- validation -------------------------------------------------------------------------------------------------
+    # ---- validation ----------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
         """A validation begins, or a test."""
@@ -312,7 +346,9 @@ class HostedRun(Recording):
         results = current.end()
         if not self.state.sanity_checking:
             told = current.told if self.host_logs else {}
-            self.write_row({key: value for key, value in results.raw().items() if key not in told}, "evaluation")
+            self.write_row(
+                {key: value for key, value in results.raw().items() if key not in told}, "evaluation"
+            )
             self.settle(AT_VALIDATION)
 
     def must_run(self) -> None:

@@ -24,7 +24,10 @@ def as_json(kept: dict[str, Any]) -> dict[str, Any]:
         try:
             hooks[name] = _text(state, f"the state of hook {name!r}")
         except CheckpointError as error:
-            log.warning("%s It is not kept in this host's checkpoints; hookline.hooks.ModelCheckpoint keeps it.", error)
+            log.warning(
+                "%s It is not kept in this host's checkpoints; hookline.hooks.ModelCheckpoint keeps it.",
+                error,
+            )
     rest = _text({key: value for key, value in kept.items() if key != "hooks"}, "the line")
     return {"hooks": hooks, "rest": rest}
 

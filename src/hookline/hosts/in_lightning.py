@@ -35,13 +35,20 @@ def _base() -> Any:
 
 
 class Listening:
-    """Hookline's hooks as one Lightning callback. `line` is what they see as `trainer`; its `outer` is Lightning's."""
+    """Hookline's hooks as one Lightning callback. `line` is what they see as `trainer`; its `outer` is
+    Lightning's.
+    """
 
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
         super().__init__()
         own = "logger" not in options
-        self.line = HostedRun(LIGHTNING, hooks=hooks, announces_steps=False, host_logs=own,
-                           **{**options, "logger": [LightningLoggers(self)] if own else options["logger"]})  # fmt: skip
+        self.line = HostedRun(
+            LIGHTNING,
+            hooks=hooks,
+            announces_steps=False,
+            host_logs=own,
+            **{**options, "logger": [LightningLoggers(self)] if own else options["logger"]},
+        )
         self._check = SanityCheck(self.line)
         self._prediction = PassEvents(self.line, PREDICTION)
         self._logs_as_told = "log_every_n_steps" in options
@@ -63,7 +70,7 @@ class Listening:
         """Back from a Lightning checkpoint."""
         self.line.load_state_dict(state_dict)
 
-    # ---- from set-up to teardown ------------------------------------------------------------------------------------
+    # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """A run of Lightning begins."""
@@ -72,7 +79,10 @@ class Listening:
         line.attach(pl_module)
         line.place(pl_module.device, pl_module)
         line.take_place(trainer.global_rank, trainer.local_rank, trainer.world_size)
-        options.max_epochs, options.max_steps = trainer.max_epochs if trainer.max_epochs is not None else -1, trainer.max_steps
+        options.max_epochs, options.max_steps = (
+            trainer.max_epochs if trainer.max_epochs is not None else -1,
+            trainer.max_steps,
+        )
         options.check_val_every_n_epoch = trainer.check_val_every_n_epoch or 1
         if not self._logs_as_told:
             options.log_every_n_steps = max(1, trainer.log_every_n_steps)
@@ -91,7 +101,9 @@ class Listening:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
-            s.counts.continue_at(trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch)
+            s.counts.continue_at(
+                trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch
+            )
         line.start_fit()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -136,7 +148,7 @@ class Listening:
             self.line.fail(exception)
             note_later(exception, self.line.tear_down())
 
-    # ---- training -----------------------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """An epoch under Lightning's number."""
@@ -156,8 +168,10 @@ class Listening:
         if signal is END_EPOCH:
             raise StopIteration
         if signal is not None:
-            raise HookError(f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot leave a batch out; "
-                            "it can end the epoch, by END_EPOCH.")  # fmt: skip
+            raise HookError(
+                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot leave a "
+                "batch out; it can end the epoch, by END_EPOCH."
+            )
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Lightning's own."""
@@ -170,22 +184,31 @@ class Listening:
         if self._scaler is not None:
             whole = whole / self._scaler._scale  # the public get_scale() would wait for the device
         if self.line.before_backward(whole) is not whole:
-            raise HookError(f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} lets nobody replace it.")
+            raise HookError(
+                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} lets nobody "
+                f"replace it."
+            )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's own."""
         self.line.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Before Lightning clips. Also told where training_step returned None, and nothing is there to update with."""
+        """Before Lightning clips. Also told where training_step returned None, and nothing is there to update
+        with.
+        """
         updates, index = self.line.updates, self._index(optimizer)
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             updates.before(index)
             updates.recomputing = self._scaler is None  # LBFGS computes the loss again inside its step
         elif self._scaler is not None:
-            updates.skip(index, "no_loss")  # else the optimizer makes a step for form's sake, and that is heard
+            updates.skip(
+                index, "no_loss"
+            )  # else the optimizer makes a step for form's sake, and that is heard
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """The batch, and the update if there was one."""
         if isinstance(outputs, dict) and "loss" in outputs and trainer.accumulate_grad_batches > 1:
             outputs = {**outputs, "loss": outputs["loss"] * trainer.accumulate_grad_batches}
@@ -199,7 +222,7 @@ class Listening:
         self.line.end_epoch(trainer.callback_metrics)
         self._steer(trainer)
 
-    # ---- validation, test, prediction -------------------------------------------------------------------------------
+    # ---- validation, test, prediction ----------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's own, its epoch start with it."""
@@ -209,7 +232,9 @@ class Listening:
         """Lightning's own, its epoch start with it."""
         self.line.start_validation(TEST)
 
-    def _eval_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def _eval_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self._pass().start_batch(batch, batch_idx, dataloader_idx)
 
     def _eval_batch_end(
@@ -234,7 +259,9 @@ class Listening:
         """Lightning's own, its epoch start with it."""
         self._prediction.start()
 
-    def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_predict_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Lightning's own."""
         self._prediction.take(batch, batch_idx, dataloader_idx)
         self._prediction.start_batch()
@@ -254,7 +281,7 @@ class Listening:
         """Lightning's own."""
         self._prediction.end({})
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _steer(self, trainer: Any) -> None:
         if self.line.should_stop:

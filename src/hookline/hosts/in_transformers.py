@@ -1,4 +1,6 @@
-"""Hooks inside transformers' Trainer: a TrainerCallback, and two ears on the model for what no callback is told."""
+"""Hooks inside transformers' Trainer: a TrainerCallback, and two ears on the model for what no callback is
+told.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,26 @@ OWN = {"loss": "train/loss", "learning_rate": "lr"}
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     """The callback; hooks that transformers cannot serve are refused now."""
-    from transformers.trainer_callback import (  # type: ignore[import-not-found,unused-ignore]
-        ExportableState,
-        TrainerCallback,
-    )
+    from transformers.trainer_callback import ExportableState, TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
     made: list[Any] = []
 
-    def the_one(cls: type) -> Any:  # transformers makes its callbacks anew to restore them: here that gives the same one
+    def the_one(
+        cls: type,
+    ) -> Any:  # transformers makes its callbacks anew to restore them: here that gives the same one
         return made[0] if made else object.__new__(cls)
 
-    kind = type(NAME, (Listening, TrainerCallback, ExportableState), {"__new__": the_one, "__doc__": Listening.__doc__})
+    kind = type(
+        NAME,
+        (Listening, TrainerCallback, ExportableState),
+        {"__new__": the_one, "__doc__": Listening.__doc__},
+    )
     made.append(kind())
-    made[0].open(HostedRun(TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options))
+    made[0].open(
+        HostedRun(
+            TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options
+        )
+    )
     return made[0]
 
 
@@ -71,9 +80,11 @@ class Listening:
         self._window = self._ranks_in_loss = 1
         self._batch_of_epoch = 0
         self._share = 1
-        """What a batch's loss is to be multiplied by, where transformers has divided it by the tokens of the whole window."""
+        """What a batch's loss is to be multiplied by, where transformers has divided it by the tokens of the
+        whole window.
+        """
 
-    # ---- what a checkpoint of transformers keeps --------------------------------------------------------------------
+    # ---- what a checkpoint of transformers keeps -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The hooks' state, as far as JSON can hold it."""
@@ -88,13 +99,15 @@ class Listening:
     def kept(self, kept: dict[str, Any]) -> None:
         self.line.load_state_dict(from_json(kept))
 
-    # ---- from set-up to teardown ------------------------------------------------------------------------------------
+    # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def __enter__(self) -> Listening:
         self._inside_with = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._inside_with = False
         if error is not None and self.line.is_running:
             self.line.fail(error)
@@ -108,8 +121,10 @@ class Listening:
             self._let_go()
             line.tear_down()
         if isinstance(state.stateful_callbacks.get(NAME), list):
-            raise HookError("There are several callbacks of hookline.hosts.transformers, and a checkpoint of transformers cannot "
-                            "tell them apart: give all hooks to one.")  # fmt: skip
+            raise HookError(
+                "There are several callbacks of hookline.hosts.transformers, and a checkpoint of "
+                "transformers cannot tell them apart: give all hooks to one."
+            )
         self._warn_of_silence()
         self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
         self._gathering = getattr(given["optimizer"], "gradient_state", None)
@@ -118,7 +133,11 @@ class Listening:
         line.options.max_steps = state.max_steps
         line.options.max_epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -1
         line.options.log_every_n_steps = max(1, int(state.logging_steps or 1))
-        self._window, self._evaluates_first, self._is_first_epoch = args.gradient_accumulation_steps, args.eval_on_start, True
+        self._window, self._evaluates_first, self._is_first_epoch = (
+            args.gradient_accumulation_steps,
+            args.eval_on_start,
+            True,
+        )
         self._ranks_in_loss = args.world_size if args.average_tokens_across_devices else 1
         self._resume(state)
         line.begin()
@@ -165,13 +184,18 @@ class Listening:
     def _warn_of_silence(self) -> None:
         deaf = sorted({each.name for each in self.line.plan.listeners("on_exception")})
         if deaf and not self._inside_with:
-            log.warning("Nobody is told of an exception by transformers, but %s would like to be: write `with callback: "
-                        "trainer.train()`. It also tears every hook down after a failure.", ", ".join(deaf))  # fmt: skip
+            log.warning(
+                "Nobody is told of an exception by transformers, but %s would like to be: write `with "
+                "callback: trainer.train()`. It also tears every hook down after a failure.",
+                ", ".join(deaf),
+            )
 
-    # ---- training ---------------------------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An epoch under transformers' number. Only a run's first one can go on in the middle; others may have been cut short."""
+        """An epoch under transformers' number. Only a run's first one can go on in the middle; others may
+        have been cut short.
+        """
         self._end_evaluation(control)
         self.line.end_epoch()
         self._evaluates_first = False
@@ -190,23 +214,33 @@ class Listening:
         self._end_evaluation(control)
 
     def forward_begins(self, batch: Any) -> None:
-        """The model is called in training mode: a batch begins, unless it is a second call in the same one."""
+        """The model is called in training mode: a batch begins, unless it is a second call in
+        the same one.
+        """
         if not self._is_heard:
             self._is_heard, self._backward_is_told = True, False
             is_share = isinstance(batch, dict) and batch.get("num_items_in_batch") is not None
             self._share = self._share_of_window() if is_share else 1
             self._batch_of_epoch += 1
             if (signal := self.line.start_batch(batch)) is not None:
-                raise HookError(f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot leave a "
-                                "batch out; trainer.stop() ends the run after it.")  # fmt: skip
+                raise HookError(
+                    f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot "
+                    "leave a batch out; trainer.stop() ends the run after it."
+                )
 
     def _share_of_window(self) -> int:
-        """The losses of a window's batches are its loss together; times its length each of them is a loss by itself."""
+        """The losses of a window's batches are its loss together; times its length each of them is a loss by
+        itself.
+        """
         batches, first = self.line.num_training_batches, self._batch_of_epoch // self._window * self._window
-        return self._ranks_in_loss * (self._window if batches is None else max(1, min(self._window, batches - first)))
+        return self._ranks_in_loss * (
+            self._window if batches is None else max(1, min(self._window, batches - first))
+        )
 
     def forward_ends(self, outputs: Any) -> Any:
-        """The model has returned: its loss is what backward begins with. A replaced loss goes back to the model's caller."""
+        """The model has returned: its loss is what backward begins with. A replaced loss goes back to the
+        model's caller.
+        """
         line = self.line
         if line.state.last_loss is not None:
             return None  # a second call in the same batch
@@ -214,7 +248,10 @@ class Listening:
             self._outputs = outputs
         loss = loss_in(outputs)
         if self._loss.is_elsewhere or loss is None or not loss.requires_grad:
-            self._loss.refuse("returned none in its outputs (a compute_loss_func of the Trainer's own keeps it from callbacks)")
+            self._loss.refuse(
+                "returned none in its outputs (a compute_loss_func of the Trainer's own keeps it from "
+                "callbacks)"
+            )
             return None
         whole = loss if self._share == 1 else loss * self._share
         new = line.before_backward(whole)
@@ -226,7 +263,9 @@ class Listening:
         return with_loss(outputs, loss) if is_new else None
 
     def _backward_begins(self, gradient: Tensor) -> None:
-        """Hooks are to see the gradients when this backward is over, because the clipping comes before any callback."""
+        """Hooks are to see the gradients when this backward is over, because the clipping comes before any
+        callback.
+        """
         self._loss.is_awaited = False
         plan = self.line.plan
         if plan.on_before_optimizer_step is noop and "grad_norm" not in plan.wanted:
@@ -251,7 +290,9 @@ class Listening:
             self.line.after_backward()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """After the window's last backward, and after the clipping: for whoever could not be told before it."""
+        """After the window's last backward, and after the clipping: for whoever could not be
+        told before it.
+        """
         self._tell_of_backward()
         self.line.updates.before(0)
 
@@ -286,15 +327,19 @@ class Listening:
             self.line.end_epoch()
         self._steer(control)
 
-    # ---- evaluation, logging, saving --------------------------------------------------------------------------------
+    # ---- evaluation, logging, saving -----------------------------------------------------------------------
 
     def evaluation_begins(self, batch: Any) -> None:
-        """The model is called in eval mode. Only if an evaluation is due: others may look at the model too."""
+        """The model is called in eval mode. Only if an evaluation is due: others may look at
+        the model too.
+        """
         if self._evaluation_is_heard:
             return  # a second call in the same batch: to generate, say
         if self._control.should_evaluate or self._evaluates_first or self._datasets:
             self._evaluation_is_heard, self._is_between_datasets = True, False
-            (self.line.current_pass or self.line.start_validation()).start_batch(batch, dataloader_idx=len(self._datasets))
+            (self.line.current_pass or self.line.start_validation()).start_batch(
+                batch, dataloader_idx=len(self._datasets)
+            )
 
     def evaluation_ends(self, outputs: Any) -> None:
         """The model has returned, in eval mode."""
@@ -312,16 +357,22 @@ class Listening:
         """`eval_loss` is also there as `val/loss`, which is what it is called everywhere else."""
         if not self.line.is_running:
             return
-        found = {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+        found = {
+            key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)
+        }
         numbers = {key: value for key, value in found.items() if key != "epoch"}
         name = _dataset_in(numbers)
         self._datasets[name] = numbers | _as_ours(numbers)
         self._is_between_datasets = bool(name) and name != self._last_dataset
-        if not self._is_between_datasets:  # else it may go on: in the first round nobody can tell which dataset is the last
+        if (
+            not self._is_between_datasets
+        ):  # else it may go on: in the first round nobody can tell which dataset is the last
             self._end_evaluation(control)
 
     def weights_are_read(self) -> None:
-        """Whoever takes them wants those of the training, and not what a hook has put there for an evaluation."""
+        """Whoever takes them wants those of the training, and not what a hook has put there for an
+        evaluation.
+        """
         if self._is_between_datasets:
             self._end_evaluation(self._control)
 
@@ -371,13 +422,23 @@ class Listening:
 
 
 def _dataset_in(metrics: Mapping[str, float]) -> str:
-    """The name of one of several datasets, by which transformers has called how long it took; empty if there is only one."""
-    names = [key[len("eval_") : -len("_runtime")] for key in metrics if key.startswith("eval_") and key.endswith("_runtime")]
+    """The name of one of several datasets, by which transformers has called how long it took; empty if there
+    is only one.
+    """
+    names = [
+        key[len("eval_") : -len("_runtime")]
+        for key in metrics
+        if key.startswith("eval_") and key.endswith("_runtime")
+    ]
     return names[0] if names and "eval_runtime" not in metrics else ""
 
 
 def _as_ours(values: Mapping[str, float]) -> dict[str, float]:
-    """What transformers has measured, under the names that it has everywhere else; how long it took is nobody's metric."""
+    """What transformers has measured, under the names that it has everywhere else; how long it took is
+    nobody's metric.
+    """
     ours = {OWN[key]: value for key, value in values.items() if key in OWN}
-    measured = [key for key in values if key.startswith("eval_") and not key.endswith(("_runtime", "_per_second"))]
+    measured = [
+        key for key in values if key.startswith("eval_") and not key.endswith(("_runtime", "_per_second"))
+    ]
     return ours | {"val/" + key.removeprefix("eval_"): values[key] for key in measured}

@@ -66,7 +66,9 @@ def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
     s = view.state
     if bad := find_nonfinite(s.optimizers):
-        raise NonFiniteLoss(f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved.")
+        raise NonFiniteLoss(
+            f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved."
+        )
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
     contents = edit_saved(view, contents_of(view), path, request.reason)
     saved = Saved(path, request.reason, s.step)
@@ -99,8 +101,10 @@ def load(view: KeptRun, path: str | Path) -> None:
     if "log" in contents:
         check_parts(contents, PARTS, path)
     if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
-        raise CheckpointError(f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights alone "
-                              "can be had by hookline.load_weights(module, path).")  # fmt: skip
+        raise CheckpointError(
+            f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights "
+            "alone can be had by hookline.load_weights(module, path)."
+        )
     contents = edit_loaded(view)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
         s.module.load_state_dict(contents["module"])

@@ -40,9 +40,11 @@ class Ears:
 
     def listen(self, module: Any) -> None:
         """Hear this model."""
-        self._handles = [module.register_forward_pre_hook(self.called, with_kwargs=True),
-                         module.register_forward_hook(self.returned, with_kwargs=True),
-                         module.register_state_dict_pre_hook(self.read)]  # fmt: skip
+        self._handles = [
+            module.register_forward_pre_hook(self.called, with_kwargs=True),
+            module.register_forward_hook(self.returned, with_kwargs=True),
+            module.register_state_dict_pre_hook(self.read),
+        ]
 
     def let_go(self) -> None:
         """Leave the model as it was found."""

@@ -14,16 +14,28 @@ from hookline.loggers import Logger
 
 
 class AcceleratedLine(Line):
-    """A line whose backward, clipping and place among the ranks are the accelerator's, which is `trainer.outer` for hooks."""
+    """A line whose backward, clipping and place among the ranks are the accelerator's, which is
+    `trainer.outer` for hooks.
+    """
 
-    def __init__(self, accelerator: Any, module: Any = None, optimizers: Any = (), *, logger: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        accelerator: Any,
+        module: Any = None,
+        optimizers: Any = (),
+        *,
+        logger: Any = None,
+        **options: Any,
+    ) -> None:
         """logger: as of `Line`; by default what the accelerator tracks with, if it was told to."""
         tracked = [Trackers(accelerator)] if logger is None and accelerator.log_with else False
         self.outer = accelerator
         self._prepared: list[Any] = []
         self._norm: Tensor | None = None
         """Of gradients that were unscaled for hooks to see, and are about to be clipped."""
-        super().__init__(module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options)
+        super().__init__(
+            module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options
+        )
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
         """Say whose training it is; as they are, or as the accelerator has prepared them."""
@@ -33,7 +45,9 @@ class AcceleratedLine(Line):
         self.take_place(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
 
     def prepare(self, *given: Any) -> Any:
-        """`accelerator.prepare`: the model, the optimizers and the schedulers among them are those of this training."""
+        """`accelerator.prepare`: the model, the optimizers and the schedulers among them are those of this
+        training.
+        """
         prepared = self.outer.prepare(*given)
         every = prepared if isinstance(prepared, tuple) else (prepared,)
         self._prepared += every  # with what earlier calls have prepared
@@ -41,8 +55,11 @@ class AcceleratedLine(Line):
         if models or self.state.wrapped_model is not None:
             optimizers = [each for each in self._prepared if isinstance(each, Optimizer)]
             schedulers = [each for each in self._prepared if hasattr(each, "get_last_lr")]
-            self.attach(models[0] if models else self.state.wrapped_model, optimizers or self.state.optimizers,
-                        schedulers or self.state.schedulers)  # fmt: skip
+            self.attach(
+                models[0] if models else self.state.wrapped_model,
+                optimizers or self.state.optimizers,
+                schedulers or self.state.schedulers,
+            )
         return prepared
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
@@ -50,8 +67,12 @@ class AcceleratedLine(Line):
         self.outer.backward(loss, **options)
 
     def unscale(self, parameters: list[Any]) -> None:
-        """Where there is a scaler: `accelerator.clip_grad_norm_` with no limit, which unscales and measures."""
-        self._norm = None if self.outer.scaler is None else self.outer.clip_grad_norm_(parameters, float("inf"))
+        """Where there is a scaler: `accelerator.clip_grad_norm_` with no limit, which
+        unscales and measures.
+        """
+        self._norm = (
+            None if self.outer.scaler is None else self.outer.clip_grad_norm_(parameters, float("inf"))
+        )
 
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
         """`accelerator.clip_grad_norm_`, or the rest of it."""

@@ -1,4 +1,6 @@
-"""One evaluation inside a hosted run: its events, its means, and everything of the training put back after it."""
+"""One evaluation inside a hosted run: its events, its means, and everything of the training put back after
+it.
+"""
 
 from __future__ import annotations
 

@@ -15,14 +15,18 @@ def own_module(module: nn.Module) -> nn.Module:
     """What the user wrote, without what distributes or compiles it."""
     while True:
         is_spread = isinstance(module, DistributedDataParallel)
-        inner: Any = module.module if is_spread else vars(module).get("_modules", {}).get("_orig_mod")  # torch.compile's
+        inner: Any = (
+            module.module if is_spread else vars(module).get("_modules", {}).get("_orig_mod")
+        )  # torch.compile's
         if inner is None:
             return module
         module = inner
 
 
 def joins(model: Any) -> bool:
-    """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot meet after each."""
+    """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot
+    meet after each.
+    """
     return isinstance(model, DistributedDataParallel) and model._join_config.enable
 
 

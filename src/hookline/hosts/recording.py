@@ -32,7 +32,9 @@ class Recording(HostView):
         return keep(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned: at once in a run, else when it begins, after the hooks are set up."""
+        """Take back what `state_dict` returned: at once in a run, else when it begins, after the hooks are
+        set up.
+        """
         if self.is_running:
             put_back(self, state)
         else:
@@ -47,11 +49,15 @@ class Recording(HostView):
             self.save_due()
 
     def write_row(self, values: dict[str, Any], over: str = "step") -> None:
-        """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or 'evaluation'."""
+        """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or
+        'evaluation'.
+        """
         self.rows.write(values, over)
 
     def take_new(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values by that."""
+        """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values
+        by that.
+        """
         newest = self.state.log.newest
         for name, value in metrics.items():
             if name not in newest or newest[name] != float(value):

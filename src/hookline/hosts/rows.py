@@ -22,14 +22,18 @@ class HostedRows(MetricRows):
         self.over_ranks: Rows | None = None
         """Reduces the results of a pass over all ranks, if there are several."""
 
-    def write(self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None) -> None:
+    def write(
+        self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None
+    ) -> None:
         """Let listeners edit a row, then send it to the loggers; or keep it for the row of the host."""
         if self.holds:
             self.state.log.pending.update(values)
         else:
             super().write(values, over, step, epoch)
 
-    def finish(self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the results of a pass, over all ranks if there are several."""
         if self.over_ranks is None:
             return super().finish(mode, more, pending)

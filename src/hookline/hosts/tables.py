@@ -1,4 +1,6 @@
-"""What each host tells hooks, and by which of its own methods: the tables behind the checks and the conformance page."""
+"""What each host tells hooks, and by which of its own methods: the tables behind the checks and the
+conformance page.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,10 @@ RAW_LOOP = Host(
     },
     lacks={
         **dict.fromkeys(_FETCHING, "the loop fetches its batches itself; put the code there"),
-        "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
-        "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop makes it",
+        "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop "
+        "makes it",
+        "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop "
+        "makes it",
     },
     useless={"SlurmRequeue": _SIGNALS.format("the loop's own business")},
 )
@@ -70,16 +74,47 @@ ACCELERATE = Host(
 LIGHTNING = Host(
     "Lightning's Trainer",
     offers={
-        **{name: name for name in (
-            "setup", "teardown", "on_fit_end", "on_sanity_check_start", "on_sanity_check_end", "on_train_start",
-            "on_train_end", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start", "on_train_batch_end",
-            "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_exception",
-            "on_validation_start", "on_validation_epoch_start", "on_validation_batch_start", "on_validation_batch_end",
-            "on_validation_epoch_end", "on_validation_end", "on_test_start", "on_test_epoch_start", "on_test_batch_start",
-            "on_test_batch_end", "on_test_epoch_end", "on_test_end", "on_predict_start", "on_predict_epoch_start",
-            "on_predict_batch_start", "on_predict_batch_end", "on_predict_epoch_end", "on_predict_end",
-        )},
-        "on_fit_start": "on_sanity_check_start or on_train_start, whichever is first: then there are optimizers",
+        **{
+            name: name
+            for name in (
+                "setup",
+                "teardown",
+                "on_fit_end",
+                "on_sanity_check_start",
+                "on_sanity_check_end",
+                "on_train_start",
+                "on_train_end",
+                "on_train_epoch_start",
+                "on_train_epoch_end",
+                "on_train_batch_start",
+                "on_train_batch_end",
+                "on_before_zero_grad",
+                "on_before_backward",
+                "on_after_backward",
+                "on_before_optimizer_step",
+                "on_exception",
+                "on_validation_start",
+                "on_validation_epoch_start",
+                "on_validation_batch_start",
+                "on_validation_batch_end",
+                "on_validation_epoch_end",
+                "on_validation_end",
+                "on_test_start",
+                "on_test_epoch_start",
+                "on_test_batch_start",
+                "on_test_batch_end",
+                "on_test_epoch_end",
+                "on_test_end",
+                "on_predict_start",
+                "on_predict_epoch_start",
+                "on_predict_batch_start",
+                "on_predict_batch_end",
+                "on_predict_epoch_end",
+                "on_predict_end",
+            )
+        },
+        "on_fit_start": "on_sanity_check_start or on_train_start, whichever is first: then there are "
+        "optimizers",
         "on_after_optimizer_step": "the optimizer's own step hook",
         "on_step_skipped": "on_train_batch_end, if no update was made",
         "on_step_end": "on_train_batch_end, if an update was made",
@@ -89,10 +124,11 @@ LIGHTNING = Host(
         **dict.fromkeys(_FETCHING, _FETCHED),
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
-        "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has the gradients before it",
+        "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has "
+        "the gradients before it",
     },
     useless={"SlurmRequeue": _SIGNALS.format("Lightning's, which requeues by itself (SLURMEnvironment)")},
-)  # fmt: skip
+)
 
 TRANSFORMERS = Host(
     "transformers' Trainer",
@@ -104,7 +140,8 @@ TRANSFORMERS = Host(
         "on_train_batch_start": "the model is called, in training mode",
         "on_before_backward": "the model has returned its loss",
         "on_after_backward": "on_substep_end; of a window's last batch, the end of its backward",
-        "on_before_optimizer_step": "the end of a window's last backward; with a scaler on_pre_optimizer_step",
+        "on_before_optimizer_step": "the end of a window's last backward; with a scaler "
+        "on_pre_optimizer_step",
         "on_after_optimizer_step": "on_optimizer_step",
         "on_step_skipped": "on_optimizer_step, left out by a hook",
         "on_before_zero_grad": "on_optimizer_step",
@@ -133,7 +170,8 @@ TRANSFORMERS = Host(
     },
     useless={
         "SlurmRequeue": _SIGNALS.format("not handled"),
-        "LRSchedule": "a scheduler of transformers' own always writes the learning rate; choose it by lr_scheduler_type=",
+        "LRSchedule": "a scheduler of transformers' own always writes the learning rate; choose it by "
+        "lr_scheduler_type=",
     },
 )
 

@@ -1,4 +1,6 @@
-"""Whether the loss that hooks are told is the one that transformers trains on: a compute_loss of its Trainer may make another."""
+"""Whether the loss that hooks are told is the one that transformers trains on: a compute_loss of its Trainer
+may make another.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class ToldLoss:
         """By now it must have been differentiated."""
         if self.is_awaited:
             self.is_awaited, self.is_elsewhere = False, True
-            self.refuse("returned one that was not differentiated (a compute_loss of the Trainer's own makes another)")
+            self.refuse(
+                "returned one that was not differentiated (a compute_loss of the Trainer's own makes another)"
+            )
             self.line.batch.forget_loss()
 
     def end_step(self) -> None:
@@ -58,5 +62,9 @@ class ToldLoss:
             return  # what transformers logs is the mean over all ranks
         mean = float(self._sum) / self._steps
         if math.isfinite(mean) and abs(mean - loss) > 0.01 * max(abs(mean), abs(loss)) + 0.001:
-            log.warning("Hooks are told a loss of %.4g, but transformers trains on %.4g: a compute_loss of the Trainer's own "
-                        "makes more of the model's loss than callbacks can see.", mean, loss)  # fmt: skip
+            log.warning(
+                "Hooks are told a loss of %.4g, but transformers trains on %.4g: a compute_loss of the "
+                "Trainer's own makes more of the model's loss than callbacks can see.",
+                mean,
+                loss,
+            )

@@ -23,15 +23,20 @@ class Updates(UpdateEvents):
     def __init__(self, run: EmittingRun, *, on_step: bool = True) -> None:
         super().__init__(run)
         self.announces = on_step
-        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when."""
+        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when.
+        """
         self.windows = 0
         """Updates that were made or left out: after each, gradients are gathered anew."""
         self.norm_is_known = False
         """Whether the host has measured the gradients of this window already, before it clipped them."""
         self.recomputing = False
-        """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same update."""
+        """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same
+        update.
+        """
         self.clipped: dict[int, Tensor] = {}
-        """The norms that the loop's clipping has found, until the update is made: if it never is, they say why."""
+        """The norms that the loop's clipping has found, until the update is made: if it never is, they say
+        why.
+        """
         self.announced: set[int] = set()
         self._hidden: dict[int, tuple[Any, list[Any]]] = {}
         self._watched: list[Any] = []
@@ -46,7 +51,9 @@ class Updates(UpdateEvents):
                 self._watched += [pre.remove, self._hear_zero_grad(index, optimizer)]
 
     def _hear_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
-        """Torch has no hook for it, so it is covered; returns what uncovers it. Another line may do the same with it."""
+        """Torch has no hook for it, so it is covered; returns what uncovers it. Another line may do the same
+        with it.
+        """
         covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
 
         def heard(*args: Any, **kwargs: Any) -> None:
@@ -97,13 +104,21 @@ class Updates(UpdateEvents):
         s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
         if "grad_norm" in self.plan.wanted and not self.norm_is_known:
             s.optimization.add_norm(total_norm([s.optimization.optimizer]))
-        signal = self.before_step() if self.signal_filters or self.plan.on_before_optimizer_step is not noop else None
+        signal = (
+            self.before_step()
+            if self.signal_filters or self.plan.on_before_optimizer_step is not noop
+            else None
+        )
         if signal is not None:
             self._hide(index, s.optimization.optimizer, signal)
 
     def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
-        """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop makes anyway."""
-        hidden = [(p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop
+        makes anyway.
+        """
+        hidden = [
+            (p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         self._hidden[index] = (signal, hidden)
         for parameter, _ in hidden:
             parameter.grad = None
@@ -135,10 +150,14 @@ class Updates(UpdateEvents):
             self.before(index)
             return None
         evaluated = functools.partial(self._evaluate, index, closure)
-        return (args[0], evaluated, *args[2:]) if len(args) > 1 else args, kwargs | {"closure": evaluated} if kwargs else kwargs
+        return (args[0], evaluated, *args[2:]) if len(args) > 1 else args, kwargs | {
+            "closure": evaluated
+        } if kwargs else kwargs
 
     def _evaluate(self, index: int, closure: Callable[[], Any]) -> Any:
-        """The gradients are there once the loss was computed; an optimizer may ask for it several times in one step."""
+        """The gradients are there once the loss was computed; an optimizer may ask for it several times in
+        one step.
+        """
         loss = closure()
         self.before(index)
         self.recomputing = True
@@ -167,7 +186,9 @@ class Updates(UpdateEvents):
         self.after_step(before if before >= 0 else s.counts.step)
 
     def account_for_missing(self) -> None:
-        """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The loop goes on."""
+        """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The
+        loop goes on.
+        """
         if not all(norm.isfinite() for norm in self.clipped.values()):
             self.skip_missing()
         else:

@@ -21,7 +21,9 @@ from hookline.view import View
 
 
 class HostView(View):
-    """The part of a trainer that every host has: facts of the run, logging, requests to stop and to save, the hooks."""
+    """The part of a trainer that every host has: facts of the run, logging, requests to stop and to save, the
+    hooks.
+    """
 
     host: Host
     plan: Plan
@@ -42,8 +44,10 @@ class HostView(View):
         if name.startswith("_"):
             raise AttributeError(name)
         known = sorted(self._offered())
-        raise AttributeError(f"{self.host.name} has no trainer.{name} for hooks.{closest(name, known)} "
-                             f"There are: {', '.join(known)}.")  # fmt: skip
+        raise AttributeError(
+            f"{self.host.name} has no trainer.{name} for hooks.{closest(name, known)} "
+            f"There are: {', '.join(known)}."
+        )
 
     @classmethod
     def _offered(cls) -> frozenset[str]:
@@ -51,7 +55,7 @@ class HostView(View):
         annotated = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", {})]
         return frozenset(name for name in (*dir(cls), *annotated) if not name.startswith("_"))
 
-    # ---- the run ------------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     @property
     def stop_reason(self) -> str:
@@ -62,7 +66,10 @@ class HostView(View):
     def schedules(self) -> list[Schedule]:
         """The learning-rate schedulers; when they advance is the host's business."""
         owners = {id(each): index for index, each in enumerate(self.state.optimizers)}
-        return [Schedule(each, owners.get(id(getattr(each, "optimizer", None)), 0), monitor="") for each in self.state.schedulers]
+        return [
+            Schedule(each, owners.get(id(getattr(each, "optimizer", None)), 0), monitor="")
+            for each in self.state.schedulers
+        ]
 
     @property
     def device(self) -> Any:
@@ -76,14 +83,16 @@ class HostView(View):
         if total < 0:
             total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning counts them itself
         if not 0 <= total < math.inf:
-            raise OptionError(f"{self.host.name} does not say how many updates the run will make: pass max_steps=.")
+            raise OptionError(
+                f"{self.host.name} does not say how many updates the run will make: pass max_steps=."
+            )
         return int(total)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Batches per pass by the loader's name; empty if nobody can tell."""
         return {"train": self.num_training_batches} if kind == "train" else {}
 
-    # ---- what is written ----------------------------------------------------------------------------------------
+    # ---- what is written -----------------------------------------------------------------------------------
 
     @property
     def run_dir(self) -> Path:
@@ -106,7 +115,7 @@ class HostView(View):
         """Delete a checkpoint that was written here."""
         remove(path)
 
-    # ---- hooks --------------------------------------------------------------------------------------------------
+    # ---- hooks ---------------------------------------------------------------------------------------------
 
     def cost(self) -> list[Cost]:
         """Calls and time per hook and event so far, the dearest first."""

@@ -19,11 +19,37 @@ if TYPE_CHECKING:
     from hookline.loggers.trackio import Trackio
     from hookline.loggers.wandb import WandB
 
-__all__ = ["CSV", "BadValue", "Console", "JSONLines", "Logger", "Loggers", "MLflow", "Queued", "TensorBoard", "Trackio", "WandB",
-           "make_loggers", "read_log"]  # fmt: skip
+__all__ = [
+    "CSV",
+    "BadValue",
+    "Console",
+    "JSONLines",
+    "Logger",
+    "Loggers",
+    "MLflow",
+    "Queued",
+    "TensorBoard",
+    "Trackio",
+    "WandB",
+    "make_loggers",
+    "read_log",
+]
 
-__getattr__, __dir__ = lazy_names(__name__, {
-    "BadValue": "base", "Logger": "base", "Loggers": "base", "Console": "console", "CSV": "csv_file", "JSONLines": "jsonl",
-    "make_loggers": "making", "MLflow": "mlflow", "Queued": "queued", "read_log": "reading", "TensorBoard": "tensorboard",
-    "Trackio": "trackio", "WandB": "wandb",
-})  # fmt: skip
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "BadValue": "base",
+        "Logger": "base",
+        "Loggers": "base",
+        "Console": "console",
+        "CSV": "csv_file",
+        "JSONLines": "jsonl",
+        "make_loggers": "making",
+        "MLflow": "mlflow",
+        "Queued": "queued",
+        "read_log": "reading",
+        "TensorBoard": "tensorboard",
+        "Trackio": "trackio",
+        "WandB": "wandb",
+    },
+)

@@ -21,8 +21,8 @@ log = logging.getLogger("hookline")
 class Awaited(Queued):
     """Calls `logger` in a thread of its own and waits for it, so that it is as if it were called directly.
 
-    That ends when its slow calls have cost the run `PATIENCE`: from then on the run goes on without waiting, as with
-    `Queued`, until the next run. It gets what was logged, tensors as detached copies.
+    That ends when its slow calls have cost the run `PATIENCE`: from then on the run goes on without waiting,
+    as with `Queued`, until the next run. It gets what was logged, tensors as detached copies.
     """
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
@@ -30,7 +30,9 @@ class Awaited(Queued):
         self._mistake: BadValue | None = None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """At once, unlike behind a plain queue: a logger that is told nothing else is still opened and closed."""
+        """At once, unlike behind a plain queue: a logger that is told nothing else is still opened and
+        closed.
+        """
         self._begin()
         self._put("open", run_dir)
 
@@ -49,7 +51,11 @@ class Awaited(Queued):
             self._changed.wait_for(lambda: not self._records and not self._busy, self._patience)
         self._spend(time.monotonic() - began)
         if self._patience <= 0:
-            log.warning("%s is slow (the last call was %s); the run goes on without waiting for it", self.label, method)
+            log.warning(
+                "%s is slow (the last call was %s); the run goes on without waiting for it",
+                self.label,
+                method,
+            )
 
     def _fail(self, method: str, error: BaseException) -> None:
         if not isinstance(error, BadValue):
@@ -59,7 +65,7 @@ class Awaited(Queued):
         else:
             log.warning("%s left out what it was given in %s: %s", self.label, method, error)
 
-    # ---- what it is given: the same as if it were called directly, but its own ------------------------------------
+    # ---- what it is given: the same as if it were called directly, but its own -----------------------------
 
     def _kept(self, data: Mapping[str, Any]) -> Any:
         return _own(data)
@@ -82,7 +88,9 @@ class Awaited(Queued):
 
 
 def _own(value: Any) -> Any:
-    """A copy that the training does not change: containers, tensors and arrays; anything else is handed over as it is."""
+    """A copy that the training does not change: containers, tensors and arrays; anything else is handed over
+    as it is.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):

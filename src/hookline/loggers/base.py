@@ -35,10 +35,14 @@ class Logger:
     """
 
     queued: bool | None = None
-    """How the trainer calls it. None: in a thread of its own, and waits for it as long as it is quick; once it is slow or hangs,
-    the run goes on without it. True: behind a queue from the start. False: directly, for what is quick and local."""
+    """How the trainer calls it. None: in a thread of its own, and waits for it as long as it is quick; once
+    it is slow or hangs, the run goes on without it. True: behind a queue from the start. False: directly, for
+    what is quick and local.
+    """
     tells_rows_apart = False
-    """Whether `log_metrics` takes a fourth argument, what the row's numbers are over: 'step', 'epoch' or 'evaluation'."""
+    """Whether `log_metrics` takes a fourth argument, what the row's numbers are over: 'step', 'epoch' or
+    'evaluation'.
+    """
 
     @property
     def label(self) -> str:
@@ -47,7 +51,9 @@ class Logger:
 
     @property
     def client(self) -> Any:
-        """The client underneath, for what only that one can do: a SummaryWriter, a W&B run... None if there is none."""
+        """The client underneath, for what only that one can do: a SummaryWriter, a W&B run... None if there
+        is none.
+        """
         return None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
@@ -60,7 +66,9 @@ class Logger:
         """What the run was started with."""
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Something that happened, as plain data: 'skip', 'failure', 'cost'. Few loggers have a place for it."""
+        """Something that happened, as plain data: 'skip', 'failure', 'cost'. Few loggers have
+        a place for it.
+        """
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         """One number."""
@@ -82,13 +90,17 @@ class Logger:
         return None
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """The run goes on from the checkpoint `path`, where `position()` was `position`: what was logged after it is superseded.
+        """The run goes on from the checkpoint `path`, where `position()` was `position`: what was logged
+        after it is superseded.
 
-        None if there was no such logger then, or it could not say. This run may have logged something already.
+        None if there was no such logger then, or it could not say. This run may have logged something
+        already.
         """
 
     def begin_afresh(self) -> None:
-        """A new run is trained, perhaps where another has logged before: what is there is of another course of events."""
+        """A new run is trained, perhaps where another has logged before: what is there is of another course
+        of events.
+        """
 
     def close(self) -> None:
         """The run is over: everything must be on disk."""
@@ -105,10 +117,13 @@ OF_THE_RUN = ("open", "position", "resume", "begin_afresh", "close")
 class Loggers(Logger):
     """Several loggers as one, or none: `self.experiment` always exists.
 
-    A member that fails is reported once and left alone for the rest of the run; the others and the training go on.
+    A member that fails is reported once and left alone for the rest of the run; the others and the training
+    go on.
     """
 
-    def __init__(self, loggers: Iterable[Logger] = (), through: Callable[[Logger], Logger] | None = None) -> None:
+    def __init__(
+        self, loggers: Iterable[Logger] = (), through: Callable[[Logger], Logger] | None = None
+    ) -> None:
         self.members = list(loggers)
         self._called = [through(each) for each in self.members] if through is not None else self.members
         """How each member is reached: itself, or through what keeps it off the training."""
@@ -137,8 +152,12 @@ class Loggers(Logger):
             took = time.monotonic() - began
             if took > SLOW and each.queued is False and method != "close" and each.label not in self._slow:
                 self._slow.add(each.label)
-                log.warning("%s took %.1f s in %s and holds up the training; without `queued = False` it would not.",
-                            each.label, took, method)  # fmt: skip
+                log.warning(
+                    "%s took %.1f s in %s and holds up the training; without `queued = False` it would not.",
+                    each.label,
+                    took,
+                    method,
+                )
             if method == "position":
                 json.dumps(answer)  # what a checkpoint cannot hold would fail the whole of it
             return answer
@@ -152,7 +171,9 @@ class Loggers(Logger):
             self.calling.pop(thread, None)
 
     def _by_name(self) -> Iterator[tuple[str, Logger]]:
-        """Everyone under a name that stays the same when others come or go: `CSV`, and `CSV 2` for the second of its kind."""
+        """Everyone under a name that stays the same when others come or go: `CSV`, and `CSV 2` for the second
+        of its kind.
+        """
         seen: dict[str, int] = {}
         for each in self._called:
             number = seen[each.label] = seen.get(each.label, 0) + 1
@@ -231,7 +252,9 @@ class ClientLogger(Logger):
         if not isinstance(queued, bool):
             raise refused("queued", queued, "True or False")
         if importlib.util.find_spec(self.package) is None:
-            raise OptionError(f"{self.label} needs the package {self.package!r}: pip install hookline[{self.extra}]")
+            raise OptionError(
+                f"{self.label} needs the package {self.package!r}: pip install hookline[{self.extra}]"
+            )
         self.queued = queued
         self._run_dir: Callable[[], Path] | None = None
         self._client: Any = None
@@ -285,7 +308,7 @@ class ClientLogger(Logger):
                 self._client = None
 
 
-# ---- values, as loggers need them --------------------------------------------------------------------------------
+# ---- values, as loggers need them --------------------------------------------------------------------------
 
 
 def number(tag: str, value: Any) -> float:
@@ -300,7 +323,11 @@ def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
     """All values in a row, on the host."""
     try:
         tensor = _tensor(values)
-        return tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32).flatten().numpy()
+        return (
+            tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+            .flatten()
+            .numpy()
+        )
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         raise BadValue(f"{tag!r} takes a tensor of numbers, not {_kind(values)}.") from error
 
@@ -328,7 +355,10 @@ def check_image(tag: str, image: Any) -> None:
     """Refuse what has not the shape of an image; reads nothing from a device."""
     shape = tuple(getattr(image, "shape", ()))
     if len(shape) != 2 and (len(shape) != 3 or shape[0] not in (1, 3, 4)):
-        raise BadValue(f"{tag!r} takes an image of shape (1, 3 or 4, height, width) or (height, width), not {_kind(image)}.")
+        raise BadValue(
+            f"{tag!r} takes an image of shape (1, 3 or 4, height, width) or (height, width), not "
+            f"{_kind(image)}."
+        )
 
 
 def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:

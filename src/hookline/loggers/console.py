@@ -14,7 +14,8 @@ from hookline.loggers.base import Logger, check_image, finite, flat, number, pri
 class Console(Logger):
     """Prints one line per row of metrics, e.g. `step 50  epoch 0  train/loss 0.6931  lr 0.001`.
 
-    `stream`: where to, the standard output unless told otherwise. `color`: True, False, or None for only on a terminal.
+    `stream`: where to, the standard output unless told otherwise. `color`: True, False, or None for only on a
+    terminal.
     """
 
     queued = False
@@ -46,7 +47,9 @@ class Console(Logger):
         Screen(file=stream, force_terminal=True).print(line, soft_wrap=True)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        self._line(f"step {step}  epoch {epoch}", *((name, f"{value:.4g}") for name, value in metrics.items()))
+        self._line(
+            f"step {step}  epoch {epoch}", *((name, f"{value:.4g}") for name, value in metrics.items())
+        )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         for name, value in flat(params).items():
@@ -57,8 +60,15 @@ class Console(Logger):
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         shown, others = finite(tag, values)
-        text = f"min {shown.min():.4g} mean {shown.mean():.4g} max {shown.max():.4g}" if shown.size else "no finite values"
-        self._line(_at(global_step), (tag, f"{shown.size + others} values: {text}" + (f", {others} not finite" * bool(others))))
+        text = (
+            f"min {shown.min():.4g} mean {shown.mean():.4g} max {shown.max():.4g}"
+            if shown.size
+            else "no finite values"
+        )
+        self._line(
+            _at(global_step),
+            (tag, f"{shown.size + others} values: {text}" + (f", {others} not finite" * bool(others))),
+        )
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         self._line(_at(global_step), (tag, str(text_string)))

@@ -18,11 +18,13 @@ OWN = ("step", "epoch")
 
 
 class CSV(Logger):
-    """Writes `metrics.csv` (one row per report, a column per metric) and `hparams.csv` into the run's directory.
+    """Writes `metrics.csv` (one row per report, a column per metric) and `hparams.csv` into the run's
+    directory.
 
-    A row is appended; when a metric is new, the table is written anew beside the old one and put in its place. A run that
-    goes on in the same directory goes on in the same table, after it has moved the rows that came after its checkpoint to
-    `metrics.superseded-1.csv` (then 2, 3...): a table tells one course of events.
+    A row is appended; when a metric is new, the table is written anew beside the old one and put in its
+    place. A run that goes on in the same directory goes on in the same table, after it has moved the rows
+    that came after its checkpoint to `metrics.superseded-1.csv` (then 2, 3...): a table tells one course of
+    events.
     """
 
     queued = False
@@ -54,8 +56,13 @@ class CSV(Logger):
                 self._file = self.path.open("a", encoding="utf-8", newline="")
         new = [name for name in row if name not in self._columns]
         if new or self._file is None:
-            self._rewrite([*(name for name in OWN if name not in self._columns), *self._columns,
-                           *(name for name in new if name not in OWN)])  # fmt: skip
+            self._rewrite(
+                [
+                    *(name for name in OWN if name not in self._columns),
+                    *self._columns,
+                    *(name for name in new if name not in OWN),
+                ]
+            )
         assert self._file is not None
         self._last = [row.get(name, "") for name in self._columns]
         csv.writer(self._file).writerow(self._last)
@@ -70,12 +77,17 @@ class CSV(Logger):
         return torn
 
     def _rewrite(self, columns: list[str]) -> None:
-        """The table with these columns; whoever reads meanwhile sees the old one or the new one, never half of one."""
+        """The table with these columns; whoever reads meanwhile sees the old one or the new one, never half
+        of one.
+        """
         if self._file is not None:
             self._file.close()
         before, _ = _rows(self.path)
         old = {name: position for position, name in enumerate(before[0] if before else [])}
-        rows = ([row[old[name]] if old.get(name, len(row)) < len(row) else "" for name in columns] for row in before[1:])
+        rows = (
+            [row[old[name]] if old.get(name, len(row)) < len(row) else "" for name in columns]
+            for row in before[1:]
+        )
         _write_whole(self.path, columns, rows)
         self._columns = columns
         self._file = self.path.open("a", encoding="utf-8", newline="")
@@ -87,7 +99,8 @@ class CSV(Logger):
         return {"rows": self._count, "known_by": self._mark(self._columns, self._last if self._count else [])}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """Move aside what came after the position, unless it is another table. What this run has written itself stays.
+        """Move aside what came after the position, unless it is another table. What this run has written
+        itself stays.
 
         Killed in between, the rows are in both places, and the next resume moves them again.
         """
@@ -110,7 +123,10 @@ class CSV(Logger):
 
     def _move_aside(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
         """All but the first rows, up to those of this run, into a table of their own."""
-        numbered = (self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}") for n in itertools.count(1))
+        numbered = (
+            self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}")
+            for n in itertools.count(1)
+        )
         _write_whole(next(each for each in numbered if not each.exists()), columns, rows[kept : self._found])
         self.close()
         _write_whole(self.path, columns, rows[:kept] + rows[self._found :])

@@ -28,8 +28,8 @@ LOOKED_AT = 4096
 class JSONLines(Logger):
     """Writes `log.jsonl` in the run's directory. Images and figures become files beside it.
 
-    A run that goes on, or begins anew, in the same directory goes on in the same file, after a `resume` record that tells what
-    of it is superseded; `hookline.loggers.read_log` leaves that out.
+    A run that goes on, or begins anew, in the same directory goes on in the same file, after a `resume`
+    record that tells what of it is superseded; `hookline.loggers.read_log` leaves that out.
     """
 
     queued = False
@@ -72,16 +72,24 @@ class JSONLines(Logger):
         return file
 
     def position(self) -> dict[str, Any] | None:
-        """The length of the file, also after the run: a checkpoint can still be made then. None if there is nothing in it."""
+        """The length of the file, also after the run: a checkpoint can still be made then. None if there is
+        nothing in it.
+        """
         length = self.path.stat().st_size if self.path.exists() else 0
         return {"bytes": length, "sha256": _fingerprint(self.path, length)} if length else None
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """Says what is superseded: from the position up to where this run came in. Nothing is, if it is not the same file."""
+        """Says what is superseded: from the position up to where this run came in. Nothing is, if it is not
+        the same file.
+        """
         if self._file is None:
             self._file = self._opened()
         marked: dict[str, Any] = {}
-        if position and position["bytes"] < self._found and _fingerprint(self.path, position["bytes"]) == position["sha256"]:
+        if (
+            position
+            and position["bytes"] < self._found
+            and _fingerprint(self.path, position["bytes"]) == position["sha256"]
+        ):
             marked = self._from(position["bytes"])
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
@@ -94,7 +102,13 @@ class JSONLines(Logger):
 
     def _from(self, first: int) -> dict[str, Any]:
         """That a log no longer holds from this byte on, up to where this run came in."""
-        return {"superseded": {"from": first, "to": self._found, "records": _count_lines(self.path, first, self._found)}}
+        return {
+            "superseded": {
+                "from": first,
+                "to": self._found,
+                "records": _count_lines(self.path, first, self._found),
+            }
+        }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "") -> None:
         if over:
@@ -114,7 +128,14 @@ class JSONLines(Logger):
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         shown, others = finite(tag, values)
         counts, edges = histogram(shown, 30)
-        self.write("histogram", step=global_step, tag=tag, counts=counts.tolist(), edges=edges.tolist(), nonfinite=others)
+        self.write(
+            "histogram",
+            step=global_step,
+            tag=tag,
+            counts=counts.tolist(),
+            edges=edges.tolist(),
+            nonfinite=others,
+        )
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         self.write("text", step=global_step, tag=tag, text=str(text_string))
@@ -164,7 +185,9 @@ def _count_lines(path: Path, first: int, last: int) -> int:
 
 
 def jsonable(value: Any) -> Any:
-    """The nearest thing that JSON can hold: NaN and infinity as text, tensors as numbers, the rest by its name."""
+    """The nearest thing that JSON can hold: NaN and infinity as text, tensors as numbers, the rest by its
+    name.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -184,7 +207,9 @@ def jsonable(value: Any) -> Any:
 
 
 def png(tag: str, image: Any) -> bytes:
-    """An image of shape (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as a PNG file."""
+    """An image of shape (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as a PNG
+    file.
+    """
     rows = pixels(tag, image)
     height, width, channels = rows.shape
     raw = b"".join(b"\0" + row.tobytes() for row in rows)
@@ -193,4 +218,9 @@ def png(tag: str, image: Any) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2, 4: 6}[channels], 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(raw))
+        + chunk(b"IEND", b"")
+    )

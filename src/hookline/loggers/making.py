@@ -13,16 +13,24 @@ from hookline.loggers.base import Logger, Loggers
 
 
 def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off the training."""
+    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off
+    the training.
+    """
     if given is True:
         return Loggers([default()])
     if given is False or given is None:
         return Loggers()
-    members: list[Any] = [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
+    members: list[Any] = (
+        [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
+    )
     for each in members:
         if not isinstance(each, Logger):
-            raise refused("logger", each, "True, False, a Logger, or a list of them", " hookline.loggers has CSV, Console, "
-                          "JSONLines, MLflow, TensorBoard, Trackio and WandB.")  # fmt: skip
+            raise refused(
+                "logger",
+                each,
+                "True, False, a Logger, or a list of them",
+                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB.",
+            )
         _check_methods(each)
     from hookline.loggers.queued import Queued
 
@@ -30,13 +38,17 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
 
 
 def _check_methods(logger: Logger) -> None:
-    """Refuse at once what would be noticed, or not noticed, with the first row: it would have lost all of them."""
+    """Refuse at once what would be noticed, or not noticed, with the first row: it would have lost all of
+    them.
+    """
     called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
     try:
         inspect.signature(logger.log_metrics).bind(*called)
     except TypeError:
         names = ", ".join(("metrics", "step", "epoch", "over")[: len(called)])
-        raise OptionError(f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}.") from None
+        raise OptionError(
+            f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}."
+        ) from None
     known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
     own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
     for name in sorted(own - set(known)):

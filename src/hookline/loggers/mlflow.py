@@ -19,9 +19,10 @@ LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
 class MLflow(ClientLogger):
     """Logs to an MLflow run of the experiment `experiment`.
 
-    `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of the run's
-    directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to go on with. `client` is
-    an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is neither used nor changed.
+    `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of
+    the run's directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to
+    go on with. `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is
+    neither used nor changed.
 
     MLflow allows few characters in names: the others become `_`. Text, images and histograms are artifacts.
     """
@@ -30,9 +31,14 @@ class MLflow(ClientLogger):
     extra = "mlflow"
 
     def __init__(
-        self, experiment: str = "hookline", run_name: str | None = None, tracking_uri: str | None = None,
-        run_id: str | None = None, tags: Mapping[str, str] | None = None, queued: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        experiment: str = "hookline",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        queued: bool = True,
+    ) -> None:
         super().__init__(queued)
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
         self.tags = dict(tags or {})
@@ -56,7 +62,9 @@ class MLflow(ClientLogger):
         self._place = run_dir
         if self.run_id is None:
             found = client.get_experiment_by_name(self.experiment)
-            experiment = found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+            experiment = (
+                found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+            )
             self.run_id = client.create_run(experiment, run_name=self.run_name, tags=self.tags).info.run_id
         else:
             client.update_run(self.run_id, status="RUNNING")
@@ -86,15 +94,20 @@ class MLflow(ClientLogger):
         return name
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """A parameter cannot be changed in MLflow; if a run goes on with another value, that is kept as a tag."""
+        """A parameter cannot be changed in MLflow; if a run goes on with another value, that is kept as a
+        tag.
+        """
         from mlflow.entities import Param, RunTag
 
         client = self.client
         known = client.get_run(self.run_id).data.params
         given = {self._name(name): str(value)[:LONGEST_VALUE] for name, value in flat(params).items()}
         new = [Param(name, value) for name, value in given.items() if name not in known]
-        changed = [RunTag(f"now.{name}"[:LONGEST_NAME], value) for name, value in given.items()
-                   if known.get(name, value) != value]  # fmt: skip
+        changed = [
+            RunTag(f"now.{name}"[:LONGEST_NAME], value)
+            for name, value in given.items()
+            if known.get(name, value) != value
+        ]
         for start in range(0, len(new), LARGEST_BATCH):
             client.log_batch(self.run_id, params=new[start : start + LARGEST_BATCH])
         for start in range(0, len(changed), LARGEST_BATCH):
@@ -104,7 +117,13 @@ class MLflow(ClientLogger):
         shown, others = finite(tag, values)
         counts, edges = histogram(shown, 30)
         step = self._step(global_step)
-        record = {"tag": printable(tag), "step": step, "counts": counts.tolist(), "edges": edges.tolist(), "nonfinite": others}
+        record = {
+            "tag": printable(tag),
+            "step": step,
+            "counts": counts.tolist(),
+            "edges": edges.tolist(),
+            "nonfinite": others,
+        }
         self.client.log_dict(self.run_id, record, f"histograms/{file_name(tag, step, 'json')}")
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:

@@ -36,9 +36,10 @@ QUICK = 0.01
 class Queued(Logger):
     """Hands every record to `logger` in a thread of its own.
 
-    `size` records wait at most (and 256 MiB of arrays, tensors and text); what comes while it is full is dropped and counted.
-    Closing takes at most `timeout` seconds, and what is not written by then is given up. A failure is reported once and
-    switches the logger off. Values are copied when they are handed over, so the training may change them right away.
+    `size` records wait at most (and 256 MiB of arrays, tensors and text); what comes while it is full is
+    dropped and counted. Closing takes at most `timeout` seconds, and what is not written by then is given up.
+    A failure is reported once and switches the logger off. Values are copied when they are handed over, so
+    the training may change them right away.
     """
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
@@ -65,7 +66,7 @@ class Queued(Logger):
     def label(self) -> str:
         return self.logger.label
 
-    # ---- in the training's thread -------------------------------------------------------------------------------
+    # ---- in the training's thread --------------------------------------------------------------------------
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """The thread itself starts with the first record."""
@@ -99,7 +100,11 @@ class Queued(Logger):
             self.dropped += 1
             first = self.dropped == 1
         if first:
-            log.warning("%s is slower than the run: its queue of %s records is full, records are dropped", self.label, self.size)
+            log.warning(
+                "%s is slower than the run: its queue of %s records is full, records are dropped",
+                self.label,
+                self.size,
+            )
 
     def _start(self) -> None:
         self._records, self._bytes, self._busy = deque(), 0, ""
@@ -113,7 +118,9 @@ class Queued(Logger):
         self._put("log_metrics", dict(metrics), step, epoch, *over)
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        if type(self.logger).log_event is not Logger.log_event:  # few have a place for it; to the others it is no record
+        if (
+            type(self.logger).log_event is not Logger.log_event
+        ):  # few have a place for it; to the others it is no record
             self._put("log_event", kind, self._kept(data))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
@@ -142,13 +149,17 @@ class Queued(Logger):
 
     @property
     def client(self) -> Any:
-        """The logger's client, waited for if it is not there yet; None if it is switched off or does not come in time."""
+        """The logger's client, waited for if it is not there yet; None if it is switched off or does not come
+        in time.
+        """
         answer, arrived = self._ask("client")
         arrived.wait(self.timeout)
         return answer[0] if answer else None
 
     def position(self) -> Any:
-        """The logger's own, once it has written what was logged so far; None if it has none, or that takes too long."""
+        """The logger's own, once it has written what was logged so far; None if it has none, or that takes
+        too long.
+        """
         if self._patience <= 0 or type(self.logger).position is Logger.position:
             return None
         if self._thread is None:  # after the run; there is nobody to get in the way of
@@ -196,12 +207,14 @@ class Queued(Logger):
             self._thread = None
             return
         with self._changed:
-            lost = sum(method not in NO_RECORDS for method in (self._busy, *(method for method, _ in self._records)))
+            lost = sum(
+                method not in NO_RECORDS for method in (self._busy, *(method for method, _ in self._records))
+            )
             self.off = self._abandoned = True
             self._records = deque([("close", ())])  # for the day it comes back
         log.warning("%s did not finish within %s s: %s records are given up", self.label, self.timeout, lost)
 
-    # ---- in its own thread --------------------------------------------------------------------------------------
+    # ---- in its own thread ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:

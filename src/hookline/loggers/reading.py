@@ -1,8 +1,9 @@
 """Reading a run's log: the records that still hold, also after kills and resumes.
 
-A log is only ever added to. A run that goes on from a checkpoint adds a `resume` record, which names the bytes that were
-written after that checkpoint: they are superseded. A resume that lies in such bytes itself is void with them, so whichever
-checkpoints a run went on from, in whatever order, what is left is the one course of events that led to its end.
+A log is only ever added to. A run that goes on from a checkpoint adds a `resume` record, which names the
+bytes that were written after that checkpoint: they are superseded. A resume that lies in such bytes itself is
+void with them, so whichever checkpoints a run went on from, in whatever order, what is left is the one course
+of events that led to its end.
 """
 
 from __future__ import annotations
@@ -20,15 +21,21 @@ LONGEST_LINE = 2**26
 
 Range = tuple[int, int]
 
-_decode = json.JSONDecoder().decode  # a third faster than json.loads, which looks for the encoding of every line
+_decode = (
+    json.JSONDecoder().decode
+)  # a third faster than json.loads, which looks for the encoding of every line
 
 
-def read_log(path: str | Path, superseded: bool = False, until: int | None = None) -> Iterator[dict[str, Any]]:
-    """The records of a run's log (the file, or the run's directory), in the order they were written, read as you go.
+def read_log(
+    path: str | Path, superseded: bool = False, until: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The records of a run's log (the file, or the run's directory), in the order they were written, read as
+    you go.
 
-    Those that a resume has superseded are left out; with `superseded=True` they come too, with `record["superseded"]`
-    being True (in a `resume` record that holds, it is the range of bytes). Half a line, as a kill leaves it, is skipped.
-    The log of a running run is read up to where it is when the reading begins, or up to the byte `until`.
+    Those that a resume has superseded are left out; with `superseded=True` they come too, with
+    `record["superseded"]` being True (in a `resume` record that holds, it is the range of bytes). Half a
+    line, as a kill leaves it, is skipped. The log of a running run is read up to where it is when the reading
+    begins, or up to the byte `until`.
     """
     path = Path(path)
     with (path / "log.jsonl" if path.is_dir() else path).open("rb") as file:
@@ -72,7 +79,9 @@ def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
 
 
 def superseded_ranges(resumes: list[tuple[int, Range]]) -> list[Range]:
-    """The bytes that no longer hold, as ranges in order that do not touch, from resume records in the order of the log."""
+    """The bytes that no longer hold, as ranges in order that do not touch, from resume records in the order
+    of the log.
+    """
     holding: list[Range] = []
     for start, marked in reversed(resumes):  # the last one holds, and says which of those before it do
         if not any(first <= start < last for first, last in holding):

@@ -13,7 +13,8 @@ from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixe
 class TensorBoard(ClientLogger):
     """Writes event files into `folder` of the run's directory; see them with `tensorboard --logdir runs`.
 
-    `flush_secs`: how often the newest records become visible. `client` is a `torch.utils.tensorboard.SummaryWriter`.
+    `flush_secs`: how often the newest records become visible. `client` is a
+    `torch.utils.tensorboard.SummaryWriter`.
     """
 
     package = "tensorboard"
@@ -39,9 +40,11 @@ class TensorBoard(ClientLogger):
             self.client.add_scalar(printable(name), float(value), step)
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """TensorBoard's own mark of a restart: from the next step on, what was in the folder before is not shown any more.
+        """TensorBoard's own mark of a restart: from the next step on, what was in the folder before is not
+        shown any more.
 
-        The writer's option `purge_step` makes the same mark, but it would come too late: hyper-parameters are logged by now.
+        The writer's option `purge_step` makes the same mark, but it would come too late: hyper-parameters are
+        logged by now.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
@@ -70,4 +73,6 @@ class TensorBoard(ClientLogger):
         self.client.add_text(printable(tag), printable(str(text_string)), self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        self.client.add_image(printable(tag), pixels(tag, img_tensor), self._step(global_step), dataformats="HWC")
+        self.client.add_image(
+            printable(tag), pixels(tag, img_tensor), self._step(global_step), dataformats="HWC"
+        )

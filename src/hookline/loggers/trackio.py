@@ -20,9 +20,10 @@ RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
 class Trackio(ClientLogger):
     """Logs to a run of the Trackio project `project`, kept in `trackio` of the run's directory.
 
-    See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept there instead.
-    `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run. Trackio knows one place at a
-    time, so two loggers of one program cannot write into different directories at once.
+    See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept
+    there instead. `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run.
+    Trackio knows one place at a time, so two loggers of one program cannot write into different directories
+    at once.
     """
 
     package = "trackio"
@@ -30,9 +31,13 @@ class Trackio(ClientLogger):
     _in_use: ClassVar[dict[int, Path]] = {}
 
     def __init__(
-        self, project: str = "hookline", name: str | None = None, group: str | None = None, resume: str = "allow",
+        self,
+        project: str = "hookline",
+        name: str | None = None,
+        group: str | None = None,
+        resume: str = "allow",
         queued: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(queued)
         if not isinstance(project, str) or not project:
             raise refused("project", project, "the name of a project")
@@ -45,13 +50,22 @@ class Trackio(ClientLogger):
 
         folder = Path(os.environ.get("TRACKIO_DIR") or run_dir.resolve() / "trackio")
         if any(other != folder for other in self._in_use.values()):
-            raise HooklineError(f"Trackio already writes to {next(iter(self._in_use.values()))}; it knows one place at a time.")
+            raise HooklineError(
+                f"Trackio already writes to {next(iter(self._in_use.values()))}; it knows one place at a "
+                f"time."
+            )
         _move_to(folder, self.project)
         # in a context of its own, so that a run which the program has begun itself is not ended
         run = contextvars.Context().run(
-            trackio.init, self.project, name=self.name, group=self.group, resume=self._resume, embed=False,
-            auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
+            trackio.init,
+            self.project,
+            name=self.name,
+            group=self.group,
+            resume=self._resume,
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
         self._in_use[id(self)] = folder
         self._began = False
         return run
@@ -70,7 +84,9 @@ class Trackio(ClientLogger):
         """Trackio keeps them with the first record; what comes later is kept as a text."""
         plain, client = flat(params), self.client
         if not self._began:
-            client.config.update({f"config{name}" if name.startswith("_") else name: value for name, value in plain.items()})
+            client.config.update(
+                {f"config{name}" if name.startswith("_") else name: value for name, value in plain.items()}
+            )
         else:
             self.add_text("hyperparams", "\n".join(f"- {name}: {value}" for name, value in plain.items()))
 
@@ -78,7 +94,9 @@ class Trackio(ClientLogger):
         import trackio
 
         shown, others = finite(tag, values)
-        row: dict[str, Any] = {tag: trackio.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
+        row: dict[str, Any] = (
+            {tag: trackio.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
+        )
         self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
@@ -90,7 +108,9 @@ class Trackio(ClientLogger):
         import trackio
 
         image = pixels(tag, img_tensor)
-        self._write({tag: trackio.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step))
+        self._write(
+            {tag: trackio.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
+        )
 
 
 def _key(tag: str) -> str:
@@ -99,7 +119,9 @@ def _key(tag: str) -> str:
 
 
 def _move_to(folder: Path, project: str) -> None:
-    """Trackio fixes its place when it is imported, in several modules; every run has a place of its own here."""
+    """Trackio fixes its place when it is imported, in several modules; every run has a place
+    of its own here.
+    """
     from trackio.sqlite_storage import SQLiteStorage
 
     places = {"TRACKIO_DIR": folder, "MEDIA_DIR": folder / "media", "ARTIFACTS_DIR": folder / "artifacts"}
@@ -109,4 +131,6 @@ def _move_to(folder: Path, project: str) -> None:
                 if constant in vars(module):
                     setattr(module, constant, path)
     if folder not in SQLiteStorage.get_project_db_path(project).parents:
-        raise HooklineError("this version of trackio cannot be moved to the run's directory; set TRACKIO_DIR yourself")
+        raise HooklineError(
+            "this version of trackio cannot be moved to the run's directory; set TRACKIO_DIR yourself"
+        )

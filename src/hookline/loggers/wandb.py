@@ -20,9 +20,10 @@ RESUME = ("allow", "must", "never", "auto")
 class WandB(ClientLogger):
     """Logs to a W&B run, whose files are in `wandb` of the run's directory.
 
-    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for what `WANDB_MODE`
-    says. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of `wandb.init`; so is everything in
-    `settings`. `client` is the W&B run. If your program has called `wandb.init` itself, that run is used and left open.
+    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for what
+    `WANDB_MODE` says. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of
+    `wandb.init`; so is everything in `settings`. `client` is the W&B run. If your program has called
+    `wandb.init` itself, that run is used and left open.
 
     Charts are drawn over `trainer/global_step`: W&B's own step cannot go back, so it would drop late records.
     """
@@ -31,10 +32,18 @@ class WandB(ClientLogger):
     extra = "wandb"
 
     def __init__(
-        self, project: str = "hookline", name: str | None = None, mode: str | None = None, id: str | None = None,
-        resume: str | bool | None = None, tags: Sequence[str] = (), entity: str | None = None, notes: str | None = None,
-        settings: Mapping[str, Any] | None = None, queued: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        project: str = "hookline",
+        name: str | None = None,
+        mode: str | None = None,
+        id: str | None = None,
+        resume: str | bool | None = None,
+        tags: Sequence[str] = (),
+        entity: str | None = None,
+        notes: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        queued: bool = True,
+    ) -> None:
         super().__init__(queued)
         if mode is not None:
             check_choice("mode", mode, MODES)
@@ -42,8 +51,16 @@ class WandB(ClientLogger):
             check_choice("resume", resume, RESUME)
         if isinstance(tags, str) or not all(isinstance(each, str) for each in tags):
             raise refused("tags", tags, "a list of words")
-        self._init = {"project": project, "name": name, "mode": mode, "id": id, "resume": resume, "tags": list(tags),
-                      "entity": entity, "notes": notes}  # fmt: skip
+        self._init = {
+            "project": project,
+            "name": name,
+            "mode": mode,
+            "id": id,
+            "resume": resume,
+            "tags": list(tags),
+            "entity": entity,
+            "notes": notes,
+        }
         self._settings = dict(settings or {})
         self._ours = True
 
@@ -63,7 +80,9 @@ class WandB(ClientLogger):
             self._client.finish()
 
     def _write(self, metrics: Mapping[str, Any], step: int) -> None:
-        self.client.log({**{printable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step})
+        self.client.log(
+            {**{printable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step}
+        )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         self.client.config.update(_plain(jsonable(params)), allow_val_change=True)
@@ -85,7 +104,9 @@ class WandB(ClientLogger):
         import wandb
 
         image = pixels(tag, img_tensor)
-        self._write({tag: wandb.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step))
+        self._write(
+            {tag: wandb.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Gradient accumulation: several batches make one update. Also the step of runs that may leave an update out."""
+"""Gradient accumulation: several batches make one update. Also the step of runs that may
+leave an update out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class AccumulatedStep(TrainStep):
         """What becomes of a batch's loss before it is differentiated."""
         self.is_last = True
         """Whether this batch is the window's last."""
-        self.rescale: Callable[[float], None] = self._rescale_all if run.data.router is None else run.data.router.begin_update
+        self.rescale: Callable[[float], None] = (
+            self._rescale_all if run.data.router is None else run.data.router.begin_update
+        )
         """Make the gradients those of the losses that there were, not of the planned number."""
 
     def start(self, batches_left: int | None = None) -> Signal | None:
@@ -53,7 +57,11 @@ class AccumulatedStep(TrainStep):
         """Add this batch's gradients to the window; update the weights if it is the last one."""
         s, window = self.state, self.window
         window.batches += 1  # only now: a step that failed is done again after a resume
-        loss = s.current.returned if type(s.current.returned) is Tensor else loss_of(self.run, s.current.returned)
+        loss = (
+            s.current.returned
+            if type(s.current.returned) is Tensor
+            else loss_of(self.run, s.current.returned)
+        )
         for agree in self.loss_filters:
             loss = agree(loss)
         if loss is None:
@@ -144,7 +152,9 @@ def window_size(run: Run, batches_left: int | None) -> int:
 
 
 class CheckedStep(AccumulatedStep):
-    """With nonfinite='skip': a window whose loss or gradients are not finite makes no update and no part of the epoch's mean."""
+    """With nonfinite='skip': a window whose loss or gradients are not finite makes no update and no part of
+    the epoch's mean.
+    """
 
     def note_loss(self, loss: Any, weight: float) -> None:
         """Hold the loss back until the window turns out finite."""
@@ -153,7 +163,11 @@ class CheckedStep(AccumulatedStep):
     def is_finite(self) -> bool:
         """Look at the losses and gradients of the window; a scaler looks at gradients itself."""
         window, run, s = self.window, self.run, self.state
-        routed = [each for index, each in enumerate(s.setup.optimizers) if run.data.router is None or index in window.fed]
+        routed = [
+            each
+            for index, each in enumerate(s.setup.optimizers)
+            if run.data.router is None or index in window.fed
+        ]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
         if not self.everywhere(all_finite([loss for loss, _, _ in window.held], grads)):
             return False

@@ -23,7 +23,9 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 def install_actions(run: Run) -> None:
-    """Give every action its doer: the data module's or module's override, else the default; the strategy around it."""
+    """Give every action its doer: the data module's or module's override, else the default; the strategy
+    around it.
+    """
     for event in run.plan.table:
         if event.action:
             _install(run, event)
@@ -43,9 +45,14 @@ def settle_closures(run: Run) -> None:
     """Once the optimizers are known: those that recompute the loss get a closure that does."""
     recompute = any(needs_closure(each) for each in run.state.optimizers)
     if recompute and run.options.accumulate_grad_batches > 1:
-        raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches > 1.")
+        raise OptionError(
+            "An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches "
+            "> 1."
+        )
     if recompute and run.strategy.precision.scaler is not None:
-        raise OptionError("An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'.")
+        raise OptionError(
+            "An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'."
+        )
     run.state.optimization.optimizer_closure = Closure(run)
     if recompute and not run.traits.is_manual:
         run.traits.recomputes = True
@@ -76,14 +83,30 @@ def _install(run: Run, event: Event) -> None:
     owner = run.datamodule if receiver == "D" else run.steps
     table, s, strategy = run.plan.table, run.state, run.strategy
     default = DEFAULTS.get(event.name) if not overridden else None
-    doer = None if default is not None else make_listener(
-        getattr(owner, method), event, table, receiver=receiver, name=type(owner).__name__, owner=owner, by_position=True,
-    )  # fmt: skip
-    around = getattr(strategy, event.name) if "S" in event.receivers and overrides(strategy, event.name) else None
+    doer = (
+        None
+        if default is not None
+        else make_listener(
+            getattr(owner, method),
+            event,
+            table,
+            receiver=receiver,
+            name=type(owner).__name__,
+            owner=owner,
+            by_position=True,
+        )
+    )
+    around = (
+        getattr(strategy, event.name) if "S" in event.receivers and overrides(strategy, event.name) else None
+    )
     shown = [doer] if doer is not None and (overridden or event.name in STEPS) else []
 
     def build(trace: Trace) -> Caller:
-        call = default(run, f"{event.name} of {type(run.module).__name__}") if default is not None else _published(doer)
+        call = (
+            default(run, f"{event.name} of {type(run.module).__name__}")
+            if default is not None
+            else _published(doer)
+        )
         if shown:
             call = trace(shown[-1], call)
         if event.name in STEPS:
@@ -95,7 +118,9 @@ def _install(run: Run, event: Event) -> None:
     def _around(call: Caller) -> Listener:
         assert around is not None
         wrapped = functools.partial(around, functools.partial(call, s))
-        return make_listener(wrapped, event, table, receiver="S", name=type(strategy).__name__, owner=strategy)
+        return make_listener(
+            wrapped, event, table, receiver="S", name=type(strategy).__name__, owner=strategy
+        )
 
     run.plan.act(event.name, [_around(noop), *shown] if around is not None else shown, build)
 
@@ -107,7 +132,7 @@ def _published(listener: Listener | None) -> Caller:
     return listener.binding.call if source is None else source.published(listener)
 
 
-# ---- defaults that need no frame of their own on the hot path ----------------------------------------------------
+# ---- defaults that need no frame of their own on the hot path ----------------------------------------------
 
 
 def _clip(run: Run, what: str) -> Caller:
@@ -117,7 +142,9 @@ def _clip(run: Run, what: str) -> Caller:
 
 def _backward(run: Run, what: str) -> Caller:
     if run.strategy.differentiate is not None:
-        return publishing("f(s.current.scaled_loss, **s.current.backward_options)", what, run.strategy.differentiate)
+        return publishing(
+            "f(s.current.scaled_loss, **s.current.backward_options)", what, run.strategy.differentiate
+        )
     options = "**s.current.backward_options" if run.traits.is_manual else ""
     return publishing(f"s.current.scaled_loss.backward({options})", what)
 
@@ -125,8 +152,12 @@ def _backward(run: Run, what: str) -> Caller:
 def _optimizer_step(run: Run, what: str) -> Caller:
     if run.traits.recomputes:
         return publishing("f(s)", what, _step_with_closure)
-    return publishing("s.optimization.optimizer.step(s.optimization.optimizer_closure)" if run.traits.is_manual
-                      else "s.optimization.optimizer.step()", what)
+    return publishing(
+        "s.optimization.optimizer.step(s.optimization.optimizer_closure)"
+        if run.traits.is_manual
+        else "s.optimization.optimizer.step()",
+        what,
+    )
 
 
 def _to_eval(run: Run, what: str) -> Caller:
@@ -149,11 +180,14 @@ DEFAULTS: dict[str, Callable[[Run, str], Caller]] = {
     "on_test_model_train": _to_train,
     "on_predict_model_train": _to_train,
 }
-"""What does an action that no class overrides, made from the run and the text that the watchdog shows for it."""
+"""What does an action that no class overrides, made from the run and the text that the watchdog shows for it.
+"""
 
 
 def _clear_gradients(s: Any) -> None:
-    """What `Optimizer.zero_grad` does, without its profiling frames, which cost more than the clearing (13 of 14 µs)."""
+    """What `Optimizer.zero_grad` does, without its profiling frames, which cost more than the clearing (13 of
+    14 µs).
+    """
     if getattr(s.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
         s.optimizer.zero_grad()  # somebody's own
         return

@@ -13,7 +13,9 @@ Aggregate = Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
 """From the results of each loader, by its name, to the results overall."""
 
 
-def aggregated(results: dict[str, Any], prefix: str, loaders: list[str], how: str | Aggregate) -> dict[str, Any]:
+def aggregated(
+    results: dict[str, Any], prefix: str, loaders: list[str], how: str | Aggregate
+) -> dict[str, Any]:
     """What to put in place of the results overall, which are means over all samples ('micro') so far."""
     if how == "micro":
         return {}
@@ -21,7 +23,10 @@ def aggregated(results: dict[str, Any], prefix: str, loaders: list[str], how: st
     if callable(how):
         made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
         if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
-            raise OptionError(f"val_aggregation must return a dictionary of numbers by the metrics' names, not {str(made)[:80]}.")
+            raise OptionError(
+                f"val_aggregation must return a dictionary of numbers by the metrics' names, not "
+                f"{str(made)[:80]}."
+            )
         return {_overall(key, prefix, results): value for key, value in made.items()}
     if how == "macro":
         keys = dict.fromkeys(key for values in by_loader.values() for key in values)
@@ -38,8 +43,10 @@ def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> N
     """
     primary = how.partition(":")[2] if isinstance(how, str) else ""
     if primary and loaders and primary not in loaders and (len(loaders) > 1 or stage == "fit"):
-        raise OptionError(f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
-                          f"Loaders: {', '.join(loaders)}.")  # fmt: skip
+        raise OptionError(
+            f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
+            f"Loaders: {', '.join(loaders)}."
+        )
 
 
 def _of_loader(results: dict[str, Any], start: str) -> dict[str, Any]:

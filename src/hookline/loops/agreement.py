@@ -1,8 +1,9 @@
 """What the ranks of a run decide together: to stop, to save, to heed a signal, and which clock they go by.
 
-After every batch each rank says in a few numbers whether it has something to discuss, and reads what all of them said one batch
-ago: nobody waits, and everybody acts on the same answer at the same boundary. Only when somebody has something to discuss do
-they all stop for a moment and exchange the details. So what one rank wants is done by all, at most two batches later.
+After every batch each rank says in a few numbers whether it has something to discuss, and reads what all of
+them said one batch ago: nobody waits, and everybody acts on the same answer at the same boundary. Only when
+somebody has something to discuss do they all stop for a moment and exchange the details. So what one rank
+wants is done by all, at most two batches later.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ class Agreement(Boundary):
         self._agree_on_wants(self.ranks.gather(self._wants()))
 
     def now(self) -> float:
-        """Rank zero's clock when the ranks last agreed: all of them find the same time is over at the same batch."""
+        """Rank zero's clock when the ranks last agreed: all of them find the same time is over at the same
+        batch.
+        """
         return self._seconds
 
-    # ---- meeting ------------------------------------------------------------------------------------------------
+    # ---- meeting -------------------------------------------------------------------------------------------
 
     @property
     def is_stopping(self) -> bool:
@@ -74,7 +77,9 @@ class Agreement(Boundary):
         self.stop = True
 
     def after_batch(self) -> None:
-        """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is something to do."""
+        """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is
+        something to do.
+        """
         run = self.run
         asked = self._ask(AFTER_BATCH)
         before, self._asked = self._asked, asked
@@ -84,7 +89,9 @@ class Agreement(Boundary):
             self._meet_at_once(asked)
 
     def _meet_at_once(self, asked: Round) -> None:
-        """This rank wants a checkpoint, or has other hooks. If all do, it is worth the wait: it is of this very step."""
+        """This rank wants a checkpoint, or has other hooks. If all do, it is worth the wait: it is of this
+        very step.
+        """
         run, mine = self.run, self._requests()
         if (mine or run.plan.asked_at is not self._told) and -asked.read()[3] > 0:
             self._exchange()
@@ -109,7 +116,12 @@ class Agreement(Boundary):
         if run.plan.asked_at is not self._told:
             wishes += 1
         is_signalled = run.signals.received > 0 and not run.signals.number
-        news = s.should_stop is not self.stop or is_signalled or run.participants.errands.waiting or bool(self._kept)
+        news = (
+            s.should_stop is not self.stop
+            or is_signalled
+            or run.participants.errands.waiting
+            or bool(self._kept)
+        )
         clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
         place = 2 * run.progress.position + kind
         return self._rounds.ask((news, clock, wishes, -wishes, place, -place))
@@ -119,14 +131,16 @@ class Agreement(Boundary):
         news, clock, most, fewest, place, least = answer
         self._seconds = clock / 1000
         if place != -least:
-            raise HooklineError(f"The ranks are out of step: one is {_where(-least)}, another {_where(place)}. "
-                                "All of them must train on the same number of batches.")  # fmt: skip
+            raise HooklineError(
+                f"The ranks are out of step: one is {_where(-least)}, another {_where(place)}. "
+                "All of them must train on the same number of batches."
+            )
         return bool(news) or most != -fewest
 
     def _requests(self) -> list[SaveRequest]:
         return [each for each in list(self.run.saves.requests) if each is not None]
 
-    # ---- what is discussed --------------------------------------------------------------------------------------
+    # ---- what is discussed ---------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
         """Everybody tells everything, and all do the same with it."""
@@ -135,10 +149,12 @@ class Agreement(Boundary):
         for each in mine:
             run.saves.requests.remove(each)
         told = {
-            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None, "signal": run.signals.received,
-            "errands": run.participants.errands.left(), "saves": [as_plain(each) for each in (*self._kept, *mine)],
+            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None,
+            "signal": run.signals.received,
+            "errands": run.participants.errands.left(),
+            "saves": [as_plain(each) for each in (*self._kept, *mine)],
             "wants": self._wants(),
-        }  # fmt: skip
+        }
         everybody = self.ranks.gather(told)
         if self._asked is not None:  # what it would say has been said
             self._asked.read()
@@ -170,21 +186,28 @@ class Agreement(Boundary):
             s.request_stop("")
         self.stop = s.should_stop  # an errand may have asked for it too, on every rank
 
-    # ---- what hooks return --------------------------------------------------------------------------------------
+    # ---- what hooks return ---------------------------------------------------------------------------------
 
     def _wants(self) -> list[Any]:
         """The facts that this rank's hooks ask for, by event, and at which events they may return a signal.
 
-        Some facts take all ranks, and signals are waited for only where somebody may give one: so all must know it of each other.
+        Some facts take all ranks, and signals are waited for only where somebody may give one: so all must
+        know it of each other.
         """
         run, hooks = self.run, self.run.state.hooks
         self._told = run.plan.asked_at
-        steering = {event for event in STEERED for each in (*run.plan.listeners(event), *_switched_off(hooks))
-                    if each.event.name == event and each.steers}  # fmt: skip
+        steering = {
+            event
+            for event in STEERED
+            for each in (*run.plan.listeners(event), *_switched_off(hooks))
+            if each.event.name == event and each.steers
+        }
         return [{event: sorted(facts) for event, facts in self._told.items()}, sorted(steering)]
 
     def _agree_on_wants(self, everybody: list[list[Any]]) -> None:
-        """What a hook on any rank asks for is worked out by all. Hooks that come and go on one rank keep nobody waiting."""
+        """What a hook on any rank asks for is worked out by all. Hooks that come and go on one rank keep
+        nobody waiting.
+        """
         wanted: dict[str, frozenset[str]] = {}
         for facts, _ in everybody:
             for event, names in facts.items():
@@ -194,14 +217,18 @@ class Agreement(Boundary):
         self.steers_batches, self.steers_updates = (event in steering for event in STEERED)
 
     def refuse(self, signal: Signal) -> Never:
-        """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go another way."""
-        raise HooklineError(f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. They all "
-                            "wait for such signals from the second batch after that on, not before: return it later, or add the "
-                            "hook before the run.")  # fmt: skip
+        """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go
+        another way.
+        """
+        raise HooklineError(
+            f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. "
+            "They all wait for such signals from the second batch after that on, not before: return it "
+            "later, or add the hook before the run."
+        )
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
-        """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by all of them where
-        a forward alone makes ranks wait for each other.
+        """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by
+        all of them where a forward alone makes ranks wait for each other.
         """
         if not self.steers_batches:
             return signal if signal is None else self.refuse(signal)
@@ -219,8 +246,10 @@ class Agreement(Boundary):
         if most == STEP_DONE.strength and -fewest != most:
             said = self.ranks.gather(repr(signal))
             who = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(said))
-            raise HooklineError("STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights would "
-                                f"no longer be the same: {who}.")  # fmt: skip
+            raise HooklineError(
+                "STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights "
+                f"would no longer be the same: {who}."
+            )
         return SKIP_STEP if most == SKIP_STEP.strength else signal
 
 
@@ -231,13 +260,21 @@ def _switched_off(hooks: Any) -> list[Listener]:
 
 def _where(place: int) -> str:
     batches, kind = divmod(place, 2)
-    return f"{'after' if kind == AFTER_BATCH else 'done with, or about to begin,'} batch {batches} of its epoch"
+    return (
+        f"{'after' if kind == AFTER_BATCH else 'done with, or about to begin,'} batch {batches} of its epoch"
+    )
 
 
 def as_plain(request: SaveRequest) -> list[Any]:
     """For other ranks to read."""
     path = request.path
-    return [None if path is None else str(path), request.reason, request.monitor, isinstance(path, Path), request.is_automatic]
+    return [
+        None if path is None else str(path),
+        request.reason,
+        request.monitor,
+        isinstance(path, Path),
+        request.is_automatic,
+    ]
 
 
 def as_request(plain: list[Any]) -> SaveRequest:

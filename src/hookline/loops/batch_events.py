@@ -1,6 +1,8 @@
-"""The events of a training batch: each is emitted here, and nowhere else, together with the facts that belong to it.
+"""The events of a training batch: each is emitted here, and nowhere else, together with the facts that belong
+to it.
 
-The trainer's step, backward pass and update inherit these classes. A hosted run (`hosts/`) drives the same objects from outside.
+The trainer's step, backward pass and update inherit these classes. A hosted run (`hosts/`) drives the same
+objects from outside.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Move = Callable[[State], Any]
 
 
 def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
-    """Move `state.batch` to the device, with the events around it. moves: empty if batches stay where they are."""
+    """Move `state.batch` to the device, with the events around it. moves: empty if batches stay where they
+    are.
+    """
     if plan.on_before_batch_transfer is not noop:
         plan.on_before_batch_transfer(s)
     for move in moves:
@@ -49,7 +53,9 @@ def note_outputs(s: State, outputs: Any) -> None:
 class BatchEvents:
     """From on_train_batch_start to on_step_end."""
 
-    def __init__(self, run: EmittingRun, count_tokens: Callable[[Any], int], log_every: int, logs: bool) -> None:
+    def __init__(
+        self, run: EmittingRun, count_tokens: Callable[[Any], int], log_every: int, logs: bool
+    ) -> None:
         """log_every: steps between two rows of metrics. logs: whether rows go to loggers."""
         self.plan: Plan = run.plan
         self.state: State = run.state
@@ -180,7 +186,9 @@ class UpdateEvents:
 
     __slots__ = ("plan", "progress", "run", "signal_filters", "state")
 
-    def __init__(self, run: EmittingRun, signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = ()) -> None:
+    def __init__(
+        self, run: EmittingRun, signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = ()
+    ) -> None:
         """signal_filters: what becomes of a hook's signal."""
         self.run, self.plan, self.state, self.progress = run, run.plan, run.state, run.progress
         self.signal_filters = signal_filters
@@ -200,9 +208,13 @@ class UpdateEvents:
         self.plan.on_before_zero_grad(self.state)
 
     def before_step(self) -> Signal | None:
-        """Emit on_before_optimizer_step; return the signal of a hook that skips this update or has made it."""
+        """Emit on_before_optimizer_step; return the signal of a hook that skips this update
+        or has made it.
+        """
         plan = self.plan
-        signal: Signal | None = None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
+        signal: Signal | None = (
+            None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
+        )
         for decide in self.signal_filters:
             signal = decide(signal)
         return signal
@@ -214,7 +226,8 @@ class UpdateEvents:
         self.progress.is_updating = False
 
     def after_step(self, before: int, keeps_rate: bool = False) -> None:
-        """Emit on_after_optimizer_step. before: `step` before this update; its first optimizer advances it by one.
+        """Emit on_after_optimizer_step. before: `step` before this update; its first optimizer advances it by
+        one.
 
         keeps_rate: whether the update's learning rate is that of its first optimizer, not of its last.
         """
@@ -229,7 +242,9 @@ class UpdateEvents:
 
 
 def used_rate(optimizer: Any) -> Any:
-    """Return the learning rate of the first group; a tensor is copied, because schedulers change it in place."""
+    """Return the learning rate of the first group; a tensor is copied, because schedulers
+    change it in place.
+    """
     rate = optimizer.param_groups[0]["lr"]
     return rate.detach().clone() if isinstance(rate, Tensor) else rate
 
@@ -248,5 +263,13 @@ def skip_step(run: EmittingRun, reason: str) -> None:
     progress.skips += 1
     progress.last_skip = (reason, s.counts.batches_seen)
     if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
-        s.logger.log_event("skip", {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "reason": reason,
-                                    "number": progress.skips})  # fmt: skip
+        s.logger.log_event(
+            "skip",
+            {
+                "step": s.step,
+                "epoch": s.epoch,
+                "batch": s.batch_idx,
+                "reason": reason,
+                "number": progress.skips,
+            },
+        )

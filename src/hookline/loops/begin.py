@@ -1,8 +1,10 @@
-"""The first thing that ranks say to each other in a run: are all about to do the same, and can they hear each other at all?
+"""The first thing that ranks say to each other in a run: are all about to do the same, and can they hear each
+other at all?
 
-It goes over the store and not over the control group. There, what one rank says is paired with whatever another says at that
-moment, so ranks that begin different things, or of which one has left something unanswered in a run that failed, would wait for
-ever or misunderstand each other. In the store everything has a name.
+It goes over the store and not over the control group. There, what one rank says is paired with whatever
+another says at that moment, so ranks that begin different things, or of which one has left something
+unanswered in a run that failed, would wait for ever or misunderstand each other. In the store everything has
+a name.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ def begin_together(run: Run, **given: Any) -> None:
     board.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on
     mine = {
         "about": {"the verb": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
-        "exchanges": ranks.exchanges, "logs": bool(run.state.logger),
-    }  # fmt: skip
+        "exchanges": ranks.exchanges,
+        "logs": bool(run.state.logger),
+    }
     board.set(f"{number}/{ranks.rank}", json.dumps(mine))
     come = functools.partial(wait_for, ranks, board, run.stage)
     verdict = f"{number}/verdict"
@@ -49,7 +52,9 @@ def begin_together(run: Run, **given: Any) -> None:
 
 
 def _as_text(value: Any) -> str:
-    """What ranks compare, and an error shows: a URL without its secrets, and with a sum that tells two of them apart."""
+    """What ranks compare, and an error shows: a URL without its secrets, and with a sum that tells two of
+    them apart.
+    """
     text, said = str(value), shown(value)
     return said if said == text else f"{said} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
@@ -72,12 +77,18 @@ def wait_for(ranks: Ranks, board: Any, stage: str, keys: list[str]) -> list[str]
 
 
 def judge(everyone: list[dict[str, Any]], board: Any) -> tuple[str, str]:
-    """Why the ranks cannot run together: what an earlier run has left behind, and what they were started with."""
+    """Why the ranks cannot run together: what an earlier run has left behind, and what they were started
+    with.
+    """
     begun = [each["exchanges"] for each in everyone]
     if len(set(begun)) > 1:
         why = f" on {board.get('failure').decode()}" if board.check(["failure"]) else ""
-        return (f"An earlier run fell apart{why}, in the middle of what the ranks say to each other: one of them has begun "
-                f"{max(begun)} exchanges, another {min(begun)}. They cannot go on together: start the job again; resume='auto' "
-                "goes on from its newest checkpoint."), ""  # fmt: skip
-    found = next(iter(differing([each["about"] for each in everyone], lambda name: name)), "")  # another verb takes other things
+        return (
+            f"An earlier run fell apart{why}, in the middle of what the ranks say to each other: one of "
+            f"them has begun {max(begun)} exchanges, another {min(begun)}. They cannot go on together: "
+            "start the job again; resume='auto' goes on from its newest checkpoint."
+        ), ""
+    found = next(
+        iter(differing([each["about"] for each in everyone], lambda name: name)), ""
+    )  # another verb takes other things
     return "", found and f"The ranks were started differently: {found}. Start all with the same program."

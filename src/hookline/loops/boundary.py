@@ -1,4 +1,6 @@
-"""The boundary between two batches: commands that were sent are carried out there, and a stop takes effect."""
+"""The boundary between two batches: commands that were sent are carried out there, and a stop
+takes effect.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from hookline.optimizers import needs_closure
 
 
 class Closure:
-    """What optimizers call to get the loss: the one already there; the second time, for those that ask, computed anew."""
+    """What optimizers call to get the loss: the one already there; the second time, for those that ask,
+    computed anew.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run

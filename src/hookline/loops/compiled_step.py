@@ -1,45 +1,52 @@
-"""torch.compile for the whole training step: one graph for forward, loss and backward, one for the update of each optimizer."""
+"""torch.compile for the whole training step: one graph for forward, loss and backward, one for the update of
+each optimizer.
+"""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from hookline.binding import publishing
 from hookline.errors import OptionError
-from hookline.listener import make_listener, overrides
+from hookline.listener import make_listener
 from hookline.loops.actions import install_action
 from hookline.loops.batch_events import note_loss
+from hookline.loops.graph_splits import (
+    _dynamo,
+    _has_step_hooks,
+    _why_eager,
+    check_compilable,
+    describe,
+    find_splits,
+    torch_arguments,
+)
 from hookline.loops.run import Run
-from hookline.optimizers import bare, needs_closure
+from hookline.optimizers import bare
 from hookline.plan import noop
 from hookline.state import State, detached
 
 log = logging.getLogger("hookline")
 
-BETWEEN = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward")
-"""Events after the forward pass and before the gradients: a listener there needs the loss, or the old gradients, in between."""
 NUMBERS = r"L\['hookline_facts'\]\[[1-9]\],L\['hookline_named'\]\[.*\]"
-"""Arguments of a step after the batch: numbers such as batch_idx, which must not be compiled in as constants."""
-OPTION = "trace_autograd_ops"
-"""The private option of torch._dynamo that lets a graph hold a backward pass."""
-USE_MODEL = "Pass compile=True, which compiles the model alone."
+"""Arguments of a step after the batch: numbers such as batch_idx, which must not be compiled in as constants.
+"""
 
 
 class CompiledStep:
-    """The graphs of a run, installed as the actions that the training step calls. The events around them stay as they are.
+    """The graphs of a run, installed as the actions that the training step calls. The events around them stay
+    as they are.
 
-    If nothing needs to run between the forward pass and the gradients, `training_step` also differentiates, and `backward` and
-    `optimizer_zero_grad` have nothing left to do. Otherwise the step is split there: the forward pass is compiled alone, and
-    torch compiles its backward pass with it. `choose_step` composes it, and so does a batch that finds the listeners changed.
+    If nothing needs to run between the forward pass and the gradients, `training_step` also differentiates,
+    and `backward` and `optimizer_zero_grad` have nothing left to do. Otherwise the step is split there: the
+    forward pass is compiled alone, and torch compiles its backward pass with it. `choose_step` composes it,
+    and so does a batch that finds the listeners changed.
     """
 
     def __init__(self, run: Run) -> None:
@@ -73,18 +80,22 @@ class CompiledStep:
         """Put torch's options back."""
         self._restore()
 
-    # ---- composing ----------------------------------------------------------------------------------------------
+    # ---- composing -----------------------------------------------------------------------------------------
 
     def compose(self) -> None:
-        """Choose the graphs for the listeners of this moment. Called before each epoch, and when listeners have changed."""
+        """Choose the graphs for the listeners of this moment. Called before each epoch, and when listeners
+        have changed.
+        """
         run, plan = self.run, self.plan
         self._trained[:] = dict.fromkeys(_trained(self.state))
         own, self._count = set(self._trained), len(_trained(self.state))
         self._others[:] = [parameter for parameter in run.module.parameters() if parameter not in own]
         splits = [*find_splits(run), *([self._refusal] if self._refusal else [])]
         if splits and self._is_strict:
-            raise OptionError(f"compile: fullgraph=True, but the step has to be split between forward and backward: {splits[0]}. "
-                              "Remove the cause, or fullgraph.")  # fmt: skip
+            raise OptionError(
+                "compile: fullgraph=True, but the step has to be split between forward and backward: "
+                f"{splits[0]}. Remove the cause, or fullgraph."
+            )
         if bool(splits) != bool(self.splits) or not self._text:
             for name in ("optimizer_zero_grad", "backward"):
                 if splits:
@@ -109,29 +120,47 @@ class CompiledStep:
             return self._compute(facts, named)
 
         bound = make_listener(
-            training_step, doer.event, plan.table, receiver=doer.receiver, name=doer.name, owner=doer.owner, by_position=True,
-        ).binding  # fmt: skip
+            training_step,
+            doer.event,
+            plan.table,
+            receiver=doer.receiver,
+            name=doer.name,
+            owner=doer.owner,
+            by_position=True,
+        ).binding
         call = bound.call if bound.source is None else bound.source.published(doer)
         plan.act("training_step", [doer], lambda trace: trace(doer, call))
 
     def _install_updates(self) -> None:
-        """Let the graphs of the optimizers update the weights, and clip the gradients, unless the user's own methods do."""
+        """Let the graphs of the optimizers update the weights, and clip the gradients, unless the user's own
+        methods do.
+        """
         run, plan, updates, name = self.run, self.plan, self.updates, type(self.run.module).__name__
         if not plan.listeners("optimizer_step"):
             step = publishing("d[s.optimizer_idx](s)", f"optimizer_step of {name}", d=updates)
             plan.act("optimizer_step", [], lambda trace: step)
         if self._clips_by_default:
-            clip_now = "s.optimization.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
-            clip = publishing(f"None if d[s.optimizer_idx].clips else {clip_now}", f"configure_gradient_clipping of {name}",
-                              run.steps.clip_gradients, updates)  # fmt: skip
+            clip_now = (
+                "s.optimization.add_norm(f(s.optimizer, s.gradient_clip_val, s.gradient_clip_algorithm))"
+            )
+            clip = publishing(
+                f"None if d[s.optimizer_idx].clips else {clip_now}",
+                f"configure_gradient_clipping of {name}",
+                run.steps.clip_gradients,
+                updates,
+            )
             plan.act("configure_gradient_clipping", [], lambda trace: clip)
 
-    # ---- one batch ----------------------------------------------------------------------------------------------
+    # ---- one batch -----------------------------------------------------------------------------------------
 
     def _compute(self, facts: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the first graph. Its loss is a leaf that stands for what was differentiated already."""
         plan, seen = self.plan, self._seen
-        if plan.asked_at is not seen[0] or plan.tracers is not seen[1] or (not self.splits and self._is_outdated()):
+        if (
+            plan.asked_at is not seen[0]
+            or plan.tracers is not seen[1]
+            or (not self.splits and self._is_outdated())
+        ):
             self.compose()
         self._logs.begin()
         try:
@@ -167,7 +196,9 @@ class CompiledStep:
         return len(_trained(self.state)) != self._count
 
     def _refuse(self, error: Exception) -> None:
-        """Continue with the forward pass and the backward pass as graphs of their own. Torch has run nothing yet."""
+        """Continue with the forward pass and the backward pass as graphs of their own. Torch has run nothing
+        yet.
+        """
         self._refusal = f"torch cannot compile them as one graph: {_reason(error)}"
         self._logs.forget()
         if self._is_strict:
@@ -177,7 +208,11 @@ class CompiledStep:
 
     def _make_forward(self) -> Callable[..., Any]:
         """Make the function whose graphs are those of a forward pass."""
-        step, device, dtype = self._doer.function, self.run.strategy.device.type, self.run.strategy.precision.dtype
+        step, device, dtype = (
+            self._doer.function,
+            self.run.strategy.device.type,
+            self.run.strategy.precision.dtype,
+        )
         if dtype is None:
 
             def forward(*hookline_facts: Any, **hookline_named: Any) -> Any:
@@ -192,19 +227,25 @@ class CompiledStep:
         return mixed_forward
 
     def _make_joint(self) -> Callable[..., tuple[Any, list[Tensor | None] | None]]:
-        """Make the function whose graph also differentiates. It returns the gradients: None if there is no loss to differentiate.
+        """Make the function whose graph also differentiates. It returns the gradients: None if there is no
+        loss to differentiate.
 
-        It does not read or write `.grad`, which torch 2.13 may take for any other None of the graph (`_restore_none`).
+        It does not read or write `.grad`, which torch 2.13 may take for any other None of the graph
+        (`_restore_none`).
         """
         forward, trained, others = self._make_forward(), self._trained, self._others
 
-        def forward_and_backward(*hookline_facts: Any, **hookline_named: Any) -> tuple[Any, list[Tensor | None] | None]:
+        def forward_and_backward(
+            *hookline_facts: Any, **hookline_named: Any
+        ) -> tuple[Any, list[Tensor | None] | None]:
             returned = forward(*hookline_facts, **hookline_named)
             loss = returned.get("loss") if isinstance(returned, dict) else returned
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 return returned, None
             parameters = [*trained, *others]
-            found = torch.autograd.grad(loss, [each for each in parameters if each.requires_grad], allow_unused=True)
+            found = torch.autograd.grad(
+                loss, [each for each in parameters if each.requires_grad], allow_unused=True
+            )
             gradients: list[Tensor | None] = list(found)
             for index, each in enumerate(parameters):
                 if not each.requires_grad:
@@ -213,7 +254,7 @@ class CompiledStep:
 
         return forward_and_backward
 
-    # ---- explain ------------------------------------------------------------------------------------------------
+    # ---- explain -------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         """Return the graphs of the step, and what splits them."""
@@ -221,20 +262,28 @@ class CompiledStep:
 
 
 class CompiledUpdate:
-    """One optimizer's update as a graph, with gradient clipping in it if no listener needs the moment between them."""
+    """One optimizer's update as a graph, with gradient clipping in it if no listener needs the moment between
+    them.
+    """
 
     def __init__(self, run: Run, optimizer: Any, arguments: dict[str, Any], is_overridden: bool) -> None:
         self.optimizer = optimizer
         self.name = type(bare(optimizer)).__name__
         self.clips = False
-        self.refusal = f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else _why_eager(optimizer)
+        self.refusal = (
+            f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else _why_eager(optimizer)
+        )
         """Why this optimizer runs without a graph; empty: it does not."""
         self._state, self._clip = run.state, run.steps.clip_gradients
         self._rates: list[tuple[float, Tensor]] = []
-        """The learning rates of the groups as tensors: a graph takes a float for a constant and is compiled for each anew."""
+        """The learning rates of the groups as tensors: a graph takes a float for a constant and is compiled
+        for each anew.
+        """
         if not self.refusal:
             self._graph = torch.compile(self._make_graph(), fullgraph=True, **arguments)
-            self._with_hooks = Optimizer.profile_hook_step(self._update)  # calls the optimizer's own step hooks around it
+            self._with_hooks = Optimizer.profile_hook_step(
+                self._update
+            )  # calls the optimizer's own step hooks around it
 
     def __call__(self, s: State) -> None:
         """Update the weights."""
@@ -278,7 +327,9 @@ class CompiledUpdate:
         optimizer._opt_called = True  # schedulers warn if an optimizer was never called
 
     def _make_graph(self) -> Callable[[float | None, str | None], Tensor | None]:
-        """Make the function that clips and updates. Torch's own wrappers around `step` would break the graph."""
+        """Make the function that clips and updates. Torch's own wrappers around `step` would
+        break the graph.
+        """
         optimizer, clip, step = self.optimizer, self._clip, _unwrapped(type(self.optimizer).step)
 
         def update(limit: float | None, algorithm: str | None) -> Tensor | None:
@@ -291,7 +342,9 @@ class CompiledUpdate:
 
 
 class LogCapture:
-    """Collects what a compiled step logs, and logs it once the graph has run, because `log` cannot be part of a graph."""
+    """Collects what a compiled step logs, and logs it once the graph has run, because `log` cannot be part of
+    a graph.
+    """
 
     def __init__(self, owners: list[Any]) -> None:
         self._calls: list[tuple[int, Any, Any]] = []
@@ -326,130 +379,13 @@ class LogCapture:
                 self._logs[index][1](*given, **named)
 
 
-# ---- what splits a step, and what cannot be compiled ----------------------------------------------------------------
-
-
-def find_splits(run: Run) -> list[str]:
-    """Return everything that has to run between the forward pass and the gradients, each in words."""
-    return [*_by_listeners(run), *_by_options(run), *_by_torch_hooks(run)]
-
-
-def _by_listeners(run: Run) -> Iterator[str]:
-    for event in BETWEEN:
-        for listener in run.plan.listeners(event):
-            does = "overrides" if run.plan.table[event].action else "listens to"
-            yield f"{listener.label} {does} {event} ({listener.origin})"
-
-
-def _by_options(run: Run) -> Iterator[str]:
-    traits = run.traits
-    if traits.accumulate > 1:
-        yield f"accumulate_grad_batches={traits.accumulate} divides the loss"
-    elif run.window.batches:
-        yield "an accumulation window is open"
-    if traits.skips_nonfinite:
-        yield "nonfinite='skip' holds the loss back"
-    if traits.scaler is not None:
-        yield f"precision={run.strategy.precision.name!r} scales the loss"
-    if run.data.loss_weights is not None:
-        yield "the mixture weighs the losses of its loaders"
-    if run.data.router is not None:
-        yield "the mixture's loaders train different optimizers"
-    elif run.data.totals is not None:
-        yield f"accumulate_by={run.window.by!r} weighs the loss"
-    for optimizer in run.state.optimizers:
-        if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
-            yield f"{type(optimizer).__name__} has a zero_grad of its own"
-
-
-def _by_torch_hooks(run: Run) -> Iterator[str]:
-    for name, parameter in run.module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            yield f"the parameter {name!r} has a gradient hook, which a graph would not call"
-    for name, module in run.module.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            yield f"the module {name!r} has a backward hook, which torch refuses in a graph"
-
-
-def describe(splits: list[str], updates: list[tuple[str, bool, str]]) -> str:
-    """Return the graphs of a step in words. updates: name of the optimizer, whether its graph clips, why it has none."""
-    parts = ["training_step", "backward"] if splits else ["training_step, loss and backward"]
-    eager = []
-    for name, clips, refusal in updates:
-        if refusal:
-            eager.append(f"{name}.step, because {refusal}")
-        else:
-            parts.append(f"{'clipping and ' if clips else ''}{name}.step")
-    return "\n".join([
-        *(f"  graph {number}: {part}" for number, part in enumerate(parts, 1)),
-        *(f"  split between forward and backward: {cause}" for cause in splits),
-        *(f"  without a graph: {each}" for each in eager),
-    ])  # fmt: skip
-
-
-def check_compilable(run: Run) -> None:
-    """Refuse, before anything is trained, a run whose step cannot be compiled."""
-    strategy = run.strategy
-    if run.traits.is_manual:
-        raise OptionError(f"compile='step': {type(run.module).__name__} has automatic_optimization = False, so its training_step "
-                          f"calls the optimizers itself, and that cannot be a graph. {USE_MODEL}")  # fmt: skip
-    around = [name for name in ("training_step", "backward", "optimizer_step") if overrides(strategy, name)]
-    if not strategy.ranks.alone or strategy.shards or strategy.differentiate is not None or around:
-        ranks = f" with {strategy.world_size} ranks" if strategy.world_size > 1 else ""
-        raise OptionError(f"compile='step' needs one process on one device, and this run uses {type(strategy).__name__}{ranks}, "
-                          f"which takes part in the step itself. {USE_MODEL}")  # fmt: skip
-    if not hasattr(_dynamo().config, OPTION) or "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
-        raise OptionError(f"compile='step' needs torch 2.13, whose option torch._dynamo.config.{OPTION} lets a graph hold "
-                          f"a backward pass; torch {torch.__version__} does not have it. {USE_MODEL}")  # fmt: skip
-    backend = torch_arguments(run.options.compile).get("backend", "inductor")
-    if backend == "inductor" and strategy.device.type == "cpu":
-        _check_compiler()
-
-
-def _check_compiler() -> None:
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        raise OptionError("compile='step': torch.compile needs a C++ compiler on the CPU, and found none. Install g++, "
-                          "name one in the environment variable CXX, or pass compile={'step': True, 'backend': 'aot_eager'}, "
-                          "which compiles no code and is not faster.") from None  # fmt: skip
-
-
-def torch_arguments(given: Any) -> dict[str, Any]:
-    """Return the arguments of torch.compile.
-
-    One graph per shape: a graph for several shapes depends on which of them came first, and then a resumed run would not
-    be the same bit for bit. Random numbers are drawn as without a graph.
-    """
-    arguments: dict[str, Any] = {"dynamic": False, **(given if isinstance(given, dict) else {})}
-    arguments.pop("step", None)
-    if arguments.get("backend", "inductor") == "inductor":
-        import torch._inductor
-
-        mode = arguments.pop("mode", None)
-        of_mode = {} if mode is None else torch._inductor.list_mode_options(mode)
-        arguments["options"] = {**of_mode, "fallback_random": True, **(arguments.get("options") or {})}
-    return {**arguments, "isolate_recompiles": True}
-
-
-def _why_eager(optimizer: Any) -> str:
-    """Return why an optimizer cannot be compiled; an empty string if it may be."""
-    if not isinstance(optimizer, Optimizer) or bare(optimizer) is not optimizer:
-        return f"{type(optimizer).__name__} wraps it"
-    if needs_closure(optimizer):
-        return "it calls a closure that computes the loss again"
-    if optimizer.defaults.get("differentiable"):
-        return "differentiable=True needs gradients of the update"
-    own = vars(optimizer).get("step")
-    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
-        return "this object has a step of its own"
-    return ""
+# ---- what splits a step, and what cannot be compiled -------------------------------------------------------
 
 
 def _unwrapped(step: Any) -> Callable[[Any], Any]:
-    """Return an optimizer's step without torch's wrappers, which profile, call hooks and switch gradients off."""
+    """Return an optimizer's step without torch's wrappers, which profile, call hooks and switch gradients
+    off.
+    """
     if getattr(step, "hooked", False):
         step = step.__wrapped__
     if step.__code__.co_qualname.startswith("_use_grad_for_differentiable"):
@@ -467,28 +403,22 @@ def _step_eagerly(s: State) -> None:
     note_loss(s, loss)  # the batch's loss is the one before the update
 
 
-def _has_step_hooks(optimizer: Any) -> bool:
-    return bool(
-        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    )  # fmt: skip
-
-
 def _trained(s: State) -> list[Tensor]:
-    return [parameter for optimizer in s.optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        parameter
+        for optimizer in s.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
 
 
-# ---- torch ----------------------------------------------------------------------------------------------------------
-
-
-def _dynamo() -> Any:
-    import torch._dynamo  # takes a second
-
-    return torch._dynamo
+# ---- torch -------------------------------------------------------------------------------------------------
 
 
 def _set_torch_options() -> Callable[[], None]:
-    """Let graphs hold a backward pass, see hooks put on layers later, and take numbers as inputs. Return what undoes it."""
+    """Let graphs hold a backward pass, see hooks put on layers later, and take numbers as inputs. Return what
+    undoes it.
+    """
     dynamo: Any = _dynamo().config
     compiler: Any = torch.compiler.config
     before = dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards, compiler.dynamic_sources
@@ -504,8 +434,8 @@ def _set_torch_options() -> Callable[[], None]:
 def _restore_none() -> None:
     """Undo what torch 2.13 does to its one object for None when it traces `parameter.grad is None`.
 
-    It writes there where that None came from, and functions that are compiled later take any None of theirs from that place
-    (https://github.com/pytorch/pytorch/pull/193725).
+    It writes there where that None came from, and functions that are compiled later take any None of theirs
+    from that place (https://github.com/pytorch/pytorch/pull/193725).
     """
     none = _interned_none()
     if none is not None and none.source is not None:
@@ -526,6 +456,10 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, _dynamo().exc.FailOnRecompileLimitHit):
-        return ("it was compiled too often, because shapes or numbers change from batch to batch "
-                "(the environment variable TORCH_LOGS=recompiles shows which)")  # fmt: skip
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return (
+            "it was compiled too often, because shapes or numbers change from batch to batch "
+            "(the environment variable TORCH_LOGS=recompiles shows which)"
+        )
+    return next(
+        (line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

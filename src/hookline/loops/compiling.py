@@ -1,4 +1,6 @@
-"""torch.compile for the model, such that hooks put on its layers later still fire, or for the whole training step."""
+"""torch.compile for the model, such that hooks put on its layers later still fire, or for the whole training
+step.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from hookline.loops.run import Run
 
 
 def compiles_step(given: Any) -> bool:
-    """Return whether this value of `Trainer(compile=...)` asks for the whole training step, not the model alone."""
+    """Return whether this value of `Trainer(compile=...)` asks for the whole training step, not the model
+    alone.
+    """
     return given == "step" or (isinstance(given, dict) and bool(given.get("step")))
 
 
@@ -25,26 +29,31 @@ def compile_step(run: Run) -> None:
 
 
 def explain_graphs(run: Run) -> str:
-    """Return the graphs of the training step in words, for `explain`; an empty string if it is not compiled."""
+    """Return the graphs of the training step in words, for `explain`; an empty string if it
+    is not compiled.
+    """
     if not compiles_step(run.options.compile) or run.stage != "fit":
         return ""
     if run.traits.compiled is not None:
         return str(run.traits.compiled.text())
-    from hookline.loops.compiled_step import check_compilable, describe, find_splits
+    from hookline.loops.graph_splits import check_compilable, describe, find_splits
 
     try:
         check_compilable(run)
     except OptionError as error:
         return f"  refused: {error}"
     clips = run.traits.clips and not run.plan.listeners("on_gradient_clip")
-    return describe(find_splits(run), [("optimizer", clips and not run.plan.listeners("configure_gradient_clipping"), "")])
+    return describe(
+        find_splits(run), [("optimizer", clips and not run.plan.listeners("configure_gradient_clipping"), "")]
+    )
 
 
 def compile_model(run: Run) -> None:
-    """Compile in place: the module itself if it has a forward of its own, else its children, where the work is.
+    """Compile in place: the module itself if it has a forward of its own, else its children, where the work
+    is.
 
-    By default torch.compile does not check for module hooks after the first call, so a hook added later would never
-    fire; with the guard it recompiles and the hook runs.
+    By default torch.compile does not check for module hooks after the first call, so a hook added later would
+    never fire; with the guard it recompiles and the hook runs.
     """
     if not run.options.compile or compiles_step(run.options.compile):
         return

@@ -9,7 +9,16 @@ from hookline.loops.backward import Backward, Factor
 from hookline.loops.manual import ManualStep
 from hookline.loops.run import Run
 from hookline.loops.step import TrainStep
-from hookline.loops.update import Action, Check, Update, clipping, fresh_closure, norm_capture, routing, unscaling
+from hookline.loops.update import (
+    Action,
+    Check,
+    Update,
+    clipping,
+    fresh_closure,
+    norm_capture,
+    routing,
+    unscaling,
+)
 
 
 def choose_step(run: Run) -> TrainStep:
@@ -35,7 +44,13 @@ def _choose_class(run: Run) -> type[TrainStep]:
     if not run.strategy.ranks.alone:
         from hookline.loops.rank_step import CheckedRankStep, RankManualStep, RankStep
 
-        return RankManualStep if run.traits.is_manual else CheckedRankStep if run.traits.skips_nonfinite else RankStep
+        return (
+            RankManualStep
+            if run.traits.is_manual
+            else CheckedRankStep
+            if run.traits.skips_nonfinite
+            else RankStep
+        )
     if run.traits.is_manual:
         return ManualStep
     if run.data.totals is not None:
@@ -66,7 +81,9 @@ def _make_backward(run: Run, divides: bool) -> Backward:
         return loss
 
     factors.append(set_aside)
-    return Backward(run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed, window.weight),))
+    return Backward(
+        run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed, window.weight),)
+    )
 
 
 def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
@@ -88,8 +105,10 @@ def _make_update(run: Run) -> Update:
     if run.traits.recomputes:
         adjustments.append(fresh_closure(run))
     return Update(
-        run, checks=tuple(checks), adjustments=tuple(adjustments),
+        run,
+        checks=tuple(checks),
+        adjustments=tuple(adjustments),
         notes=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
         closing=() if run.traits.scaler is None else (run.traits.scaler.update,),
         signal_filters=run.boundary.signal_filters,
-    )  # fmt: skip
+    )

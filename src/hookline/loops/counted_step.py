@@ -1,4 +1,6 @@
-"""One training batch that is weighed among others: those of its accumulation window, or those of other ranks."""
+"""One training batch that is weighed among others: those of its accumulation window, or those
+of other ranks.
+"""
 
 from __future__ import annotations
 

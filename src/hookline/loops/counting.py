@@ -1,4 +1,6 @@
-"""A batch among those of all ranks: their samples and tokens are counted together, and their losses become one."""
+"""A batch among those of all ranks: their samples and tokens are counted together, and their losses become
+one.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ LOSS_FACTS = frozenset(("loss", "ctx"))
 class Tally:
     """One for each fit of several ranks; on one process there is none.
 
-    What only the ranks themselves know is asked for when a batch begins and read when it is done, so that nobody waits.
+    What only the ranks themselves know is asked for when a batch begins and read when it is done, so that
+    nobody waits.
     """
 
     __slots__ = ("_answer", "_aside", "_kept", "_knows_samples", "run", "turn")
     shares_rows = False
-    """Whether the loss of every row is one that ranks have weighted together, not only that of longer windows."""
+    """Whether the loss of every row is one that ranks have weighted together, not only that of longer
+    windows.
+    """
 
     def __init__(self, run: Run, turn: Turn) -> None:
         self.run = run
@@ -48,7 +53,9 @@ class Tally:
             self._aside, s.log = s.log, blank(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.data.is_mixture
         if counts_tokens or run.boundary.waits_for_signals or turn.samples is None or not self._knows_samples:
-            self._answer = run.strategy.ranks.total([weight, self.tokens_of(s) if counts_tokens and weight else 0])
+            self._answer = run.strategy.ranks.total(
+                [weight, self.tokens_of(s) if counts_tokens and weight else 0]
+            )
         return weight
 
     def tokens_of(self, s: State) -> int:
@@ -86,11 +93,15 @@ class Tally:
             self._kept = None
 
     def ask_for_loss(self, s: State) -> None:
-        """Begin to find the mean loss of this window over all ranks, if anybody anywhere wants to know it at on_step_end."""
+        """Begin to find the mean loss of this window over all ranks, if anybody anywhere wants to know it at
+        on_step_end.
+        """
         run, s.current.shared_loss = self.run, None
         wanted = run.plan.wanted_at
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
-            self._shares_row() and (s.step + 1) % run.traits.log_every == 0 and (run.traits.logs or "on_train_metrics" in wanted)
+            self._shares_row()
+            and (s.step + 1) % run.traits.log_every == 0
+            and (run.traits.logs or "on_train_metrics" in wanted)
         ):
             if run.traits.accumulate > 1:  # each batch counts as much as it has for the update
                 losses, weights = run.window.losses, run.window.factors
@@ -99,8 +110,14 @@ class Tally:
             s.current.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
 
     def loss_of_row(self, s: State) -> Any:
-        """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer window that of all."""
-        return s.mean_of_window() if not self._shares_row() or s.current.shared_loss is None else float(s.current.shared_loss)
+        """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer
+        window that of all.
+        """
+        return (
+            s.mean_of_window()
+            if not self._shares_row() or s.current.shared_loss is None
+            else float(s.current.shared_loss)
+        )
 
     def loss_weight(self, s: State) -> float:
         """Return what the loss of a window of one batch counts among those of other ranks."""
@@ -111,14 +128,22 @@ class Tally:
 
     def _weighed(self, losses: list[Any], weights: list[float]) -> Tensor:
         """The sum of the losses, each as often as it counts, and how much all of them count."""
-        counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
+        counted = [
+            (loss, weight)
+            for loss, weight in zip(losses, weights, strict=True)
+            if loss is not None and weight
+        ]
         total, many = sum(loss * weight for loss, weight in counted), sum(weight for _, weight in counted)
         if self.run.traits.on_cpu:
             return torch.tensor([total, many], dtype=torch.float64)
         device = self.run.strategy.device
         # filled there and not sent there: nothing waits for a copy
-        return torch.stack([each.float() if isinstance(each, Tensor) else torch.full((), float(each), device=device)
-                            for each in (total, many)])  # fmt: skip
+        return torch.stack(
+            [
+                each.float() if isinstance(each, Tensor) else torch.full((), float(each), device=device)
+                for each in (total, many)
+            ]
+        )
 
 
 class SharedLoss:
@@ -132,4 +157,3 @@ class SharedLoss:
     def __float__(self) -> float:
         total, weight = self._answer.read()
         return total / weight if weight else float("nan")
-

@@ -16,7 +16,9 @@ from hookline.state import OPENING
 
 
 class GivenUp(Exception):
-    """A signal has cut a validation short: the process is to end, and the validation is done again after the resume."""
+    """A signal has cut a validation short: the process is to end, and the validation is done again after the
+    resume.
+    """
 
 
 class DataPass:

@@ -1,16 +1,19 @@
 """Errands: what one rank, or another thread, wants the whole run to do at the next batch boundary.
 
 How to use them:
-    @carries_out("disable")                               # once, at import: says what an errand of this kind does
-    def disable(run: Any, sender: int, name: str) -> None:  # on the main thread of every rank, at one and the same boundary
+    @carries_out("disable")                               # once, at import: says what an errand of this kind
+    does def disable(run: Any, sender: int, name: str) -> None:  # on the main thread of every rank, at one
+    and the same boundary
         run.state.hooks.disable(name)
 
-    run.errands.send("disable", name="gradient_monitor")  # any thread, any rank; the facts must be plain (JSON) data
+    run.errands.send("disable", name="gradient_monitor")  # any thread, any rank; the facts must be plain
+    (JSON) data
 
-The order is that of sending, rank by rank. What a function here raises ends the run like the error of a hook, so it catches
-what should not. An errand comes before the boundary's save point and its look at whether to stop: asking for a checkpoint or
-a stop takes effect there. Boundaries are after every training batch (after the validation that is due there), after an
-epoch's end, and when training ends; `Errands.left` says what came too late.
+The order is that of sending, rank by rank. What a function here raises ends the run like the error of a hook,
+so it catches what should not. An errand comes before the boundary's save point and its look at whether to
+stop: asking for a checkpoint or a stop takes effect there. Boundaries are after every training batch (after
+the validation that is due there), after an epoch's end, and when training ends; `Errands.left` says what came
+too late.
 """
 
 from __future__ import annotations
@@ -30,12 +33,17 @@ _CARRIERS: dict[str, Callable[..., None]] = {}
 
 
 def carries_out(kind: str) -> Callable[[F], F]:
-    """Mark the function that carries out errands of this kind: it gets the run, the sender's rank and the facts by name."""
+    """Mark the function that carries out errands of this kind: it gets the run, the sender's rank and the
+    facts by name.
+    """
 
     def register(function: F) -> F:
         known = _CARRIERS.setdefault(kind, function)
         if known is not function:
-            raise HooklineError(f"Errands of the kind {kind!r} are carried out by {known.__module__}.{known.__name__} already.")
+            raise HooklineError(
+                f"Errands of the kind {kind!r} are carried out by {known.__module__}.{known.__name__} "
+                f"already."
+            )
         return function
 
     return register
@@ -55,13 +63,17 @@ class Errands:
     def send(self, kind: str, **facts: Any) -> None:
         """Have it carried out at the next boundary, by all ranks."""
         if kind not in _CARRIERS:
-            raise HooklineError(f"Nobody carries out errands of the kind {kind!r}.{closest(kind, _CARRIERS)} "
-                                f"Kinds: {', '.join(sorted(_CARRIERS))}.")  # fmt: skip
+            raise HooklineError(
+                f"Nobody carries out errands of the kind {kind!r}.{closest(kind, _CARRIERS)} "
+                f"Kinds: {', '.join(sorted(_CARRIERS))}."
+            )
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:
-            raise HooklineError(f"The facts of an errand travel to the other ranks as JSON; those of {kind!r} cannot: "
-                                f"{error}.") from None  # fmt: skip
+            raise HooklineError(
+                f"The facts of an errand travel to the other ranks as JSON; those of {kind!r} cannot: "
+                f"{error}."
+            ) from None
         with self._lock:
             self._box.append((kind, facts))
             self.waiting = True

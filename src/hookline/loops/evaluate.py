@@ -21,7 +21,10 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     s, log = run.state, run.state.log
     loaders = run.data.loaders[names.kind]
     events = EvaluationEvents(run, names, several=len(loaders) > 1)
-    with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
+    with (
+        Interlude(s),
+        torch.no_grad(),
+    ):  # hooks around the batches often try out the model, and keep what comes out
         begin_pass(run, events)
         data = make_pass(run, can_be_cut)
         for index, loader in enumerate(loaders):
@@ -30,7 +33,9 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
                 break
         results = events.finish()
         if len(loaders) > 1:
-            results |= aggregated(results, names.kind, [each.name for each in loaders], run.options.val_aggregation)
+            results |= aggregated(
+                results, names.kind, [each.name for each in loaders], run.options.val_aggregation
+            )
         events.end_data(results)
         events.end(results)
         results.update(run.rows.reduce(log.pending, "evaluation"))
@@ -65,8 +70,10 @@ def go_through(run: Run, events: EvaluationEvents, loader: Loader, limit: int | 
         if data.is_over():
             return False
     if is_empty:
-        raise OptionError(f"The {events.names.kind} loader {loader.name!r} yielded no batch; a generator can be "
-                          "iterated over only once, pass a list or a DataLoader.")  # fmt: skip
+        raise OptionError(
+            f"The {events.names.kind} loader {loader.name!r} yielded no batch; a generator can be "
+            "iterated over only once, pass a list or a DataLoader."
+        )
     return True
 
 

@@ -14,8 +14,8 @@ from hookline.errors import OptionError
 class Feeding:
     """Which optimizers each loader trains, and what each of them got.
 
-    A batch that does not train an optimizer must not leave gradients in its parameters, though backward reaches them: what they
-    had before is put aside and comes back.
+    A batch that does not train an optimizer must not leave gradients in its parameters, though backward
+    reaches them: what they had before is put aside and comes back.
     """
 
     def __init__(self, fed: Mapping[str, Sequence[int]], optimizers: list[Optimizer]) -> None:
@@ -30,9 +30,14 @@ class Feeding:
         self._spared: dict[str, list[Tensor]] = {}
         for name, numbers in fed.items():
             trained = {key for number in numbers for key in own[number]}
-            self._spared[name] = list({key: p for each in own for key, p in each.items() if key not in trained}.values())
+            self._spared[name] = list(
+                {key: p for each in own for key, p in each.items() if key not in trained}.values()
+            )
         self._aside: list[Tensor | None] = []
-        self._unproven = {name: [(number, list(own[number].values())) for number in numbers] for name, numbers in fed.items()}
+        self._unproven = {
+            name: [(number, list(own[number].values())) for number in numbers]
+            for name, numbers in fed.items()
+        }
         """What each loader is to train, until its first batch has shown that it does."""
 
     def spare(self, loader: str) -> None:
@@ -53,11 +58,15 @@ class Feeding:
             fed[number] = fed.get(number, 0) + weight
 
     def _prove(self, loader: str) -> None:
-        """A loader that is to train an optimizer whose parameters its loss does not reach would train nothing, in silence."""
+        """A loader that is to train an optimizer whose parameters its loss does not reach would train
+        nothing, in silence.
+        """
         for number, parameters in self._unproven.pop(loader):
             if all(parameter.grad is None for parameter in parameters):
-                raise OptionError(f"Mixture: the loader {loader!r} is to train optimizer {number}, but the loss of its first "
-                                  "batch reaches none of that optimizer's parameters.")  # fmt: skip
+                raise OptionError(
+                    f"Mixture: the loader {loader!r} is to train optimizer {number}, but the loss of its "
+                    "first batch reaches none of that optimizer's parameters."
+                )
 
     def begin_update(self, count: float) -> None:
         """Forget which optimizers took part in the last update."""
@@ -77,17 +86,23 @@ class Feeding:
         self.updates = list(state.get("updates", self.updates))
 
 
-def make_feeding(asked: Mapping[str, int | Sequence[int]], optimizers: list[Optimizer], accumulate: int) -> Feeding:
+def make_feeding(
+    asked: Mapping[str, int | Sequence[int]], optimizers: list[Optimizer], accumulate: int
+) -> Feeding:
     """From names of loaders and numbers of optimizers, checked."""
     fed = {name: [numbers] if isinstance(numbers, int) else list(numbers) for name, numbers in asked.items()}
     known = ", ".join(f"{index} ({type(each).__name__})" for index, each in enumerate(optimizers))
     for name, numbers in fed.items():
         if wrong := [number for number in numbers if number >= len(optimizers)]:
-            raise OptionError(f"Mixture: the loader {name!r} is to train optimizer {wrong[0]}, and there are only: {known}.")
+            raise OptionError(
+                f"Mixture: the loader {name!r} is to train optimizer {wrong[0]}, and there are only: {known}."
+            )
     own = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
     shared = [(a, b) for a in range(len(own)) for b in range(a) if own[a] & own[b]]
     if shared and accumulate > 1:
-        raise OptionError(f"Mixture: optimizers {shared[0][1]} and {shared[0][0]} train the same parameters, so gradients that "
-                          "are accumulated for one would reach the other; leave accumulate_grad_batches at 1, or give each its "
-                          "own.")  # fmt: skip
+        raise OptionError(
+            f"Mixture: optimizers {shared[0][1]} and {shared[0][0]} train the same parameters, so gradients "
+            "that are accumulated for one would reach the other; leave accumulate_grad_batches at 1, or "
+            "give each its own."
+        )
     return Feeding(fed, optimizers)

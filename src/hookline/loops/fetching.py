@@ -15,16 +15,22 @@ from hookline.state import FETCHING
 
 
 class Fetcher:
-    """Fetches the batches of a loader into the state, with the events around it and the time that the loop waits.
+    """Fetches the batches of a loader into the state, with the events around it and the time that the loop
+    waits.
 
-    A loop over it is `while fetcher.fetch():`. It is no iterator, because a hook may raise StopIteration like any other error.
-    The batch goes straight into the state: a reference here would keep it alive after it was moved to the device.
+    A loop over it is `while fetcher.fetch():`. It is no iterator, because a hook may raise StopIteration like
+    any other error. The batch goes straight into the state: a reference here would keep it alive after it was
+    moved to the device.
     """
 
     __slots__ = ("_batches", "_due", "_fetching", "_first", "_index", "_outer", "_run", "_spent", "_timer")
 
-    def __init__(self, run: Run, batches: Iterator[Any], first: int = 0, timer: RunTimer | None = None) -> None:
-        """first: the number of the first batch. timer: counts the waiting, and samples steps; None outside training."""
+    def __init__(
+        self, run: Run, batches: Iterator[Any], first: int = 0, timer: RunTimer | None = None
+    ) -> None:
+        """first: the number of the first batch. timer: counts the waiting, and samples steps; None outside
+        training.
+        """
         self._run, self._batches, self._timer = run, iter(batches), timer
         self._first, self._index = first, first - 1
         self._spent: dict[str, int] = {"data": 0} if timer is None else timer.spent
@@ -69,7 +75,9 @@ class Fetcher:
 
 
 def sample(run: Run, timer: RunTimer) -> float:
-    """Between two batches: begin or end a sample, at the edge of an accumulation window. Return the step to come back at."""
+    """Between two batches: begin or end a sample, at the edge of an accumulation window. Return the step to
+    come back at.
+    """
     s, sampler = run.state, timer.sampler
     if run.window.batches:
         return s.counts.step

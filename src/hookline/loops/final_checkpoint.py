@@ -35,8 +35,8 @@ ENDING = 5.0
 class LastCheckpoint:
     """Keeps the newest state of a fit under one name, and asks for it again whenever enough time has passed.
 
-    Rank zero's clock decides. Its thread sends a request that the loop looks for after every batch anyway, and that reaches all
-    ranks at the same batch.
+    Rank zero's clock decides. Its thread sends a request that the loop looks for after every batch anyway,
+    and that reaches all ranks at the same batch.
     """
 
     def __init__(self, run: Run) -> None:
@@ -59,7 +59,9 @@ class LastCheckpoint:
 
     def __enter__(self) -> None:
         if self.run.state.rank == 0:
-            self._thread = threading.Thread(target=self._watch_the_clock, name="hookline last checkpoint", daemon=True)
+            self._thread = threading.Thread(
+                target=self._watch_the_clock, name="hookline last checkpoint", daemon=True
+            )
             self._thread.start()
 
     def __exit__(self, *error: object) -> None:
@@ -72,7 +74,10 @@ class LastCheckpoint:
         while not self.is_over:
             self._changed.clear()
             due = self._due
-            if not self._changed.wait(None if due is None else max(0.0, due - time.monotonic())) and not self.is_over:
+            if (
+                not self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                and not self.is_over
+            ):
                 self._due = None
                 self.run.participants.errands.send("keep_last")
 
@@ -89,12 +94,20 @@ class LastCheckpoint:
             self.asked = saved
 
     def _has_own_name(self, saved: Saved) -> bool:
-        """Whether a signal, or a hook such as ModelCheckpoint(save_last=True), has written to this very place."""
+        """Whether a signal, or a hook such as ModelCheckpoint(save_last=True), has written to this very
+        place.
+        """
         known = self.run.directory.existing()
-        return known is not None and saved.reason in OWN_REASONS and Path(saved.path) == known / "checkpoints" / NAME
+        return (
+            known is not None
+            and saved.reason in OWN_REASONS
+            and Path(saved.path) == known / "checkpoints" / NAME
+        )
 
     def path(self) -> Path:
-        """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that name."""
+        """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that
+        name.
+        """
         path, problem = self.run.strategy.ranks.decide(self._choose_path)
         if problem:
             raise CheckpointError(f"checkpoints/{NAME} could not be written: {problem}")
@@ -109,7 +122,9 @@ class LastCheckpoint:
             return "", str(error)
 
     def is_behind(self) -> bool:
-        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks write together."""
+        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks
+        write together.
+        """
         tried = self.failed or self.saved
         return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.stamp))
 
@@ -119,7 +134,12 @@ class LastCheckpoint:
 
     def _choose_url(self) -> str | None:
         newest = self.asked
-        if newest is None or not is_url(newest.path) or newest.reason == "manual" or newest.progress == self.run.stamp:
+        if (
+            newest is None
+            or not is_url(newest.path)
+            or newest.reason == "manual"
+            or newest.progress == self.run.stamp
+        ):
             return None
         return beside(str(newest.path), NAME)
 
@@ -139,9 +159,11 @@ def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
 
 
 def save_final_state(run: Run) -> None:
-    """Write the state that a fit ends with, unless `checkpoints/last` is that state. It is durable when this returns.
+    """Write the state that a fit ends with, unless `checkpoints/last` is that state. It is durable when this
+    returns.
 
-    Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is started again calls it.
+    Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is
+    started again calls it.
     """
     if run.saves.is_final or run.resume.finished or run.saves.last is None:
         return
@@ -156,23 +178,37 @@ def save_final_state(run: Run) -> None:
 
 
 def keeps_failed_state(run: Run) -> bool:
-    """Return whether the state that a fit has failed with is to be written: it was trained since it began, and is consistent.
+    """Return whether the state that a fit has failed with is to be written: it was trained since it began,
+    and is consistent.
 
-    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second signal asks for no
-    more saving, and a directory that another job has taken over is that job's.
+    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second
+    signal asks for no more saving, and a directory that another job has taken over is that job's.
     """
     error, last = run.state.exception, run.saves.last
-    if last is None or error is None or run.saves.is_final or run.watch.broken or not run.state.step or run.stamp == last.began:
+    if (
+        last is None
+        or error is None
+        or run.saves.is_final
+        or run.watch.broken
+        or not run.state.step
+        or run.stamp == last.began
+    ):
         return False
-    if isinstance(error, RunLockedError) or (run.signals.received and isinstance(error, KeyboardInterrupt | Preempted)):
+    if isinstance(error, RunLockedError) or (
+        run.signals.received and isinstance(error, KeyboardInterrupt | Preempted)
+    ):
         return False
     return last.is_behind() and not run.progress.is_updating
 
 
 @contextlib.contextmanager
 def noticing_changes(run: Run) -> Iterator[None]:
-    """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often swapped in at the end."""
-    own_code = [each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"]
+    """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often
+    swapped in at the end.
+    """
+    own_code = [
+        each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"
+    ]
     before = fingerprint(run) if own_code else []
     yield
     if own_code and (before is None or fingerprint(run) != before):
@@ -180,7 +216,8 @@ def noticing_changes(run: Run) -> Iterator[None]:
 
 
 def fingerprint(run: Run) -> list[int] | None:
-    """Return a sum over the bits of each tensor that is trained with: another value of one number gives another sum.
+    """Return a sum over the bits of each tensor that is trained with: another value of one number gives
+    another sum.
 
     None if there are tensors of another kind, whose bits cannot be had.
     """
@@ -194,15 +231,20 @@ def fingerprint(run: Run) -> list[int] | None:
                 sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
     except (RuntimeError, NotImplementedError, TypeError):  # sparse, quantized, or of a class of its own
         return None
-    return [int(each) for device in {each.device for each in sums}
-            for each in torch.stack([one for one in sums if one.device == device]).tolist()]  # fmt: skip
+    return [
+        int(each)
+        for device in {each.device for each in sums}
+        for each in torch.stack([one for one in sums if one.device == device]).tolist()
+    ]
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_free(path: Path, run: Run) -> bool:
-    """Return whether the run may take this name: nothing has it, an older one of its own, or one of another run."""
+    """Return whether the run may take this name: nothing has it, an older one of its own, or one of another
+    run.
+    """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         return False
     if not path.exists():
@@ -210,7 +252,8 @@ def _is_free(path: Path, run: Run) -> bool:
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return True  # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
+        # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
+        return True
     return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.identity.id
 
 
@@ -218,7 +261,16 @@ def _report_unsaved(run: Run) -> None:
     s = run.state
     if s.rank or run.saves.last.failed is None:
         return
-    newest = ("Nothing of this run is saved." if run.saves.newest is None else
-              f"The newest checkpoint is {shown(run.saves.newest.path)}, of step {run.saves.newest.step}.")  # fmt: skip
-    log.warning("This run was %s at step %d, but the model is NOT saved: its last state, of step %d, is not saved. %s",
-                s.status, s.step, s.step, newest)  # fmt: skip
+    newest = (
+        "Nothing of this run is saved."
+        if run.saves.newest is None
+        else f"The newest checkpoint is {shown(run.saves.newest.path)}, of step {run.saves.newest.step}."
+    )
+    log.warning(
+        "This run was %s at step %d, but the model is NOT saved: its last state, of step %d, is not saved. "
+        "%s",
+        s.status,
+        s.step,
+        s.step,
+        newest,
+    )

@@ -1,4 +1,6 @@
-"""Losses, gradients and weights that are NaN or infinite: noticed one step late without making the device wait, or looked for."""
+"""Losses, gradients and weights that are NaN or infinite: noticed one step late without making the device
+wait, or looked for.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ from hookline.strategies.sharded import held
 
 
 def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
-    """Whether these losses are, and what this process holds of the tensors: one read for all that is on a device."""
+    """Whether these losses are, and what this process holds of the tensors: one read for all that is on a
+    device.
+    """
     on_device = [each for each in losses if isinstance(each, Tensor)]
-    if len(on_device) < len(losses) and not all(math.isfinite(each) for each in losses if not isinstance(each, Tensor)):
+    if len(on_device) < len(losses) and not all(
+        math.isfinite(each) for each in losses if not isinstance(each, Tensor)
+    ):
         return False
     here = [each._values() if each.is_sparse else each for each in map(held, tensors)]
     here = [each for each in here if each.numel()]
@@ -35,7 +41,9 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
 
 
 def state_tensors(optimizer: Any) -> list[Tensor]:
-    """Return the tensors of an optimizer's state that hold real numbers, such as moments; counts of steps are left out."""
+    """Return the tensors of an optimizer's state that hold real numbers, such as moments; counts of steps are
+    left out.
+    """
     found: list[Tensor] = []
 
     def collect(value: Any) -> None:
@@ -61,9 +69,16 @@ SAID = {LOSS: "The loss was", PARAMETERS: "The weights are", STATE: "The optimiz
 
 
 def find_nonfinite(optimizers: Sequence[Any], with_state: bool = True) -> str:
-    """Return `PARAMETERS` or `STATE` if what these optimizers train, or keep about it, is not finite; nothing if all is."""
-    weights = [each.detach() for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]
-               if each.requires_grad and (each.is_floating_point() or each.is_complex())]  # a frozen mask may hold what it likes
+    """Return `PARAMETERS` or `STATE` if what these optimizers train, or keep about it, is not finite; nothing
+    if all is.
+    """
+    weights = [
+        each.detach()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if each.requires_grad and (each.is_floating_point() or each.is_complex())
+    ]  # a frozen mask may hold what it likes
     state = [each for optimizer in optimizers for each in state_tensors(optimizer)] if with_state else []
     if all_finite([], [*weights, *state]):
         return ""
@@ -74,12 +89,20 @@ def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
     """Return a sentence about what `find_nonfinite` has found."""
     if kind == PARAMETERS:
         return "The weights are not finite, though the loss was: a gradient, or a hook, made them so."
-    names = {name for optimizer in optimizers for state in optimizer.state.values() if isinstance(state, dict)
-             for name, value in state.items() if isinstance(value, Tensor) and not all_finite([], [value.detach()])}  # fmt: skip
+    names = {
+        name
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        if isinstance(state, dict)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and not all_finite([], [value.detach()])
+    }
     kinds = ", ".join(dict.fromkeys(type(bare(each)).__name__ for each in optimizers))
     which = f" ({', '.join(sorted(names))})" if names else ""
-    return (f"The optimizer's state is not finite, though the weights are: {kinds}{which}. A gradient that overflowed, "
-            "or a hook, made it so.")  # fmt: skip
+    return (
+        f"The optimizer's state is not finite, though the weights are: {kinds}{which}. A gradient that "
+        "overflowed, or a hook, made it so."
+    )
 
 
 class FiniteWatch:
@@ -87,11 +110,15 @@ class FiniteWatch:
 
     def __init__(self, device: torch.device, ranks: Ranks | None = None) -> None:
         self.ranks = ranks
-        """Those who must hear of it before anybody may raise; None: nobody else is there, or comes along any more."""
+        """Those who must hear of it before anybody may raise; None: nobody else is there, or comes along any
+        more.
+        """
         self.previous: Any = None
         self.broken = False
         self.optimizers: list[Optimizer] = []
-        """Whose weights to look at before something is built on them: the loss may have been finite, and a gradient not."""
+        """Whose weights to look at before something is built on them: the loss may have been finite, and a
+        gradient not.
+        """
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._host: Tensor | None = None
         self._arrived: Any = None
@@ -120,7 +147,8 @@ class FiniteWatch:
     def settle(self, with_state: bool = False) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run.
 
-        with_state: look at the optimizers' state as well, with the same one read of the device: it is what a save keeps.
+        with_state: look at the optimizers' state as well, with the same one read of the device: it is what a
+        save keeps.
         """
         bad = LOSS if self.broken or not self._is_finite() else find_nonfinite(self.optimizers, with_state)
         if self.ranks is not None:
@@ -131,14 +159,22 @@ class FiniteWatch:
                 if count:
                     self.broken = True
                     where = f"rank {guilty}" if count == 1 else f"{count} ranks"
-                    raise NonFiniteLoss(f"{SAID[each]} not finite on {where}. The run stops, and nothing made from it is saved.")
+                    raise NonFiniteLoss(
+                        f"{SAID[each]} not finite on {where}. The run stops, and nothing made from it is "
+                        f"saved."
+                    )
         elif self.broken:
-            raise NonFiniteLoss("The loss, or the weights, were not finite, so nothing made from this run is saved any more.")
+            raise NonFiniteLoss(
+                "The loss, or the weights, were not finite, so nothing made from this run is saved any more."
+            )
         elif bad == LOSS:
             self._complain(float(self.previous))
         elif bad:
             self.broken = True
-            raise NonFiniteLoss(f"{describe_nonfinite(bad, self.optimizers)} The run stops, and nothing made from it is saved.")
+            raise NonFiniteLoss(
+                f"{describe_nonfinite(bad, self.optimizers)} The run stops, and nothing made from it is "
+                f"saved."
+            )
 
     def _is_finite(self) -> bool:
         on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
@@ -148,5 +184,7 @@ class FiniteWatch:
         self.broken = True
         if self.ranks is not None:
             return  # all raise together, when this window's update is settled
-        raise NonFiniteLoss(f"The loss became {value}. The run stops, and nothing made from it is saved. "
-                            "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip
+        raise NonFiniteLoss(
+            f"The loss became {value}. The run stops, and nothing made from it is saved. "
+            "Trainer(nonfinite='skip') leaves such updates out instead."
+        )

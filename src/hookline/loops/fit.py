@@ -55,16 +55,23 @@ def fit(run: Run) -> None:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
         if not run.signals.number:
-            log.warning("Nothing to train: %s", why_finished(run) + ("" if run.resume.finished else how_to_train(run)))
+            log.warning(
+                "Nothing to train: %s", why_finished(run) + ("" if run.resume.finished else how_to_train(run))
+            )
         if run.resume.finished:
             restore_ending(run)
         return
     if not run.module.training:
-        log.warning("%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the parts that "
-                    "should, before fit.", type(run.module).__name__)  # fmt: skip
+        log.warning(
+            "%s is in eval mode: dropout and batch norm will not train. Call .train() on it, or on the "
+            "parts that should, before fit.",
+            type(run.module).__name__,
+        )
     check_before_training(run, epoch_length(run))  # before the loggers mark an earlier log as superseded
     if run.resume.path is not None:
-        where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path  # loggers write it down
+        where = (
+            shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
+        )  # loggers write it down
         s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
@@ -101,7 +108,9 @@ def train_epoch(run: Run, loader: Any) -> None:
     s.log.mode = "train"
     exhausted = False
     is_leaving = run.boundary.is_stopping and is_finished(run)  # asked for when the epoch began
-    if is_leaving and before is not None:  # after a resume the epoch begins again, and draws again what it has drawn
+    if (
+        is_leaving and before is not None
+    ):  # after a resume the epoch begins again, and draws again what it has drawn
         run.resume.contents["rng"] = before
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
@@ -117,9 +126,13 @@ def train_epoch(run: Run, loader: Any) -> None:
             if run.step(batches_left) is END_EPOCH:
                 exhausted = True
                 break
-        except StopTraining as stop:  # from a step of the module; hooks' own are handled where they are called
+        except (
+            StopTraining
+        ) as stop:  # from a step of the module; hooks' own are handled where they are called
             s.request_stop(stop.reason)
-        run.progress.position = s.batch_idx + 1  # for batches that were skipped; the others have said so themselves
+        run.progress.position = (
+            s.batch_idx + 1
+        )  # for batches that were skipped; the others have said so themselves
         if run.participants.leaving:
             see_off(run)
         if validate_every and run.progress.position % validate_every == 0:
@@ -127,7 +140,9 @@ def train_epoch(run: Run, loader: Any) -> None:
         run.boundary.after_batch()
         if run.saves.requests:
             save_due(run)
-        if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(run):
+        if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(
+            run
+        ):
             break
     else:
         exhausted = not is_leaving
@@ -147,7 +162,9 @@ def close_epoch(run: Run, complete: bool) -> None:
     if not run.signals.number and validation_closes_epoch(run, complete):
         validate(run)
         run.boundary.settle()
-    if run.signals.number:  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
+    if (
+        run.signals.number
+    ):  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
         save_due(run)
         complete = False
     end_epoch(run, complete)
@@ -156,7 +173,11 @@ def close_epoch(run: Run, complete: bool) -> None:
 def begin_epoch(run: Run) -> Any:
     """Note where the epoch begins. Return the random streams as they are now, if that is its first batch."""
     s = run.state
-    run.progress.epoch_began = (s.step if run.progress.position == 0 else -1, run.progress.skips, s.batches_seen)
+    run.progress.epoch_began = (
+        s.step if run.progress.position == 0 else -1,
+        run.progress.skips,
+        s.batches_seen,
+    )
     if run.progress.position:
         return None
     if (streams := run.resume.contents.pop("rng", None)) is not None:
@@ -205,12 +226,14 @@ def end_epoch(run: Run, complete: bool) -> None:
 
 
 def settle_failed_epoch(run: Run) -> None:
-    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the next one."""
+    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the
+    next one.
+    """
     if run.state.epochs_seen > run.state.epoch:
         run.progress.position = 0
 
 
-# ---- when to stop ------------------------------------------------------------------------------------------------
+# ---- when to stop ------------------------------------------------------------------------------------------
 
 
 def is_finished(run: Run) -> bool:
@@ -233,7 +256,11 @@ def why_finished(run: Run) -> str:
     if run.out_of_time and not run.boundary.is_stopping:
         s.request_stop(f"max_time={options.max_time:g} s is over")
         run.boundary.stop_by_clock()
-    return s.stop_reason or "a stop was asked for" if run.boundary.is_stopping and s.epochs_seen >= options.min_epochs else ""
+    return (
+        s.stop_reason or "a stop was asked for"
+        if run.boundary.is_stopping and s.epochs_seen >= options.min_epochs
+        else ""
+    )
 
 
 def how_to_train(run: Run) -> str:
@@ -242,20 +269,32 @@ def how_to_train(run: Run) -> str:
 
 
 def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
-    """A loader that yields nothing would make an endless loop; one that ends too soon hides an error of its dataset."""
+    """A loader that yields nothing would make an endless loop; one that ends too soon hides an error of its
+    dataset.
+    """
     if exhausted and run.progress.position == 0:
-        hint = "; a generator can be iterated over only once, pass a list or a DataLoader" if run.state.epoch else ""
-        raise OptionError(f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}.")
+        hint = (
+            "; a generator can be iterated over only once, pass a list or a DataLoader"
+            if run.state.epoch
+            else ""
+        )
+        raise OptionError(
+            f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}."
+        )
     if exhausted and loader.is_exact and loader.length is not None and run.progress.position < loader.length:
-        raise OptionError(f"The training loader {loader.name!r} ended after {run.progress.position} of {loader.length} batches. "
-                          "Does its dataset raise StopIteration?")  # fmt: skip
+        raise OptionError(
+            f"The training loader {loader.name!r} ended after {run.progress.position} of {loader.length} "
+            "batches. Does its dataset raise StopIteration?"
+        )
 
 
-# ---- validation --------------------------------------------------------------------------------------------------
+# ---- validation --------------------------------------------------------------------------------------------
 
 
 def sanity_check(run: Run) -> None:
-    """A few validation batches before any training, so that a broken validation is not found out after an hour."""
+    """A few validation batches before any training, so that a broken validation is not found out after an
+    hour.
+    """
     steps = run.options.num_sanity_val_steps
     if steps == 0 or run.options.limit_val_batches == 0 or not load(run, "val"):
         return
@@ -269,7 +308,9 @@ def sanity_check(run: Run) -> None:
 
 @timed("validation")
 def validate(run: Run) -> None:
-    """Validation in the course of training. A signal cuts it short; then it is owed to the run that resumes."""
+    """Validation in the course of training. A signal cuts it short; then it is owed to the
+    run that resumes.
+    """
     run.progress.validation_pending = True
     if run.signals.number:
         return
@@ -281,7 +322,8 @@ def validate(run: Run) -> None:
     if run.progress.validation_pending:
         run.boundary.settle()  # a signal that one rank has heard
     if run.progress.validation_pending:
-        run.boundary.settle()  # every rank has given it up, and hears of the signal before anything else is trained
+        # every rank has given it up, and hears of the signal before anything else is trained
+        run.boundary.settle()
 
 
 def is_finished_by_owed_validation(run: Run) -> bool:
@@ -306,7 +348,9 @@ def epoch_length(run: Run) -> int | None:
 
 
 def validation_closes_epoch(run: Run, complete: bool) -> bool:
-    """At an epoch's end: once-per-epoch validation that has not run yet, or a last look before an early stop."""
+    """At an epoch's end: once-per-epoch validation that has not run yet, or a last look
+    before an early stop.
+    """
     s, options = run.state, run.options
     is_validated = run.progress.validated_at == (s.epoch, s.batches_seen)
     if not run.data.loaders["val"] or is_validated or (s.epoch + 1) % options.check_val_every_n_epoch:

@@ -23,7 +23,9 @@ def blank(log: MetricLog) -> MetricLog:
 
 
 def run_along(run: Run, step: Caller) -> None:
-    """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts for nothing."""
+    """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts
+    for nothing.
+    """
     plan, s = run.plan, run.state
     transfer(plan, s, run.traits.transfers)  # its events may make of a batch what the step expects
     log, kept = s.log, Kept(run.module, s.log)
@@ -36,12 +38,18 @@ def run_along(run: Run, step: Caller) -> None:
 
 
 class Kept:
-    """What a step that counts for nothing would change, as it was before: metric objects, and buffers (batch norm's averages)."""
+    """What a step that counts for nothing would change, as it was before: metric objects, and buffers (batch
+    norm's averages).
+    """
 
     def __init__(self, module: nn.Module, log: MetricLog) -> None:
         self._metrics = [(each, _state(each)) for each in metric_objects(module, log)]
-        self._buffers = [(owner, name, each, each.detach().clone()) for owner in module.modules()
-                         for name, each in owner._buffers.items() if each is not None]  # fmt: skip
+        self._buffers = [
+            (owner, name, each, each.detach().clone())
+            for owner in module.modules()
+            for name, each in owner._buffers.items()
+            if each is not None
+        ]
 
     def put_back_buffers(self) -> None:
         """Once. What hooks and the update do with them later is done on all ranks, and stays."""
@@ -65,5 +73,11 @@ def metric_objects(module: nn.Module, log: MetricLog) -> Iterator[Any]:
 
 
 def _state(metric: Any) -> dict[str, Any]:
-    """What an update changes. Methods are left out: those of torchmetrics lie in the instance, bound to it."""
-    return {name: copy.deepcopy(value) for name, value in vars(metric).items() if not callable(value) and name != "_modules"}
+    """What an update changes. Methods are left out: those of torchmetrics lie in the
+    instance, bound to it.
+    """
+    return {
+        name: copy.deepcopy(value)
+        for name, value in vars(metric).items()
+        if not callable(value) and name != "_modules"
+    }

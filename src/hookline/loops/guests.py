@@ -1,4 +1,6 @@
-"""Hooks that come late to a run or leave it early, and everyone's teardown: the same for the trainer and for other hosts."""
+"""Hooks that come late to a run or leave it early, and everyone's teardown: the same for the trainer and for
+other hosts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ V = TypeVar("V", bound=EmittingRun)
 
 
 class LateGuests(Generic[V]):
-    """Begins every hook's run, greets those that are added in the middle of it and takes note of those that are removed."""
+    """Begins every hook's run, greets those that are added in the middle of it and takes note of those that
+    are removed.
+    """
 
     def __init__(self, run: V) -> None:
         self.run = run
@@ -31,7 +35,9 @@ class LateGuests(Generic[V]):
         for entry in hooks.entries():
             self._start(entry)
             if not entry.enabled:
-                self.run.plan.remove(entry.listeners)  # one that was switched off in an earlier run had kept its teardown
+                self.run.plan.remove(
+                    entry.listeners
+                )  # one that was switched off in an earlier run had kept its teardown
         hooks.guests = self
         hooks.stopwatch.start()
 
@@ -44,7 +50,9 @@ class LateGuests(Generic[V]):
         if key in run.plan.up or self._has_begun(entry):
             entry.begin_budget()
             return
-        raise_first(_see_off(run, list(run.participants.leaving.get(id(entry.given), ()))))  # back before it has gone
+        raise_first(
+            _see_off(run, list(run.participants.leaving.get(id(entry.given), ())))
+        )  # back before it has gone
         self._start(entry)
         run.plan.up.add(key)
         for listener in entry.listeners:
@@ -53,7 +61,9 @@ class LateGuests(Generic[V]):
         restore_hook(entry, run.resume.contents, run.state)
 
     def farewell(self, entry: Entry) -> None:
-        """A hook leaves in the middle: it gets its teardown when nobody is calling it any more, if it was set up."""
+        """A hook leaves in the middle: it gets its teardown when nobody is calling it any more, if it was set
+        up.
+        """
         key = ("H", entry.name)
         if key in self.run.plan.up:
             self.run.plan.up.discard(key)
@@ -77,7 +87,9 @@ def see_off(run: EmittingRun) -> None:
 
 
 def tear_down(run: EmittingRun) -> list[BaseException]:
-    """Everyone whose set-up began and who is still up is torn down, whatever the others raise. What they raised."""
+    """Everyone whose set-up began and who is still up is torn down, whatever the others raise. What they
+    raised.
+    """
     failures = _see_off(run, _leaving(run))
     failures += run_events.tear_down(run)
     return failures + _see_off(run, _leaving(run))  # those that a teardown has sent away
@@ -116,7 +128,9 @@ def note_later(error: BaseException, failures: list[BaseException]) -> None:
 
 
 def raise_first(failures: list[BaseException]) -> None:
-    """Raise the first of them, if there is any, with the others noted on it. They are taken out of the list."""
+    """Raise the first of them, if there is any, with the others noted on it. They are taken
+    out of the list.
+    """
     if not failures:
         return
     error = failures.pop(0)

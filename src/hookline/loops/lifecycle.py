@@ -98,7 +98,9 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
 
 
 def join(run: Run) -> None:
-    """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one clock."""
+    """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one
+    clock.
+    """
     from hookline.loops.same import check_same
 
     check_same(run)
@@ -124,16 +126,22 @@ def note_failure(run: Run, error: BaseException) -> None:
 
 
 def write_unsent(run: Run) -> None:
-    """Write the metrics that a failed run has logged since its last row. With several ranks a device may wait for a dead one."""
+    """Write the metrics that a failed run has logged since its last row. With several ranks a device may wait
+    for a dead one.
+    """
     s = run.state
     pending, s.log.pending = s.log.pending, {}
     if pending and s.logger and run.stage == "fit" and run.peers is None:
-        with contextlib.suppress(Exception):  # a broken device cannot be read; the run's own error is the one to be raised
+        with contextlib.suppress(
+            Exception
+        ):  # a broken device cannot be read; the run's own error is the one to be raised
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
 def let_go(run: Run) -> None:
-    """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's tensors."""
+    """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's
+    tensors.
+    """
     for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # workers that are left to the garbage collector take seconds to go
     run.saves.background = None
@@ -152,12 +160,16 @@ def end_fit(run: Run) -> None:
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
-    """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no later save point."""
+    """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no
+    later save point.
+    """
     if run.watch.broken:
         run.saves.requests.clear()
     if run.peers is not None:
         if run.saves.requests:
-            log.warning("No checkpoint is written after a failure of a run of several ranks: the others may be gone.")
+            log.warning(
+                "No checkpoint is written after a failure of a run of several ranks: the others may be gone."
+            )
         return []
     try:
         if keeps_failed_state(run):
@@ -173,7 +185,9 @@ def save_after_failure(run: Run) -> list[BaseException]:
 
 
 def set_up(run: Run) -> None:
-    """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a resume."""
+    """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a
+    resume.
+    """
     plan, s = run.plan, run.state
     if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
         plan.prepare_data(s)
@@ -220,7 +234,9 @@ def place_on_strategy(run: Run) -> None:
 
 
 def part_ways(run: Run) -> None:
-    """The model was made the same way everywhere; from here on each rank draws its own numbers, so that dropout differs."""
+    """The model was made the same way everywhere; from here on each rank draws its own numbers, so that
+    dropout differs.
+    """
     drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
     seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
 
@@ -231,7 +247,9 @@ def settle_feeding(run: Run) -> None:
         return
     asked = mixture_of(run).optimizers
     if asked and run.traits.is_manual:
-        raise OptionError("Mixture: optimizers= is for automatic optimization; a manual training step chooses its own.")
+        raise OptionError(
+            "Mixture: optimizers= is for automatic optimization; a manual training step chooses its own."
+        )
     if asked:
         load(run, "train")  # otherwise they are asked for when they are needed
         run.data.router = make_feeding(asked, run.state.optimizers, run.traits.accumulate)
@@ -241,17 +259,23 @@ def check_optimizers(run: Run) -> None:
     """Training that would change nothing is refused, not carried out in silence."""
     name, optimizers = type(run.module).__name__, run.state.optimizers
     if not optimizers and not run.traits.is_manual:
-        raise OptionError(f"{name}.configure_optimizers returned no optimizer, so nothing would be trained. Return one, or set "
-                          "automatic_optimization = False and train in training_step.")  # fmt: skip
+        raise OptionError(
+            f"{name}.configure_optimizers returned no optimizer, so nothing would be trained. Return one, "
+            "or set automatic_optimization = False and train in training_step."
+        )
     own = {id(parameter) for parameter in run.module.parameters()}
     for optimizer in optimizers:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-            raise OptionError(f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
-                              "Was it made for another model?")  # fmt: skip
+            raise OptionError(
+                f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
+                "Was it made for another model?"
+            )
 
 
 class Guests(LateGuests[Run]):
-    """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if they come late."""
+    """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if
+    they come late.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -264,7 +288,9 @@ class Guests(LateGuests[Run]):
         run, s = self.run, self.run.state
         install_actions(run)
         for each in _as_list(run.plan.configure_hooks(s)):
-            self.handles.append(s.hooks.add(each))  # one by one: if one is refused, those before it have to leave
+            self.handles.append(
+                s.hooks.add(each)
+            )  # one by one: if one is refused, those before it have to leave
 
     def bind(self) -> None:
         """Let module, data module and strategy hear events."""
@@ -275,7 +301,11 @@ class Guests(LateGuests[Run]):
         for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
             if owner is not None:
                 name, foreign = type(owner).__name__, owner if isinstance(owner, Adapter) else None
-                self.listeners += foreign.listeners(name, table) if foreign else find_listeners(owner, receiver, name, table)
+                self.listeners += (
+                    foreign.listeners(name, table)
+                    if foreign
+                    else find_listeners(owner, receiver, name, table)
+                )
         run.plan.add(self.listeners)
 
     def _attach(self, run: Run | None) -> None:
@@ -285,7 +315,9 @@ class Guests(LateGuests[Run]):
             self.run.datamodule._attach(run)
 
     def begin(self) -> None:
-        """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come late."""
+        """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come
+        late.
+        """
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
@@ -323,10 +355,15 @@ class Guests(LateGuests[Run]):
 def describe(run: Run) -> dict[str, Any]:
     """What a run was started with, for its log."""
     return {
-        "options": dataclasses.asdict(run.options), "module": type(run.module).__name__, "device": run.strategy.device,
-        "precision": run.strategy.precision.name, "strategy": type(run.strategy).__name__,
-        "hooks": run.state.hooks.list_hooks(), "torch": torch.__version__, "hookline": __version__,
-    }  # fmt: skip
+        "options": dataclasses.asdict(run.options),
+        "module": type(run.module).__name__,
+        "device": run.strategy.device,
+        "precision": run.strategy.precision.name,
+        "strategy": type(run.strategy).__name__,
+        "hooks": run.state.hooks.list_hooks(),
+        "torch": torch.__version__,
+        "hookline": __version__,
+    }
 
 
 def _as_list(returned: Any) -> list[Any]:

@@ -59,17 +59,24 @@ def check_waiting(run: Run, timer: RunTimer) -> None:
     if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or s.rank or run.options.fast_dev_run:
         return
     batches = s.batches_seen - timer.batches_before
-    waiting = Waiting(timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches)
+    waiting = Waiting(
+        timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches
+    )
     if not mostly_waits(waiting):
         return
     timer.warned = True
     loaders = [facts_of(each) for each in run.data.loaders["train"]]
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
-    log.warning("%s", advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"))
+    log.warning(
+        "%s",
+        advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"),
+    )
 
 
 def mostly_waits(waiting: Waiting) -> bool:
-    """Return whether the waiting takes most of the training, apart from the start of the first epoch, which comes once."""
+    """Return whether the waiting takes most of the training, apart from the start of the first epoch, which
+    comes once.
+    """
     if waiting.training < ENOUGH_SECONDS or waiting.batches < ENOUGH_BATCHES:
         return False
     once = waiting.first if waiting.epochs < 2 else 0.0
@@ -79,8 +86,10 @@ def mostly_waits(waiting: Waiting) -> bool:
 def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool) -> str:
     """Return what the run waits for, and what to change about it."""
     share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
-    head = (f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of {duration(waiting.training)}, "
-            f"{duration(each)} a batch).")  # fmt: skip
+    head = (
+        f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of "
+        f"{duration(waiting.training)}, {duration(each)} a batch)."
+    )
     loader = min(loaders, key=lambda one: (one.workers or 0, one.name))
     at_starts = waiting.epochs > 1 and waiting.first > waiting.data / 2
     return f"{head} {_change(loader, cores, on_cuda, at_starts)}"
@@ -90,22 +99,32 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
     name, many = repr(loader.name), min(MOST_WORKERS, max(FEWEST_WORKERS, cores - 1))
     has = f"this process can use {cores} {'core' if cores == 1 else 'cores'}"
     if loader.workers is None:
-        return (f"The loader {name} makes its batches in the main process: pass a torch.utils.data.DataLoader(dataset, "
-                f"num_workers={many}), which makes them in worker processes ({has}).")  # fmt: skip
+        return (
+            f"The loader {name} makes its batches in the main process: pass a "
+            f"torch.utils.data.DataLoader(dataset, num_workers={many}), which makes them in worker "
+            f"processes ({has})."
+        )
     if not loader.workers:
-        return (f"The loader {name} makes its batches in the main process: DataLoader(..., num_workers={many}) makes them in "
-                f"worker processes ({has}).")  # fmt: skip
+        return (
+            f"The loader {name} makes its batches in the main process: DataLoader(..., num_workers={many}) "
+            f"makes them in worker processes ({has})."
+        )
     if at_starts and not loader.persistent:
-        return (f"Most of it is before the first batch of an epoch, when the {loader.workers} workers of the loader {name} "
-                "start: DataLoader(..., persistent_workers=True) keeps them.")  # fmt: skip
+        return (
+            f"Most of it is before the first batch of an epoch, when the {loader.workers} workers of the "
+            f"loader {name} start: DataLoader(..., persistent_workers=True) keeps them."
+        )
     changes = []
     room = max(FEWEST_WORKERS, cores)
     if loader.workers < room:
         more = min(room, max(many, 2 * loader.workers))
         changes.append(f"DataLoader(..., num_workers={more}) instead of {loader.workers} ({has})")
     else:  # more workers do not help
-        changes.append(f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is slow, its "
-                       "__getitem__ or its transforms (decode and resize once before training, use faster storage)")  # fmt: skip
+        changes.append(
+            f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is "
+            "slow, its __getitem__ or its transforms (decode and resize once before training, use faster "
+            "storage)"
+        )
     if on_cuda and not loader.pinned:
         changes.append("DataLoader(..., pin_memory=True)")
     if loader.may_run_ahead and not loader.ahead:
@@ -118,8 +137,14 @@ def facts_of(loader: Any) -> LoaderFacts:
     source = loader.source
     if not isinstance(source, DataLoader):
         return LoaderFacts(loader.name, None, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
-    return LoaderFacts(loader.name, source.num_workers, bool(source.persistent_workers), bool(source.pin_memory), loader.ahead,
-                       loader.reader.may_run_ahead)  # fmt: skip
+    return LoaderFacts(
+        loader.name,
+        source.num_workers,
+        bool(source.persistent_workers),
+        bool(source.pin_memory),
+        loader.ahead,
+        loader.reader.may_run_ahead,
+    )
 
 
 def usable_cores() -> int:

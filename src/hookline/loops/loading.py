@@ -1,4 +1,6 @@
-"""Where loaders come from: what was passed, the data module, the module; each asked for once, when first needed."""
+"""Where loaders come from: what was passed, the data module, the module; each asked for once, when first
+needed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_ste
 
 
 def is_off(run: Run, kind: str) -> bool:
-    """Whether `limit_val_batches=0` and the like have switched this kind of pass off, whatever loaders there are."""
+    """Whether `limit_val_batches=0` and the like have switched this kind of pass off, whatever loaders there
+    are.
+    """
     return limit_of(run, kind) == 0
 
 
@@ -37,8 +41,9 @@ def limit_of(run: Run, kind: str) -> int | float:
     return {
         "train": options.limit_train_batches,
         "val": options.limit_val_batches and (options.overfit_batches or options.limit_val_batches),
-        "test": options.limit_test_batches, "predict": options.limit_predict_batches,
-    }[kind]  # fmt: skip
+        "test": options.limit_test_batches,
+        "predict": options.limit_predict_batches,
+    }[kind]
 
 
 def load(run: Run, kind: str) -> list[Loader]:
@@ -49,9 +54,11 @@ def load(run: Run, kind: str) -> list[Loader]:
     given = run.data.given.get(kind)
     if given is None and (kind != "val" or limit != 0):
         ask = {
-            "train": run.plan.train_dataloader, "val": run.plan.val_dataloader,
-            "test": run.plan.test_dataloader, "predict": run.plan.predict_dataloader,
-        }[kind]  # fmt: skip
+            "train": run.plan.train_dataloader,
+            "val": run.plan.val_dataloader,
+            "test": run.plan.test_dataloader,
+            "predict": run.plan.predict_dataloader,
+        }[kind]
         given = ask(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # a val_dataloader that says there is none
@@ -61,9 +68,15 @@ def load(run: Run, kind: str) -> list[Loader]:
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
         if empty and not loaders and run.stage == "validate":
-            raise OptionError(f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on.")
+            raise OptionError(
+                f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on."
+            )
         for name in empty:
-            log.warning("The validation loader %r is empty; %s.", name, "it is left out" if loaders else "nothing is validated")
+            log.warning(
+                "The validation loader %r is empty; %s.",
+                name,
+                "it is left out" if loaders else "nothing is validated",
+            )
     if kind == "train" and run.options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
     _check(run, kind, loaders)
@@ -103,22 +116,32 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
     run.data.train.picked = picked
     if run.resume.contents.get("loader"):
         with restoring(run.resume.path, "the position of the training data"):
-            run.data.train.load_state_dict(run.resume.contents["loader"])  # now, so that hooks find and change it as it was
+            run.data.train.load_state_dict(
+                run.resume.contents["loader"]
+            )  # now, so that hooks find and change it as it was
     run.data.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:
         if not run.steps.automatic_optimization:
-            raise OptionError("Mixture: loss_weights are applied before backward, which manual optimization does itself.")
+            raise OptionError(
+                "Mixture: loss_weights are applied before backward, which manual optimization does itself."
+            )
         run.data.loss_weights = dict(mixture.loss_weights)
 
 
 def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
     """Let threads fetch training batches, and move them too unless somebody wants to see them before."""
     steps, plan, device = run.steps, run.plan, run.strategy.device
-    own_way = any(overrides(each, "transfer_batch_to_device") for each in (steps, run.datamodule) if each is not None)
+    own_way = any(
+        overrides(each, "transfer_batch_to_device") for each in (steps, run.datamodule) if each is not None
+    )
     for loader in loaders:
         if not loader.reader.may_run_ahead:
-            log.warning("prefetch_batches=%d has no effect on the loader %r: its batches are made in the main process; give it "
-                        "workers.", run.options.prefetch_batches, loader.name)  # fmt: skip
+            log.warning(
+                "prefetch_batches=%d has no effect on the loader %r: its batches are made in the main "
+                "process; give it workers.",
+                run.options.prefetch_batches,
+                loader.name,
+            )
             continue
         loader.ahead = run.options.prefetch_batches
         if run.traits.transfers and not own_way and not plan.listeners("on_before_batch_transfer"):
@@ -126,7 +149,9 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
 
 
 def asked_mixture(run: Run) -> Any:
-    """Return what fit was given as `mixture`, or the data module's; both may be a table. None if there is neither."""
+    """Return what fit was given as `mixture`, or the data module's; both may be a table. None if there is
+    neither.
+    """
     return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
 
 
@@ -160,16 +185,29 @@ def _frozen(loader: Loader) -> Loader:
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind == "train" and not loaders:
-        raise OptionError(f"fit needs a training loader, and got none: pass it to fit, or return it from "
-                          f"{name}.train_dataloader or a DataModule.")  # fmt: skip
+        raise OptionError(
+            f"fit needs a training loader, and got none: pass it to fit, or return it from "
+            f"{name}.train_dataloader or a DataModule."
+        )
     if kind in ("test", "predict") and not loaders:
-        raise OptionError(f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
-                          "or a DataModule.")  # fmt: skip
+        raise OptionError(
+            f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
+            "or a DataModule."
+        )
     empty = [each.name for each in loaders if each.length == 0]
     if kind == "train" and run.options.limit_train_batches != 0 and empty:
         ranks = run.strategy.ranks
-        hint = "" if ranks.alone else f" for {ranks.world_size} ranks: with drop_last each batch must be there for all of them"
+        hint = (
+            ""
+            if ranks.alone
+            else f" for {ranks.world_size} ranks: with drop_last each batch must be there for all of them"
+        )
         raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
     step = STEP_OF[kind]
-    if loaders and kind != "predict" and not isinstance(run.steps, PlainSteps) and not overrides(run.steps, step):
+    if (
+        loaders
+        and kind != "predict"
+        and not isinstance(run.steps, PlainSteps)
+        and not overrides(run.steps, step)
+    ):
         raise OptionError(f"There is a {kind} loader, but {name} has no {step}(self, batch, batch_idx).")

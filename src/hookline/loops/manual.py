@@ -1,4 +1,6 @@
-"""Manual optimization: the training step calls backward and the optimizers itself, and the events still fire."""
+"""Manual optimization: the training step calls backward and the optimizers itself, and the
+events still fire.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class ManualStep(TrainStep):
     """Train on one batch whose training step calls backward and the optimizers itself."""
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns one."""
+        """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns
+        one.
+        """
         note_loss(self.state, None)
         return super().start(batches_left)
 
@@ -140,6 +144,8 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
 
 def refuse(run: Run, call: str) -> None:
     """A module that has forgotten to say that it trains by itself would be trained twice on every batch."""
-    raise HooklineError(f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "
-                        "differentiates and updates by itself, and would do it once more. Set automatic_optimization = False in "
-                        "the class, or leave the call out.")  # fmt: skip
+    raise HooklineError(
+        f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "
+        "differentiates and updates by itself, and would do it once more. Set automatic_optimization = "
+        "False in the class, or leave the call out."
+    )

@@ -1,4 +1,6 @@
-"""Where the model of a fit is, and how to load it: the last line of a run's output, and the best weights back in the module."""
+"""Where the model of a fit is, and how to load it: the last line of a run's output, and the best weights back
+in the module.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,28 @@ log = logging.getLogger("hookline")
 
 
 def model_line(run: Run) -> str:
-    """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing was asked for."""
+    """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing
+    was asked for.
+    """
     s, last = run.state, run.saves.last
-    newest = last.saved if last is not None and last.saved is not None and last.failed is None else run.saves.newest
-    path, progress = (newest.path, newest.progress) if newest is not None else (run.resume.path, run.saves.on_disk)
+    newest = (
+        last.saved
+        if last is not None and last.saved is not None and last.failed is None
+        else run.saves.newest
+    )
+    path, progress = (
+        (newest.path, newest.progress) if newest is not None else (run.resume.path, run.saves.on_disk)
+    )
     if path is None:
         return _not_saved(run)
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
     text = f"Model: {_text(path)} (step {step})"
     if not is_saved:
-        text = f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is {_text(path)} (step {step})"
+        text = (
+            f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
+            f"{_text(path)} (step {step})"
+        )
     if (best := best_of(run)) is not None and Path(best["path"]) != Path(path):
         text += f". Best: {_text(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
     return f"{text}. Load it: {how_to_load(run.module, _restored(run) or path, run.state.hooks)}"
@@ -64,7 +77,9 @@ def _restored(run: Run) -> Path | str | None:
 
 
 def model_line_after_failure(run: Run) -> str:
-    """Return the line for a run that did not end well; empty without `checkpoints/last`, and never an error of its own."""
+    """Return the line for a run that did not end well; empty without `checkpoints/last`, and never an error
+    of its own.
+    """
     last, resumed = run.saves.last, run.resume.path
     began_with_it = resumed is not None and Path(resumed).name in (NAME, OTHER_NAME)
     if last is None or (last.saved is None and not began_with_it):
@@ -99,7 +114,9 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
 
 
 def import_of(cls: type) -> str:
-    """Return the code that imports a class; empty if only the program that defines it has it (`__main__`, a function)."""
+    """Return the code that imports a class; empty if only the program that defines it has it (`__main__`, a
+    function).
+    """
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
     if cls.__module__ == "__main__" or file is None or getattr(module, cls.__qualname__, None) is not cls:
@@ -112,30 +129,50 @@ def import_of(cls: type) -> str:
     code = f"from {cls.__module__} import {cls.__qualname__}"
     if root in _import_path():
         return code
-    here = Path.cwd()  # a script's directory, or one that the program has added, is not searched by other programs
+    here = (
+        Path.cwd()
+    )  # a script's directory, or one that the program has added, is not searched by other programs
     folder = root.relative_to(here) if root.is_relative_to(here) else root
     return f"import sys; sys.path.insert(0, {json.dumps(folder.as_posix(), ensure_ascii=False)}); {code}"
 
 
 def _import_path() -> set[Path]:
-    """Return where a new Python that is started in this directory looks for modules, editable installs included."""
-    installed = {Path(each) for each in (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())}
-    known = {Path.cwd(), *installed, *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))}
+    """Return where a new Python that is started in this directory looks for modules, editable installs
+    included.
+    """
+    installed = {
+        Path(each)
+        for each in (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
+    }
+    known = {
+        Path.cwd(),
+        *installed,
+        *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
+    }
     for file in (each for folder in installed for each in folder.glob("*.pth")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             lines = file.read_text(encoding="utf-8").splitlines()
-            known |= {file.parent / line.strip() for line in lines if line.strip() and not line.startswith(("import", "#"))}
+            known |= {
+                file.parent / line.strip()
+                for line in lines
+                if line.strip() and not line.startswith(("import", "#"))
+            }
     return {each.absolute() for each in known}
 
 
 def _can_be_made(module: Module, hooks: Any) -> bool:
-    """Whether the checkpoint holds every argument that the module was made with. The hook `HParams` may leave some out."""
+    """Whether the checkpoint holds every argument that the module was made with. The hook `HParams` may leave
+    some out.
+    """
     kept: Any = next((each.hook for each in hooks.entries() if type(each.hook).__name__ == "HParams"), None)
     made = init_arguments(module)
     known = kept.params if kept is not None else made.recorded if made is not None else {}
     left_out = kept.left_out if kept is not None else made.left_out if made is not None else {}
-    needed = [each for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]
-              if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]  # fmt: skip
+    needed = [
+        each
+        for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
     changed = made is not None and any(name not in known for name in made.recorded)
     return not left_out and not changed and all(each.name in known for each in needed)
 
@@ -144,11 +181,13 @@ def _text(path: Path | str) -> str:
     return shown(path) if is_url(path) else Path(path).as_posix()
 
 
-# ---- the best ----------------------------------------------------------------------------------------------------
+# ---- the best ----------------------------------------------------------------------------------------------
 
 
 def best_of(run: Run) -> dict[str, Any] | None:
-    """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's name and score."""
+    """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's
+    name and score.
+    """
     known = run.directory.existing()
     return best_below(known, run.identity.id) if known is not None else None
 
@@ -161,14 +200,22 @@ def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
         return None
     manifest = found[0].manifest
     monitor = manifest["monitor"]
-    return {"path": found[0].path, "step": manifest["step"], "name": monitor["name"], "score": float(monitor["score"])}
+    return {
+        "path": found[0].path,
+        "step": manifest["step"],
+        "name": monitor["name"],
+        "score": float(monitor["score"]),
+    }
 
 
-def load_best(module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None) -> WeightsReport:
-    """Load the weights that a monitor has found best into a module, in place, and report which checkpoint they are from.
+def load_best(
+    module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None
+) -> WeightsReport:
+    """Load the weights that a monitor has found best into a module, in place, and report which checkpoint
+    they are from.
 
-    path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps checkpoints there.
-    folder: the run's, which need not exist; None if there is none yet.
+    path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps
+    checkpoints there. folder: the run's, which need not exist; None if there is none yet.
     """
     from hookline.checkpoint.weights import load_weights
 
@@ -180,9 +227,15 @@ def load_best(module: nn.Module, folder: Path | None, hooks: Any, path: str | Pa
     if path is None:
         where = "because no run has begun and the trainer has no run_dir"
         if folder is not None:
-            where = f"below {folder}" if folder.is_dir() else f"because run_dir={folder.as_posix()!r} does not exist"
-        raise CheckpointError(f"load_best(): no monitor has kept a checkpoint {where}. Train with "
-                              'hooks=[ModelCheckpoint(monitor="val/loss")].')  # fmt: skip
+            where = (
+                f"below {folder}"
+                if folder.is_dir()
+                else f"because run_dir={folder.as_posix()!r} does not exist"
+            )
+        raise CheckpointError(
+            f"load_best(): no monitor has kept a checkpoint {where}. Train with "
+            'hooks=[ModelCheckpoint(monitor="val/loss")].'
+        )
     report = load_weights(module, path)
     for entry in hooks.entries():
         if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:

@@ -1,7 +1,8 @@
-"""validate() inside a hook, where there are several ranks: all of them must call it, and one that calls it alone is told so.
+"""validate() inside a hook, where there are several ranks: all of them must call it, and one that calls it
+alone is told so.
 
-It cannot find out by itself: whoever does not come may be slow. So after a while it asks in the notes that all ranks read, and
-those that have gone past the place answer, from a thread of their own.
+It cannot find out by itself: whoever does not come may be slow. So after a while it asks in the notes that
+all ranks read, and those that have gone past the place answer, from a thread of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ PAUSE, LONG_PAUSE = 0.005, 0.1
 
 
 class Nested:
-    """This rank's part in it: how often its hooks have called validate(), and how often another's are known to have."""
+    """This rank's part in it: how often its hooks have called validate(), and how often another's are known
+    to have.
+    """
 
     def __init__(self, run: Run, board: Any, notes: Any) -> None:
-        """`board`: the notes as the thread that trains sees them; `notes`: as the thread does that watches them."""
+        """`board`: the notes as the thread that trains sees them; `notes`: as the thread does that watches
+        them.
+        """
         self.run = run
         self.count = 0
         self._board, self._notes = board, notes
@@ -47,12 +52,14 @@ class Nested:
                 asked = True
             if asked and self._board.check([f"{key}/past"]):
                 other = self._board.get(f"{key}/past").decode()
-                raise HooklineError(f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank "
-                                    f"{other}, which has gone on. It takes all ranks: call it on each of them at the same event, "
-                                    "not in a hook with ranks = 'zero' and not under `if rank == 0`.")  # fmt: skip
+                raise HooklineError(
+                    f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank "
+                    f"{other}, which has gone on. It takes all ranks: call it on each of them at the same "
+                    "event, not in a hook with ranks = 'zero' and not under `if rank == 0`."
+                )
             time.sleep(LONG_PAUSE if asked else PAUSE)
 
-    # ---- in the thread that reads the notes -----------------------------------------------------------------------
+    # ---- in the thread that reads the notes ----------------------------------------------------------------
 
     def heard(self, number: int, asks: int) -> None:
         """Somebody waits for this rank to call it for that time; the ranks had met so often then."""

@@ -1,4 +1,6 @@
-"""What a run leaves behind besides its metrics: skips, what hooks cost, and the last words of one that failed."""
+"""What a run leaves behind besides its metrics: skips, what hooks cost, and the last words of one that
+failed.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,15 @@ from hookline.urls import is_url, shown
 
 MESSAGE = 500
 """Characters of an error's message in the log and in the last words."""
-WHY = {"no_loss": "training_step returned no loss", "nonfinite": "loss or gradients were not finite", "hook": "a hook said so"}
+WHY = {
+    "no_loss": "training_step returned no loss",
+    "nonfinite": "loss or gradients were not finite",
+    "hook": "a hook said so",
+}
 PRUNED = "TrialPruned"
-"""The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has failed."""
+"""The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has
+failed.
+"""
 _WORDS = "__hookline_last_words__"
 log = logging.getLogger("hookline")
 
@@ -48,14 +56,22 @@ def note_idle_epoch(run: Run) -> None:
         why, by = WHY[run.progress.last_skip[0]], run.window.by
         if run.progress.last_skip[0] == "no_loss" and by != "batches":
             why += f", or its batches had no {by} to count (accumulate_by={by!r})"
-        log.warning("No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, left_out, why)
+        log.warning(
+            "No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, left_out, why
+        )
     elif run.traits.is_manual and s.optimizers:
-        log.warning("No update was made in epoch %d: its optimization is manual, and training_step of %s has never called step() "
-                    "on what self.optimizers() returns.", s.epoch, type(run.module).__name__)  # fmt: skip
+        log.warning(
+            "No update was made in epoch %d: its optimization is manual, and training_step of %s has never "
+            "called step() on what self.optimizers() returns.",
+            s.epoch,
+            type(run.module).__name__,
+        )
 
 
 def dismiss_everywhere(run: Run, name: str) -> None:
-    """A hook fails on one rank, or some find it too dear: it is switched off on all of them at one boundary."""
+    """A hook fails on one rank, or some find it too dear: it is switched off on all of them
+    at one boundary.
+    """
     run.participants.errands.send("dismiss", hook=name)
 
 
@@ -81,11 +97,23 @@ def note_ending(run: Run) -> None:
     if run.stage != "fit":
         return
     if run.participants.costs:
-        s.logger.log_event("cost", {"step": s.step, "seconds": s.hooks.stopwatch.seconds,
-                                    "rows": [row.data() for row in run.participants.costs]})  # fmt: skip
+        s.logger.log_event(
+            "cost",
+            {
+                "step": s.step,
+                "seconds": s.hooks.stopwatch.seconds,
+                "rows": [row.data() for row in run.participants.costs],
+            },
+        )
     if s.timings is not None and s.timings.batches:
         s.logger.log_event("timings", {"step": s.step, **s.timings.record()})
-    ended = {"step": s.step, "epoch": s.epoch, "epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
+    ended = {
+        "step": s.step,
+        "epoch": s.epoch,
+        "epochs": s.epochs_seen,
+        "status": s.status,
+        "reason": s.stop_reason,
+    }
     s.logger.log_event("end", _as_it_was(run) or ended)
 
 
@@ -95,26 +123,44 @@ def _as_it_was(run: Run) -> dict[str, Any]:
     record = read_record(known) if known is not None and was_refused(run) else {}
     if record.get("id") != run.identity.id or record["status"] == "training":
         return {}
-    return {"step": record["step"], "epoch": run.state.epoch, "status": record["status"], "reason": record["reason"]}
+    return {
+        "step": record["step"],
+        "epoch": run.state.epoch,
+        "status": record["status"],
+        "reason": record["reason"],
+    }
 
 
 def _failure(run: Run, error: BaseException) -> dict[str, Any]:
     s, guilty = run.state, blamed(error)
     if (other := _other_rank(run)) is not None:
-        kind, _, message = (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
+        kind, _, message = (
+            (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
+        )
         return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
     who = {} if guilty is None else {"who": guilty.who, "event": guilty.event}
-    return {"step": s.step, "epoch": s.epoch, "rank": s.rank, "exception": type(error).__name__, "message": _short(error), **who}
+    return {
+        "step": s.step,
+        "epoch": s.epoch,
+        "rank": s.rank,
+        "exception": type(error).__name__,
+        "message": _short(error),
+        **who,
+    }
 
 
 def _other_rank(run: Run) -> Any:
-    """The failure of the rank that has failed first, if it is another one: what this rank raises is only the echo."""
+    """The failure of the rank that has failed first, if it is another one: what this rank raises is only the
+    echo.
+    """
     failure = run.peers.failure if run.peers is not None else None
     return failure if failure is not None and failure.rank != run.state.rank else None
 
 
 class Recorded:
-    """For `with`, around a run: its trace; and when it is over the table of costs, and the last words if it failed."""
+    """For `with`, around a run: its trace; and when it is over the table of costs, and the last words if it
+    failed.
+    """
 
     def __init__(self, run: Run, tracing: Any) -> None:
         self._run = run
@@ -141,21 +187,36 @@ class Recorded:
 
 
 def show_unfinished(run: Run) -> None:
-    """Say that a signal has ended the run before its end, and how to resume: for this exit Python shows nothing."""
-    if run.stage == "fit" and run.state.status == "preempted" and not run.state.rank and run.trainer.shows_model:
+    """Say that a signal has ended the run before its end, and how to resume: for this exit Python shows
+    nothing.
+    """
+    if (
+        run.stage == "fit"
+        and run.state.status == "preempted"
+        and not run.state.rank
+        and run.trainer.shows_model
+    ):
         words = LastWords.of(run, None)
-        print(dataclasses.replace(words, model="").note(), file=sys.stderr, flush=True)  # it is the line after this
+        print(
+            dataclasses.replace(words, model="").note(), file=sys.stderr, flush=True
+        )  # it is the line after this
 
 
 def show_costs(run: Run) -> None:
-    """Where the progress bar was: a short table, if there are other hooks than the bar itself, and where the time went."""
+    """Where the progress bar was: a short table, if there are other hooks than the bar itself, and where the
+    time went.
+    """
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
     if s.exception is None and s.timings is not None and not s.timings.batches:
         return  # nothing was trained: shares of set-up and tear-down say nothing
     if any(row.hook != "progress_bar" for row in run.participants.costs):
-        print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=sys.stderr, flush=True)
+        print(
+            cost_table(run.participants.costs, watch.seconds, watch.counted_twice),
+            file=sys.stderr,
+            flush=True,
+        )
     if s.timings is not None and s.timings.batches:
         print(f"Time: {s.timings}", file=sys.stderr, flush=True)
 
@@ -185,21 +246,46 @@ class LastWords:
         else:
             failed = f"Interrupted at {at}." if isinstance(error, KeyboardInterrupt) else _failed(run, error)
         if (other := _other_rank(run)) is not None:
-            failed = f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at {s.position}."
-        path, step = (run.saves.newest.path, run.saves.newest.step) if run.saves.newest is not None else (run.resume.path, 0)
+            failed = (
+                f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at "
+                f"{s.position}."
+            )
+        path, step = (
+            (run.saves.newest.path, run.saves.newest.step)
+            if run.saves.newest is not None
+            else (run.resume.path, 0)
+        )
         exists = path is not None and (is_url(path) or Path(path).exists())
-        return cls(redact(failed), shown(path) if exists else "", step, s.step > 0, run.saves.newest is None and was_refused(run),
-                   model_line_after_failure(run) if exists else "")  # fmt: skip
+        return cls(
+            redact(failed),
+            shown(path) if exists else "",
+            step,
+            s.step > 0,
+            run.saves.newest is None and was_refused(run),
+            model_line_after_failure(run) if exists else "",
+        )
 
     def note(self, command: str = "") -> str:
         """In lines; `command`: what to type, instead of what to write in a program."""
         if not self.saved:
-            return "\n".join([self.failed, *(["Nothing was saved, so there is nothing to resume from."] if self.trained else [])])
+            return "\n".join(
+                [
+                    self.failed,
+                    *(["Nothing was saved, so there is nothing to resume from."] if self.trained else []),
+                ]
+            )
         if self.refused:  # the same once more would end the same
             return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is as it was."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
         how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
-        return "\n".join([self.failed, f"Saved: {self.saved}{at}.", f"To resume: {how}", *([self.model] if self.model else [])])
+        return "\n".join(
+            [
+                self.failed,
+                f"Saved: {self.saved}{at}.",
+                f"To resume: {how}",
+                *([self.model] if self.model else []),
+            ]
+        )
 
 
 def _failed(run: Run, error: BaseException) -> str:

@@ -25,7 +25,20 @@ if TYPE_CHECKING:
 class Window:
     """The accumulation window: the batches whose gradients make one update."""
 
-    __slots__ = ("batches", "by", "correction", "count", "factors", "fed", "had_none", "held", "losses", "size", "unit", "weight")
+    __slots__ = (
+        "batches",
+        "by",
+        "correction",
+        "count",
+        "factors",
+        "fed",
+        "had_none",
+        "held",
+        "losses",
+        "size",
+        "unit",
+        "weight",
+    )
 
     def __init__(self) -> None:
         self.size = 1
@@ -40,14 +53,18 @@ class Window:
         self.unit: float = 1
         """What a batch counts that is differentiated at its full loss; 0: not known yet."""
         self.correction = 1.0
-        """What the gradients of the newest update were multiplied by, to replace the planned count by the real one."""
+        """What the gradients of the newest update were multiplied by, to replace the planned count by the
+        real one.
+        """
         self.had_none = False
         """Whether a step returned no loss."""
         self.losses: list[Any] = []
         self.factors: list[float] = []
         """What each of the losses counts among those that other ranks had in the same turn."""
         self.held: list[tuple[Any, float, str]] = []
-        """Losses that join the epoch's mean only if the window turns out finite, with their weight and loader."""
+        """Losses that join the epoch's mean only if the window turns out finite, with their weight and
+        loader.
+        """
         self.fed: dict[int, float] = {}
         """What the batches that have trained each optimizer count, where loaders do not train all of them."""
 
@@ -80,14 +97,19 @@ class RunData:
     router: Feeding | None = None
     """Which optimizers a loader trains, if not all."""
     totals: Any = None
-    """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None: neither."""
+    """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None:
+    neither.
+    """
     count_tokens: Callable[[Any], int] = elements_of_ids
 
     def readings(self) -> dict[str, str]:
         """Return how each loader is read, in words, by its kind and name."""
         several = {kind: {each.name for each in loaders} - {kind} for kind, loaders in self.loaders.items()}
-        return {f"{kind} {each.name}" if several[kind] else kind: each.reader.describe()
-                for kind, loaders in self.loaders.items() for each in loaders}  # fmt: skip
+        return {
+            f"{kind} {each.name}" if several[kind] else kind: each.reader.describe()
+            for kind, loaders in self.loaders.items()
+            for each in loaders
+        }
 
 
 @dataclass(slots=True, eq=False)
@@ -108,8 +130,9 @@ class Traits:
     """Moves a batch to the device; empty if batches stay where they are."""
     clips: bool = False
     measures_norm: bool = False
-    """Whether the gradient norm is captured before the update, if a listener requests it: clipping does not report it, or the
-    gradients are sharded, and measuring takes all ranks."""
+    """Whether the gradient norm is captured before the update, if a listener requests it: clipping does not
+    report it, or the gradients are sharded, and measuring takes all ranks.
+    """
     recomputes: bool = False
     """Whether an optimizer calls the closure to compute the loss anew."""
     compiled: Graphs | None = None
@@ -148,9 +171,11 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it."""
         return {
-            "batches": self.position, "validated_at": self.validated_at, "epoch_advanced": self.epoch_advanced,
+            "batches": self.position,
+            "validated_at": self.validated_at,
+            "epoch_advanced": self.epoch_advanced,
             "owes_validation": self.validation_pending,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where a checkpoint was written."""
@@ -180,7 +205,9 @@ class Participants:
     """Listens to what is asked of a fit from outside (`Control`)."""
     setup_began: bool = False
     leaving: dict[int, list[Any]] = field(default_factory=dict)
-    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next batch boundary."""
+    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next
+    batch boundary.
+    """
     module_hooks: list[Any] = field(default_factory=list)
     """Entries of the hooks that the module brought, once the run is over."""
     on_close: list[Callable[[], None]] = field(default_factory=list)
@@ -200,7 +227,9 @@ class Identity:
     started_at: str = ""
     """When this job was started, by the wall clock, but never before anything that its directory knows of."""
     record: Any = None
-    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves nothing on disk."""
+    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves
+    nothing on disk.
+    """
 
 
 @dataclass(slots=True, eq=False)

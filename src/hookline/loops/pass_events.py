@@ -1,4 +1,5 @@
-"""The events of a pass over data without training: each is emitted here, and nowhere else, with the facts that belong to it.
+"""The events of a pass over data without training: each is emitted here, and nowhere else, with the facts
+that belong to it.
 
 `evaluate` and `predict` drive these objects, and so does a hosted run (`hosts/`) that another loop drives.
 """
@@ -53,7 +54,7 @@ VALIDATION = Names(
     epoch_end=attrgetter("on_validation_epoch_end"),
     end=attrgetter("on_validation_end"),
     model_train=attrgetter("on_validation_model_train"),
-)  # fmt: skip
+)
 
 TEST = Names(
     "test",
@@ -66,7 +67,7 @@ TEST = Names(
     epoch_end=attrgetter("on_test_epoch_end"),
     end=attrgetter("on_test_end"),
     model_train=attrgetter("on_test_model_train"),
-)  # fmt: skip
+)
 
 PREDICTION = Names(
     "predict",
@@ -79,7 +80,7 @@ PREDICTION = Names(
     epoch_end=attrgetter("on_predict_epoch_end"),
     end=attrgetter("on_predict_end"),
     model_train=attrgetter("on_predict_model_train"),
-)  # fmt: skip
+)
 
 
 class PassEvents:
@@ -122,7 +123,9 @@ class PassEvents:
         self.names.batch_start(self.plan)(self.state)
 
     def end_batch(self, outputs: Any) -> None:
-        """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed meanwhile."""
+        """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed
+        meanwhile.
+        """
         note_outputs(self.state, outputs)
         self.names.batch_end(self.plan)(self.state)
         if self.run.participants.leaving:
@@ -248,7 +251,9 @@ class OwnMetrics:
 
 
 def restore_modes(s: State) -> None:
-    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval mode)."""
+    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval
+    mode).
+    """
     for module, training in s.current.modes:
         if module.training is not training:
             module.training = training
@@ -257,7 +262,16 @@ def restore_modes(s: State) -> None:
 class Interlude:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
-    FACTS = ("batch", "batch_idx", "dataloader_idx", "dataloader_name", "fetch_ns", "last_loss", "modes", "returned")
+    FACTS = (
+        "batch",
+        "batch_idx",
+        "dataloader_idx",
+        "dataloader_name",
+        "fetch_ns",
+        "last_loss",
+        "modes",
+        "returned",
+    )
 
     def __init__(self, s: State) -> None:
         self.s = s

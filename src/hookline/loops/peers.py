@@ -1,8 +1,9 @@
-"""When one rank fails, all end: each hears of it within a second, says who it was and where, and is gone a few seconds later.
+"""When one rank fails, all end: each hears of it within a second, says who it was and where, and is gone a
+few seconds later.
 
-A failing rank leaves a note where all ranks look, before its own teardown begins. Ranks that hear of it mostly fail by
-themselves, in the next thing they do together; those that do not are ended. What ends them needs neither the interpreter's main
-thread nor the others.
+A failing rank leaves a note where all ranks look, before its own teardown begins. Ranks that hear of it
+mostly fail by themselves, in the next thing they do together; those that do not are ended. What ends them
+needs neither the interpreter's main thread nor the others.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from hookline.ranks import LONGEST, assemble
 POLL = 0.5
 """Seconds between two looks at the notes."""
 PATIENCE = 5.0
-"""Seconds in which a rank may end by itself after another one has failed: as a rule when that one has torn down and closes."""
+"""Seconds in which a rank may end by itself after another one has failed: as a rule when that one has torn
+down and closes.
+"""
 PATIENCE_WITH_THE_DEAD = 2.5
-"""The same after another one has died: it will do nothing any more, and it may have taken a while to notice."""
+"""The same after another one has died: it will do nothing any more, and it may have taken a while to notice.
+"""
 WAKING = 2.0
 """Seconds before its end in which a rank that is busy with something of its own is woken."""
 OWN_PATIENCE = 7.0
@@ -82,8 +86,13 @@ class Peers:
         run, ranks = self.run, self.run.strategy.ranks
         if ranks.alone:
             return
-        self._name = ranks.from_zero(uuid.uuid4().hex)  # a job that is started again may find the old notes still there
-        self._board, self._notes = ranks.board(self._name), ranks.board(self._name)  # a connection for each thread
+        self._name = ranks.from_zero(
+            uuid.uuid4().hex
+        )  # a job that is started again may find the old notes still there
+        self._board, self._notes = (
+            ranks.board(self._name),
+            ranks.board(self._name),
+        )  # a connection for each thread
         self._ring = Ring(ranks.rank, ranks.world_size, self._board)
         self.nested = Nested(run, self._board, self._notes)
         run.peers = self
@@ -103,16 +112,20 @@ class Peers:
                 wait_at_exit(each)
         self._ring.leave()
 
-    # ---- this rank fails ----------------------------------------------------------------------------------------
+    # ---- this rank fails -----------------------------------------------------------------------------------
 
     def tell(self, error: BaseException) -> None:
-        """This rank has failed: let the others know, or find out that it is their failure that has come here."""
+        """This rank has failed: let the others know, or find out that it is their failure
+        that has come here.
+        """
         self._error = error
         self._deadline = time.monotonic() + OWN_PATIENCE
         if _is_lost_contact(error):
             self._failed.wait(SILENCE)  # the one that died cannot say so; the rank before it does
         if self.failure is None:
-            where = next(iter(getattr(error, "__notes__", [])), "")  # the hook and event, or the position of the run
+            where = next(
+                iter(getattr(error, "__notes__", [])), ""
+            )  # the hook and event, or the position of the run
             self.post(f"{type(error).__name__}: {str(error)[:LONGEST]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
             error.add_note(f"{self.failure} This rank could not go on without it.")
@@ -146,15 +159,23 @@ class Peers:
         if self.failure is not None and self.run.state.exception is None and not self._over.is_set():
             raise PeerError(f"{self.failure} This rank cannot go on without it.")
 
-    # ---- another rank fails -------------------------------------------------------------------------------------
+    # ---- another rank fails --------------------------------------------------------------------------------
 
     def _watch_next(self) -> None:
         """In a thread of its own: the rank after this one, and how long this one may still take to end."""
         while not self._over.is_set():
             if self._ring.lost(POLL) and not self._over.is_set():
-                self._heard(Failure(self._ring.next, "it died without a word: it was killed, or its machine is gone.", died=True))
+                self._heard(
+                    Failure(
+                        self._ring.next,
+                        "it died without a word: it was killed, or its machine is gone.",
+                        died=True,
+                    )
+                )
                 # the place of the notes may be gone as well, and to find that out may take long
-                threading.Thread(target=self._report_death, name="hookline peers: telling", daemon=True).start()
+                threading.Thread(
+                    target=self._report_death, name="hookline peers: telling", daemon=True
+                ).start()
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 self._end_process()
@@ -164,7 +185,9 @@ class Peers:
     def _report_death(self) -> None:
         assert self.failure is not None
         board = self.run.strategy.ranks.board(self._name)
-        self._write(board, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True})
+        self._write(
+            board, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True}
+        )
 
     def _watch_notes(self) -> None:
         """In a thread of its own: what other ranks have to say."""
@@ -197,18 +220,25 @@ class Peers:
         self._failed.set()
 
     def _interrupt(self) -> None:
-        """Give a hook that is in the middle of something the chance to end in good order: our handler raises `PeerError`."""
+        """Give a hook that is in the middle of something the chance to end in good order: our handler raises
+        `PeerError`.
+        """
         if not self._interrupted and self._error is None and _is_ours(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
 
     def _end_process(self) -> None:
         """It has had its time. What its loggers hold is written, if they can."""
-        log.error("%s This rank does not end by itself; the process is ended. Checkpoints that were saved before are whole.",
-                  self.failure)  # fmt: skip
+        log.error(
+            "%s This rank does not end by itself; the process is ended. Checkpoints that were saved before "
+            "are whole.",
+            self.failure,
+        )
         if self._error is not None:
             traceback.print_exception(self._error)
-        closing = threading.Thread(target=self.run.state.logger.close, name="hookline peers: closing loggers", daemon=True)
+        closing = threading.Thread(
+            target=self.run.state.logger.close, name="hookline peers: closing loggers", daemon=True
+        )
         closing.start()
         join(closing, CLOSING, "what the loggers hold is not written")
         for each in (sys.stdout, sys.stderr):
@@ -219,7 +249,8 @@ class Peers:
 def wait_at_exit(thread: threading.Thread) -> None:
     """Let the process end only after this thread has.
 
-    One that comes back from a call to the store while the interpreter ends would abort the process, whatever it has achieved.
+    One that comes back from a call to the store while the interpreter ends would abort the process, whatever
+    it has achieved.
     """
     atexit.register(join, thread, LEAVING)
 

@@ -20,7 +20,10 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
     """
     s, events = run.state, PassEvents(run, PREDICTION)
     events.collect([[] for _ in run.data.loaders["predict"]])
-    with Interlude(s), torch.no_grad():  # hooks around the batches often try out the model, and keep what comes out
+    with (
+        Interlude(s),
+        torch.no_grad(),
+    ):  # hooks around the batches often try out the model, and keep what comes out
         begin_pass(run, events)
         data = make_pass(run, can_be_cut=False)
         for index, loader in enumerate(run.data.loaders["predict"]):

@@ -14,14 +14,18 @@ from hookline.ranks import Answer
 
 
 class RankPass(DataPass):
-    """A pass of one rank among several: they end it after the same batch, and one that is out of data runs padding batches."""
+    """A pass of one rank among several: they end it after the same batch, and one that is out of data runs
+    padding batches.
+    """
 
     def __init__(self, run: Run, can_be_cut: bool) -> None:
         super().__init__(run, can_be_cut)
         self._asked: Answer | None = None
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
-        """Measure the batch. A padding batch only runs its step, and only where the other ranks' forward needs this rank."""
+        """Measure the batch. A padding batch only runs its step, and only where the other ranks' forward
+        needs this rank.
+        """
         if not loader.share.turn.is_ghost:
             measure()
         elif self.run.strategy.forward_communicates:

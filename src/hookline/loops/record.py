@@ -1,8 +1,10 @@
-"""`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it ended.
+"""`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it
+ended.
 
-Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says nothing about whether the
-run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A process that is killed leaves the status
-"training"; whether one is still at work is told by the lock of the directory (`runlock.is_running`).
+Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says
+nothing about whether the run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A
+process that is killed leaves the status "training"; whether one is still at work is told by the lock of the
+directory (`runlock.is_running`).
 """
 
 from __future__ import annotations
@@ -56,18 +58,35 @@ class RunRecord:
         self._warned = False
         now = _now()
         counters = run.resume.contents.get("counters", {})
-        at = [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
+        at = (
+            [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
+        )
         step, epochs = (each if is_whole(each) else 0 for each in at)
         self.session: dict[str, Any] = {
-            "started_at": now, "ended_at": None, "status": "training", "reason": "", "first_step": step, "step": step,
+            "started_at": now,
+            "ended_at": None,
+            "status": "training",
+            "reason": "",
+            "first_step": step,
+            "step": step,
             "resumed_from": None if run.resume.path is None else shown(run.resume.path),
-        }  # fmt: skip
+        }
         self.data: dict[str, Any] = {
-            "version": VERSION, "id": run.identity.id, "status": "training", "reason": "", "error": None, "step": step,
-            "epochs": epochs, "limits": limits(run), "noted_at": now, "started_at": _text(self.before.get("started_at")) or now,
-            "ended_at": None, "starts": _count(self.before) + 1, "sessions": [*_ended(self.before), self.session],
+            "version": VERSION,
+            "id": run.identity.id,
+            "status": "training",
+            "reason": "",
+            "error": None,
+            "step": step,
+            "epochs": epochs,
+            "limits": limits(run),
+            "noted_at": now,
+            "started_at": _text(self.before.get("started_at")) or now,
+            "ended_at": None,
+            "starts": _count(self.before) + 1,
+            "sessions": [*_ended(self.before), self.session],
             **_started_with(run),
-        }  # fmt: skip
+        }
 
     def update(self, run: Run) -> None:
         """Write how far the run is, unless that was done a moment ago."""
@@ -101,7 +120,13 @@ class RunRecord:
 
     def _note_progress(self, run: Run) -> None:
         s = run.state
-        self.data.update(step=s.step, epochs=s.epochs_seen, noted_at=_now(), monitors=_monitors(run), checkpoint=_newest(run))
+        self.data.update(
+            step=s.step,
+            epochs=s.epochs_seen,
+            noted_at=_now(),
+            monitors=_monitors(run),
+            checkpoint=_newest(run),
+        )
         self.session["step"] = s.step
 
     def write(self) -> None:
@@ -123,11 +148,18 @@ class RunRecord:
 
 
 def begin_record(run: Run) -> None:
-    """Write the record as soon as a fit starts, if it leaves something on disk. Call it on every rank; rank zero writes.
+    """Write the record as soon as a fit starts, if it leaves something on disk. Call it on every rank; rank
+    zero writes.
 
     That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
     """
-    if run.stage != "fit" or run.state.rank or run.options.fast_dev_run or run.resume.finished or run.identity.record is not None:
+    if (
+        run.stage != "fit"
+        or run.state.rank
+        or run.options.fast_dev_run
+        or run.resume.finished
+        or run.identity.record is not None
+    ):
         return
     known = run.directory.existing()
     if run.options.saving.last or (known is not None and (run.traits.logs or (known / RECORD).exists())):
@@ -143,8 +175,12 @@ def update_record(run: Run) -> None:
 
 
 def note_saved(run: Run, saved: Path | str) -> None:
-    """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its record."""
-    is_recorded = run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
+    """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its
+    record.
+    """
+    is_recorded = (
+        run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
+    )
     if run.identity.record is None and is_recorded and not is_url(saved):
         run_dir = run.directory.existing()
         if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
@@ -168,9 +204,11 @@ def restore_ending(run: Run) -> None:
 
 
 def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
-    """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state; else nothing.
+    """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state;
+    else nothing.
 
-    Such as: 'completed at step 8, but its newest checkpoint is of step 5'. Nothing is missing of a run that failed or was killed.
+    Such as: 'completed at step 8, but its newest checkpoint is of step 5'. Nothing is missing of a run that
+    failed or was killed.
     """
     if not record or record["status"] in ("training", "error"):
         return ""
@@ -182,7 +220,9 @@ def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
 
 
 def run_dir_of(checkpoint: Path, folder: Path) -> Path | None:
-    """Return the directory of the run that a checkpoint belongs to, not above `folder`: the nearest one with a record."""
+    """Return the directory of the run that a checkpoint belongs to, not above `folder`: the nearest one with
+    a record.
+    """
     for parent in checkpoint.parents:
         if (parent / RECORD).is_file():
             return parent
@@ -195,14 +235,18 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
     try:
         path = run_dir / RECORD
-        record = parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}  # reading a pipe would wait for ever
+        record = (
+            parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}
+        )  # reading a pipe would wait for ever
     except (OSError, ValueError):
         return {}
-    fits = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in WHOLE.items())
+    fits = isinstance(record, dict) and all(
+        isinstance(record.get(name), kind) for name, kind in WHOLE.items()
+    )
     return record if fits and is_whole(record["step"]) else {}
 
 
-# ---- what is in it -----------------------------------------------------------------------------------------------
+# ---- what is in it -----------------------------------------------------------------------------------------
 
 
 def _encode(data: dict[str, Any]) -> str:
@@ -240,7 +284,12 @@ def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
         known_of_it = {name: record[name] for name in ("status", "reason", "step")}
         sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **known_of_it}]
     if sessions and sessions[-1].get("status") == "training":
-        sessions[-1] = {**sessions[-1], "status": "killed", "ended_at": record.get("noted_at"), "step": record["step"]}
+        sessions[-1] = {
+            **sessions[-1],
+            "status": "killed",
+            "ended_at": record.get("noted_at"),
+            "step": record["step"],
+        }
     return sessions
 
 
@@ -261,7 +310,11 @@ def _monitors(run: Run) -> dict[str, Any]:
     for entry in run.state.hooks.entries():
         own = getattr(entry.given, "__dict__", {})  # no property is called: that is code of the user's
         own = {**getattr(own.get("watch"), "__dict__", {}), **own}
-        name, mode, best = own.get("monitor"), own.get("mode"), own.get("best_model_score", own.get("best_score"))
+        name, mode, best = (
+            own.get("monitor"),
+            own.get("mode"),
+            own.get("best_model_score", own.get("best_score")),
+        )
         if isinstance(name, str) and isinstance(mode, str) and mode in ("min", "max"):
             number = mask(best) if isinstance(best, int | float) else None
             found[entry.name] = {"metric": mask_text(name), "mode": mode, "best": number}
@@ -270,4 +323,8 @@ def _monitors(run: Run) -> dict[str, Any]:
 
 def _newest(run: Run) -> dict[str, Any] | None:
     """Return the newest checkpoint of this session."""
-    return None if run.saves.newest is None else {"path": shown(run.saves.newest.path), "step": run.saves.newest.step}
+    return (
+        None
+        if run.saves.newest is None
+        else {"path": shown(run.saves.newest.path), "step": run.saves.newest.step}
+    )

@@ -18,7 +18,8 @@ SEPARATOR = "\x1e"
 
 
 class Reduction:
-    """What ranks have agreed to tell each other: the names of one kind of row, in an order that all of them know.
+    """What ranks have agreed to tell each other: the names of one kind of row, in an order that all of them
+    know.
 
     As long as no rank has a new name, a row is one exchange of plain numbers; then the names are told first.
     """
@@ -52,7 +53,11 @@ class Reduction:
 def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
     """For each known name: whether this rank has it, its total and its weight."""
     totals = read_together({name: part[1] for name, part in parts.items()})
-    return [number for name in known for number in ((1.0, totals[name], parts[name][2]) if name in parts else (0.0, 0.0, 0.0))]
+    return [
+        number
+        for name in known
+        for number in ((1.0, totals[name], parts[name][2]) if name in parts else (0.0, 0.0, 0.0))
+    ]
 
 
 def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
@@ -68,7 +73,11 @@ def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
         means = [total / weight for _, total, weight in having]
         if means.count(means[0]) == len(means):
             return means[0]  # the same everywhere stays the same to the last digit
-        return math.fsum(totals) / math.fsum(weight for _, _, weight in having) if all(map(math.isfinite, totals)) else sum(means)
+        return (
+            math.fsum(totals) / math.fsum(weight for _, _, weight in having)
+            if all(map(math.isfinite, totals))
+            else sum(means)
+        )
     if reduce == "last":
         return totals[0]
     if any(map(math.isnan, totals)):
@@ -81,7 +90,9 @@ Late = tuple[int, int, dict[str, Any]]
 
 
 class Rows:
-    """A run's rows of metrics, where there are several ranks. What hooks log between rows waits until the next time they meet."""
+    """A run's rows of metrics, where there are several ranks. What hooks log between rows waits until the
+    next time they meet.
+    """
 
     def __init__(self, ranks: Ranks, log: MetricLog) -> None:
         self.reduce = Reduction(ranks)
@@ -91,7 +102,9 @@ class Rows:
         """What was logged between rows since the ranks last met."""
 
     def keep(self, values: Mapping[str, Any], step: int, epoch: int, is_heard: bool) -> None:
-        """Not every rank may have logged something, and none knows it of the others: so nobody waits for anybody now."""
+        """Not every rank may have logged something, and none knows it of the others: so nobody waits for
+        anybody now.
+        """
         parts = self.log.parts_of(values)
         self._newest.update(parts)
         if is_heard:
@@ -100,12 +113,24 @@ class Rows:
     def alone(self) -> list[Late]:
         """What is waiting, as this rank knows it: when the run has failed, nobody can be asked any more."""
         taken, self._waiting = self._waiting, []
-        return [(step, epoch, self.log.settle({name: total / weight if reduce == "mean" and weight else total
-                                               for name, (reduce, total, weight) in parts.items()}))
-                for step, epoch, parts in taken]  # fmt: skip
+        return [
+            (
+                step,
+                epoch,
+                self.log.settle(
+                    {
+                        name: total / weight if reduce == "mean" and weight else total
+                        for name, (reduce, total, weight) in parts.items()
+                    }
+                ),
+            )
+            for step, epoch, parts in taken
+        ]
 
     def settle(self, kind: str, values: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[Late]]:
-        """A row over all ranks, and those that were waiting before it, with the step and epoch each belongs to."""
+        """A row over all ranks, and those that were waiting before it, with the step and epoch each belongs
+        to.
+        """
         waiting, self._waiting, self._newest = self._waiting, [], {}
         parts = {f"{SEPARATOR}{name}": part for name, part in self.log.parts_of(values).items()}
         for at, epoch, kept in waiting:
@@ -120,11 +145,18 @@ class Rows:
             else:
                 of_epoch, _, name = rest.partition(SEPARATOR)
                 before.setdefault((step - int(back), int(of_epoch)), {})[name] = value
-        rows = [(at, epoch, self.log.settle(kept)) for (at, epoch), kept in sorted(before.items(), key=lambda each: each[0])]
+        rows = [
+            (at, epoch, self.log.settle(kept))
+            for (at, epoch), kept in sorted(before.items(), key=lambda each: each[0])
+        ]
         return self.log.settle(row), rows
 
-    def finish(self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]) -> dict[str, Any]:
-        """A pass's results over all ranks. In the same exchange: what was logged for the next row, so that all know the same."""
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """A pass's results over all ranks. In the same exchange: what was logged for the next row, so that
+        all know the same.
+        """
         logged = self._newest | self.log.parts_of(pending)
         beside = {f"{SEPARATOR}{name}": part for name, part in logged.items()}
         kinds = iter((f"{mode} pass", f"{mode} objects"))
@@ -151,7 +183,9 @@ class RankRows(MetricRows):
         s = self.state
         if s.log.pending:
             pending, s.log.pending = s.log.pending, {}
-            self._rows.keep(pending, s.step, s.epoch, self._traits.logs or "on_train_metrics" in self.plan.wanted_at)
+            self._rows.keep(
+                pending, s.step, s.epoch, self._traits.logs or "on_train_metrics" in self.plan.wanted_at
+            )
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
         """Return a row's values over all ranks, after writing the rows that were waiting for this."""
@@ -160,7 +194,9 @@ class RankRows(MetricRows):
             self.write(kept, "step", step, epoch)
         return row
 
-    def finish(self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the results of a pass over all ranks."""
         return self._rows.finish(mode, more, pending)
 

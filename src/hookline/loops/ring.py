@@ -1,7 +1,9 @@
-"""Who notices that a rank has died without a word: each one holds a connection to the next, which the system closes with it.
+"""Who notices that a rank has died without a word: each one holds a connection to the next, which the system
+closes with it.
 
-Nothing is sent over it. A process that is killed closes it at once; a machine that is gone stops answering the system's own
-keep-alive probes; a process that is merely busy, even if it holds the interpreter's lock for minutes, keeps it open.
+Nothing is sent over it. A process that is killed closes it at once; a machine that is gone stops answering
+the system's own keep-alive probes; a process that is merely busy, even if it holds the interpreter's lock for
+minutes, keeps it open.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Ring:
         try:
             host = own_address()
             self._door = socket.create_server((host, 0), family=_family(host))
-            close_in_children(self._door)  # while a worker holds a copy, nothing tells that this process is gone
+            close_in_children(
+                self._door
+            )  # while a worker holds a copy, nothing tells that this process is gone
             self._door.setblocking(False)
             board.set(f"door/{rank}", f"{self._door.getsockname()[1]} {host}")
             port, _, other = board.get(f"door/{self.next}").decode().partition(" ")
@@ -44,7 +48,11 @@ class Ring:
             close_in_children(self._line)
             keep_alive(self._line)
         except (OSError, RuntimeError) as error:
-            log.warning("Rank %d cannot be watched from here (%s): should it be killed, it is noticed later.", self.next, error)
+            log.warning(
+                "Rank %d cannot be watched from here (%s): should it be killed, it is noticed later.",
+                self.next,
+                error,
+            )
 
     def lost(self, seconds: float) -> bool:
         """Wait so long; whether the next rank has died meanwhile."""

@@ -1,4 +1,6 @@
-"""What a run asks of the parts that are made with it: their modules import `Run`, so `Run` knows them by these protocols."""
+"""What a run asks of the parts that are made with it: their modules import `Run`, so `Run` knows them by
+these protocols.
+"""
 
 from __future__ import annotations
 

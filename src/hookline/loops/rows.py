@@ -20,7 +20,9 @@ class MetricRows:
         self.plan = plan
         self.state = state
 
-    def write(self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None) -> None:
+    def write(
+        self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None
+    ) -> None:
         """Let listeners edit a row, then send it to the loggers. over: 'step', 'epoch' or 'evaluation'."""
         write_row(self.plan, self.state, values, over, step, epoch)
 
@@ -32,10 +34,14 @@ class MetricRows:
             self.write(pending)
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
-        """Return a row's values over all processes. kind: names the place of the run that this is called from."""
+        """Return a row's values over all processes. kind: names the place of the run that this is called
+        from.
+        """
         return values
 
-    def finish(self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]) -> dict[str, Any]:
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the results of a pass over data. pending: what was logged for the next row."""
         return self.state.log.finish(mode, more=more)
 
@@ -43,10 +49,13 @@ class MetricRows:
         """Write rows that are still waiting, at the end of a run."""
 
 
-def write_row(plan: Plan, s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None) -> None:
+def write_row(
+    plan: Plan, s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None
+) -> None:
     """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it.
 
-    over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of now.
+    over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of
+    now.
     """
     train = over != "evaluation"
     heard = train and plan.on_train_metrics is not noop
@@ -85,9 +94,15 @@ def _read_edited(plan: Plan, s: State, row: Metrics, measured: dict[str, Any]) -
 
 @contextlib.contextmanager
 def rescued_row(
-    s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None, with_pending: bool = True
+    s: State,
+    values: dict[str, Any],
+    over: str,
+    step: int | None = None,
+    epoch: int | None = None,
+    with_pending: bool = True,
 ) -> Iterator[None]:
-    """For events that come before a row is written: if a listener fails, write the row as it was measured, then let it fail.
+    """For events that come before a row is written: if a listener fails, write the row as it was measured,
+    then let it fail.
 
     with_pending: and what listeners have logged at these events.
     """
@@ -98,7 +113,9 @@ def rescued_row(
             try:
                 pending, s.log.pending = (s.log.pending, {}) if with_pending else ({}, s.log.pending)
                 row = Metrics({**values, **pending}).read()
-                s.logger.log_row(row, s.step if step is None else step, s.epoch if epoch is None else epoch, over)
+                s.logger.log_row(
+                    row, s.step if step is None else step, s.epoch if epoch is None else epoch, over
+                )
             except Exception as problem:  # the first error is the one to be raised
                 error.add_note(f"its metrics could not be logged: {type(problem).__name__}: {problem}")
         raise
@@ -110,4 +127,6 @@ def _blame_editors(error: NotANumber, plan: Plan, s: State) -> None:
     if len(editors) == 1:
         blame(error, editors[0], s)
     else:
-        error.add_note(f"put there in on_train_metrics, by one of {', '.join(each.label for each in editors)}")
+        error.add_note(
+            f"put there in on_train_metrics, by one of {', '.join(each.label for each in editors)}"
+        )

@@ -13,7 +13,18 @@ from torch import nn
 
 from hookline.loops.boundary import Boundary
 from hookline.loops.finite import FiniteWatch
-from hookline.loops.parts import Identity, Manual, Participants, Progress, ReceivedSignal, Resume, RunData, Saves, Traits, Window
+from hookline.loops.parts import (
+    Identity,
+    Manual,
+    Participants,
+    Progress,
+    ReceivedSignal,
+    Resume,
+    RunData,
+    Saves,
+    Traits,
+    Window,
+)
 from hookline.loops.reducing import RankRows
 from hookline.loops.roles import FailureMonitor, GradientAgreement, Step
 from hookline.loops.rows import MetricRows
@@ -92,10 +103,15 @@ class Run:
     def __post_init__(self) -> None:
         options, strategy = self.options, self.strategy
         self.traits = Traits(
-            options.accumulate_grad_batches, options.nonfinite == "skip", options.log_every_n_steps,
+            options.accumulate_grad_batches,
+            options.nonfinite == "skip",
+            options.log_every_n_steps,
             strategy.precision.begin() if self.stage == "fit" else strategy.precision.scaler,
-            strategy.device.type == "cpu", not self.steps.automatic_optimization, bool(self.state.logger), self.state.clock(),
-        )  # fmt: skip
+            strategy.device.type == "cpu",
+            not self.steps.automatic_optimization,
+            bool(self.state.logger),
+            self.state.clock(),
+        )
         self.window.by = options.accumulate_by
         if self.window.by != "batches":
             self.window.unit = 0
@@ -127,7 +143,9 @@ class Run:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """How far the run is: two equal values mean that nothing was trained, measured or announced in between."""
+        """How far the run is: two equal values mean that nothing was trained, measured or announced in
+        between.
+        """
         s, own = self.state, self.progress
         return s.step, s.batches_seen, s.epochs_seen, own.position, own.validated_at, own.revision
 

@@ -1,4 +1,5 @@
-"""The events of a run, its epochs and its checkpoints: each is emitted here, and nowhere else, with the facts that belong to it.
+"""The events of a run, its epochs and its checkpoints: each is emitted here, and nowhere else, with the facts
+that belong to it.
 
 The loops of the trainer call these functions, and so does a hosted run (`hosts/`) that another loop drives.
 """
@@ -16,7 +17,7 @@ from hookline.loops.rows import rescued_row
 
 log = logging.getLogger("hookline")
 
-# ---- from set-up to teardown -----------------------------------------------------------------------------------------
+# ---- from set-up to teardown -------------------------------------------------------------------------------
 
 
 def begin(run: EmittingRun, status: str) -> None:
@@ -85,11 +86,13 @@ def release(run: EmittingRun) -> None:
     note_outputs(run.state, None)
 
 
-# ---- epochs ----------------------------------------------------------------------------------------------------------
+# ---- epochs ------------------------------------------------------------------------------------------------
 
 
 def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
-    """Emit on_train_epoch_start. first: the number of its first batch; a resumed epoch continues in the middle."""
+    """Emit on_train_epoch_start. first: the number of its first batch; a resumed epoch continues in the
+    middle.
+    """
     s = run.state
     s.counts.epoch = s.counts.epochs_seen
     s.current.batch_idx, s.current.dataloader_idx, s.current.dataloader_name = first, 0, loader
@@ -99,7 +102,9 @@ def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
 
 
 def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> dict[str, Any]:
-    """Emit on_train_epoch_end. results: the epoch's metrics. Return what was logged meanwhile and belongs to the same row."""
+    """Emit on_train_epoch_end. results: the epoch's metrics. Return what was logged meanwhile and belongs to
+    the same row.
+    """
     s = run.state
     if is_complete:
         s.counts.epochs_seen += 1
@@ -112,7 +117,7 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
     return pending
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
+# ---- checkpoints -------------------------------------------------------------------------------------------
 
 
 def edit_saved(run: EmittingRun, contents: dict[str, Any], path: Path | str, reason: str) -> dict[str, Any]:
@@ -125,7 +130,9 @@ def edit_saved(run: EmittingRun, contents: dict[str, Any], path: Path | str, rea
 
 
 def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
-    """Emit on_checkpoint_save or on_checkpoint_failed. A failed save ends the run instead if `on_error` is 'raise'."""
+    """Emit on_checkpoint_save or on_checkpoint_failed. A failed save ends the run instead if `on_error` is
+    'raise'.
+    """
     s = run.state
     s.subject.path, s.subject.reason, s.subject.saved_step = saved.path, saved.reason, saved.step
     if saved.error is None:

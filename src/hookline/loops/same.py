@@ -1,4 +1,6 @@
-"""Before anything is trained: are all ranks about to do the same? What differs is named, with the ranks that differ."""
+"""Before anything is trained: are all ranks about to do the same? What differs is named, with the ranks that
+differ.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ from hookline.loops.run import Run
 from hookline.ranks import listed
 
 OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", "seed")
-"""Options that may differ: paths, what is shown, who listens for commands, and a seed for each rank (rank zero's counts)."""
+"""Options that may differ: paths, what is shown, who listens for commands, and a seed for each rank (rank
+zero's counts).
+"""
 
 
 def check_same(run: Run) -> None:
-    """Compare the plan, the options and the model over ranks, by a hash first: ten words a rank if all is well."""
+    """Compare the plan, the options and the model over ranks, by a hash first: ten words a rank if all is
+    well.
+    """
     ranks = run.strategy.ranks
     mine = {"listeners": listeners_of(run), "options": options_of(run), "about": about(run)}
     hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
@@ -29,26 +35,41 @@ def check_same(run: Run) -> None:
         *differing([each["options"] for each in everyone], lambda name: f"the option {name}"),
     ]
     if found:
-        raise OptionError(f"The ranks were started differently: {'; '.join(found)}. Start all with the same program.")
+        raise OptionError(
+            f"The ranks were started differently: {'; '.join(found)}. Start all with the same program."
+        )
     found = [
-        f"{label} ({cls}) hears {event}{f' {filters}' if filters else ''} on {listed(here)}, not on {listed(missing)}"
+        f"{label} ({cls}) hears {event}{f' {filters}' if filters else ''} on {listed(here)}, not on "
+        f"{listed(missing)}"
         for (event, label, cls, filters), here, missing in absent([each["listeners"] for each in everyone])
     ]
     if found:
-        raise HookError(f"The ranks have different hooks: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}. All ranks "
-                        "need the same ones; a hook for some ranks only says so: ranks = 'zero', or a set of them.")  # fmt: skip
-    raise HookError("The ranks have the same hooks in another order; register them in the same order everywhere.")
+        raise HookError(
+            f"The ranks have different hooks: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}. "
+            "All ranks need the same ones; a hook for some ranks only says so: ranks = 'zero', or a set of "
+            "them."
+        )
+    raise HookError(
+        "The ranks have the same hooks in another order; register them in the same order everywhere."
+    )
 
 
 def listeners_of(run: Run) -> list[list[str]]:
     """Who hears what, in order, less the hooks that are for some ranks only."""
-    limited = {entry.name for entry in run.state.hooks.entries() if getattr(entry.hook, "ranks", "all") != "all"}
+    limited = {
+        entry.name for entry in run.state.hooks.entries() if getattr(entry.hook, "ranks", "all") != "all"
+    }
     return [
-        [event.name, each.label, type(each.owner).__name__ if each.owner is not None else each.function.__qualname__,
-         " ".join(one.text for one in each.filters)]
-        for event in run.plan.table for each in run.plan.listeners(event.name)
+        [
+            event.name,
+            each.label,
+            type(each.owner).__name__ if each.owner is not None else each.function.__qualname__,
+            " ".join(one.text for one in each.filters),
+        ]
+        for event in run.plan.table
+        for each in run.plan.listeners(event.name)
         if not (each.receiver == "H" and each.name in limited)
-    ]  # fmt: skip
+    ]
 
 
 def options_of(run: Run) -> dict[str, str]:
@@ -61,10 +82,14 @@ def about(run: Run) -> dict[str, str]:
     """What is run, and how."""
     parameters = sum(each.numel() for each in run.module.parameters())
     return {
-        "the verb": run.stage, "the module": type(run.module).__name__, "its number of parameters": str(parameters),
-        "the strategy": type(run.strategy).__name__, "the precision": run.strategy.precision.name,
-        "the number of ranks": str(run.strategy.world_size), "the kind of device": run.strategy.device.type,
-    }  # fmt: skip
+        "the verb": run.stage,
+        "the module": type(run.module).__name__,
+        "its number of parameters": str(parameters),
+        "the strategy": type(run.strategy).__name__,
+        "the precision": run.strategy.precision.name,
+        "the number of ranks": str(run.strategy.world_size),
+        "the kind of device": run.strategy.device.type,
+    }
 
 
 def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iterable[str]:
@@ -74,7 +99,8 @@ def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iter
         for rank, each in enumerate(tables):
             values.setdefault(each.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
-            yield f"{named(name)} is {', '.join(f'{value} on {listed(where)}' for value, where in values.items())}"
+            found = ", ".join(f"{value} on {listed(where)}" for value, where in values.items())
+            yield f"{named(name)} is {found}"
 
 
 def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list[int], list[int]]]:

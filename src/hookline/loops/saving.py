@@ -41,7 +41,9 @@ log = logging.getLogger("hookline")
 @timed("saving")
 def save_due(run: Run) -> None:
     """Write every checkpoint that was asked for; everyone has heard what they had to by now."""
-    for _ in range(len(run.saves.requests)):  # popped, not swapped: news may be added by another thread at any moment
+    for _ in range(
+        len(run.saves.requests)
+    ):  # popped, not swapped: news may be added by another thread at any moment
         request = run.saves.requests.pop(0)
         if request is not None and not run.saves.is_final and _is_wanted(run, request):
             save(run, request)
@@ -51,35 +53,54 @@ def save_due(run: Run) -> None:
 
 
 def _is_wanted(run: Run, request: SaveRequest) -> bool:
-    """Return whether a request is honoured: a trial run leaves no checkpoint that a real one would resume from."""
+    """Return whether a request is honoured: a trial run leaves no checkpoint that a real one would resume
+    from.
+    """
     return not run.options.fast_dev_run or request.reason == "manual"
 
 
 @phase(SAVING)
 @timed("saving")
 def save(run: Run, request: SaveRequest) -> None:
-    """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the same time."""
+    """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the
+    same time.
+    """
     s = run.state
     if request.reason == "exception" and not run.strategy.ranks.alone:
-        log.warning("%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the others may "
-                    "not have failed. The newest checkpoint before it is whole.", shown(request.path))  # fmt: skip
+        log.warning(
+            "%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the "
+            "others may not have failed. The newest checkpoint before it is whole.",
+            shown(request.path),
+        )
         return
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.rows.reduce({}, "save")  # what hooks have logged and is waiting belongs to the time before
     try:
         path = place_of(run, request)
     except CheckpointError as error:
-        run.saves.results.append(Saved("checkpoints/last", request.reason, s.step, error, run.stamp, request.is_automatic))
+        run.saves.results.append(
+            Saved("checkpoints/last", request.reason, s.step, error, run.stamp, request.is_automatic)
+        )
         announce(run)
         return
     run.saves.count += 1
     contents = {**collect(run), "record": path_from(path, run)}
     after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
-    about = {**describe(s, request, run.identity.id), "saves": run.saves.count, "started_at": run.identity.started_at}
+    about = {
+        **describe(s, request, run.identity.id),
+        "saves": run.saves.count,
+        "started_at": run.identity.started_at,
+    }
     saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
-    in_background = run.options.saving.write == "async" and run.stage == "fit" and request.reason not in ("signal", "exception")
-    finish_saving(run)  # one that is still being written is older: hooks hear of it before its name may be another's
+    in_background = (
+        run.options.saving.write == "async"
+        and run.stage == "fit"
+        and request.reason not in ("signal", "exception")
+    )
+    finish_saving(
+        run
+    )  # one that is still being written is older: hooks hear of it before its name may be another's
     try:
         written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
         if in_background:
@@ -99,32 +120,50 @@ def save(run: Run, request: SaveRequest) -> None:
 
 
 def place_of(run: Run, request: SaveRequest) -> Path | str:
-    """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one write, not two."""
-    if run.saves.last is not None and request.path is None and (request.is_automatic or request.reason == "signal"):
+    """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one
+    write, not two.
+    """
+    if (
+        run.saves.last is not None
+        and request.path is None
+        and (request.is_automatic or request.reason == "signal")
+    ):
         return run.saves.last.path()  # type: ignore[no-any-return]
     return request.path or run.run_dir() / "checkpoints" / f"step-{run.state.step}"
 
 
 def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
-    """What this rank writes of a checkpoint: its share, and what differs from rank zero's. All ranks must be at the same one."""
+    """What this rank writes of a checkpoint: its share, and what differs from rank zero's. All ranks must be
+    at the same one.
+    """
     ranks, parts, problem = run.strategy.ranks, None, ""
     try:
         parts = OwnParts(contents, buffers_of(run.module, contents["module"]))
     except CheckpointError as error:
         problem = str(error)
     sums = parts.sums if parts is not None and ranks.rank == 0 else None
-    told = ranks.gather({"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums})
+    told = ranks.gather(
+        {"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums}
+    )
     if any(each["asked"] != told[0]["asked"] for each in told):
-        asked = ", ".join(f"rank {rank} {shown(path)} ({reason}, step {step})"
-                          for rank, (path, reason, step) in enumerate(each["asked"] for each in told))  # fmt: skip
-        raise HooklineError(f"The ranks are about to write different checkpoints: {asked}. Do they all have the same hooks?")
+        asked = ", ".join(
+            f"rank {rank} {shown(path)} ({reason}, step {step})"
+            for rank, (path, reason, step) in enumerate(each["asked"] for each in told)
+        )
+        raise HooklineError(
+            f"The ranks are about to write different checkpoints: {asked}. Do they all have the same hooks?"
+        )
     problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(told) if each["problem"]]
     if problems or parts is None:
-        raise CheckpointError(f"The checkpoint {shown(saved.path)} could not be put together: {'; '.join(problems)}")
+        raise CheckpointError(
+            f"The checkpoint {shown(saved.path)} could not be put together: {'; '.join(problems)}"
+        )
     return parts.for_rank(ranks.rank, told[0]["sums"])
 
 
-def save_in_background(run: Run, contents: dict[str, Any] | Packed, about: dict[str, Any], saved: Saved) -> None:
+def save_in_background(
+    run: Run, contents: dict[str, Any] | Packed, about: dict[str, Any], saved: Saved
+) -> None:
     """Training goes on as soon as everything is copied. At most one is being written at a time."""
     if run.saves.background is None:
         run.saves.background = BackgroundSaver(run.strategy.ranks)
@@ -141,7 +180,9 @@ def save_in_background(run: Run, contents: dict[str, Any] | Packed, about: dict[
 
 @carries_out("announce")
 def announce_together(run: Run, sender: int) -> None:
-    """Rank zero has given a checkpoint its name; the others' threads are about to hear of it, if they have not."""
+    """Rank zero has given a checkpoint its name; the others' threads are about to hear of it, if they have
+    not.
+    """
     finish_saving(run)
 
 
@@ -168,12 +209,21 @@ def announce(run: Run) -> None:
 
 
 def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
-    """What the manifest says of a checkpoint, so that it can be judged without being read. run: what it is of."""
+    """What the manifest says of a checkpoint, so that it can be judged without being read. run: what it is
+    of.
+    """
     return {
-        "run": run, "step": s.step, "epoch": s.epoch, "epochs_seen": s.epochs_seen, "batches_seen": s.batches_seen,
-        "reason": request.reason, "monitor": request.monitor, "metrics": dict(s.metrics.read()), "status": s.status,
+        "run": run,
+        "step": s.step,
+        "epoch": s.epoch,
+        "epochs_seen": s.epochs_seen,
+        "batches_seen": s.batches_seen,
+        "reason": request.reason,
+        "monitor": request.monitor,
+        "metrics": dict(s.metrics.read()),
+        "status": s.status,
         "world_size": s.world_size,
-    }  # fmt: skip
+    }
 
 
 def collect(run: Run) -> dict[str, Any]:
@@ -200,22 +250,30 @@ def collect(run: Run) -> dict[str, Any]:
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "loggers": s.logger.position(),
-        # a resumed run whose data is not open yet: what it has drawn since is drawn again after the next resume
+        # a resumed run whose data is not open yet: what it has drawn since is drawn again after the next
+        # resume
         "rng": run.resume.contents["rng"] if "rng" in run.resume.contents else rng_state(),
-        "loader": run.resume.contents["loader"] if "loader" in run.resume.contents
-        else run.data.train.state_dict(s.epochs_seen, run.progress.position) if run.data.train is not None else None,
+        "loader": run.resume.contents["loader"]
+        if "loader" in run.resume.contents
+        else run.data.train.state_dict(s.epochs_seen, run.progress.position)
+        if run.data.train is not None
+        else None,
         "feeding": run.data.router.state_dict() if run.data.router is not None else {},
-    }  # fmt: skip
+    }
     for name, before in run.progress.before_validation.items() if run.progress.validation_pending else ():
         # as if the validation that was cut short had never begun
         if name == "module":
-            before = {key: each for key, each in before.items() if key in whole[name]}  # not all buffers are saved
+            before = {
+                key: each for key, each in before.items() if key in whole[name]
+            }  # not all buffers are saved
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
 
 
 def made_with(module: nn.Module) -> dict[str, Any]:
-    """Return the constructor arguments that a `hookline.Module` records, so that `load_from_checkpoint` makes it again."""
+    """Return the constructor arguments that a `hookline.Module` records, so that `load_from_checkpoint` makes
+    it again.
+    """
     made = init_arguments(module)
     return {} if made is None else {"hparams": dict(made.recorded), "hparams_left_out": dict(made.left_out)}
 
@@ -236,7 +294,9 @@ def naming(entry: Entry, method: str, s: State) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        accuse(error, Blame(f"hook {entry.name!r}", method), f"({type(entry.given).__name__}) at {s.position}")
+        accuse(
+            error, Blame(f"hook {entry.name!r}", method), f"({type(entry.given).__name__}) at {s.position}"
+        )
         raise
 
 
@@ -251,25 +311,34 @@ def counts_of(listener: Any) -> list[dict[str, Any]]:
 
 
 SMALL = 1_000_000
-"""Tensors of more elements are too large to be copied before every validation; hooks do not change them during one."""
+"""Tensors of more elements are too large to be copied before every validation; hooks do not change them
+during one.
+"""
 
 
 def what_validation_may_change(run: Run) -> dict[str, Any]:
-    """The state of everyone who hears it, and the random streams: a validation that is cut short must leave no trace."""
+    """The state of everyone who hears it, and the random streams: a validation that is cut short must leave
+    no trace.
+    """
     s = run.state
     hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
     return {
         "hooks": frozen(states_of(hearers, s)),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
         "module": frozen(dict(run.module.named_buffers())),
-        "log": frozen(s.log.state_dict()), "metrics": dict(s.metrics.raw()), "rng": rng_state(),
+        "log": frozen(s.log.state_dict()),
+        "metrics": dict(s.metrics.raw()),
+        "rng": rng_state(),
         "loggers": s.logger.position(),
-    }  # fmt: skip
+    }
 
 
 def hears_it_begin(event: Event) -> bool:
     """Whether an event of a validation comes before its end, which one that is cut short does not have."""
-    return event.inside == "validation batch" or event.name in ("on_validation_start", "on_validation_epoch_start")
+    return event.inside == "validation batch" or event.name in (
+        "on_validation_start",
+        "on_validation_epoch_start",
+    )
 
 
 def frozen(value: Any) -> Any:
@@ -288,7 +357,11 @@ def open_window(run: Run) -> dict[str, Any]:
     window = run.window
     if not window.batches:
         # the next window's unit comes from these; without them float16 could round otherwise after a resume
-        return {} if window.by == "batches" else {name: getattr(window, name) for name in ("by", "unit", "correction")}
+        return (
+            {}
+            if window.by == "batches"
+            else {name: getattr(window, name) for name in ("by", "unit", "correction")}
+        )
     has_gradients = window.count or (run.together is not None and run.together.is_clear)
     grads = window_gradients(run.module, run.state.wrapped_model) if has_gradients else {}
     facts = {name: getattr(window, name) for name in window.__slots__ if name != "weight"}

@@ -12,7 +12,9 @@ log = logging.getLogger("hookline")
 
 
 def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
-    """After a batch: those that go by steps if there was an update, those that go by epochs on the last batch."""
+    """After a batch: those that go by steps if there was an update, those that go by epochs on the last
+    batch.
+    """
     if updated:
         run.progress.schedulers_advanced_at = run.state.step
         _advance(run, "step", run.state.step, metric=None)
@@ -41,8 +43,13 @@ def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     for schedule in run.schedules:
         if schedule.interval != interval or metric not in (None, schedule.needs_metric):
             continue
-        if interval == "step" and router is not None:  # a scheduler belongs to its optimizer, which may have had no part
-            if schedule.optimizer_idx not in router.updated or router.updates[schedule.optimizer_idx] % schedule.frequency:
+        if (
+            interval == "step" and router is not None
+        ):  # a scheduler belongs to its optimizer, which may have had no part
+            if (
+                schedule.optimizer_idx not in router.updated
+                or router.updates[schedule.optimizer_idx] % schedule.frequency
+            ):
                 continue
         elif count % schedule.frequency:
             continue
@@ -59,8 +66,10 @@ def _find_metric(run: Run, schedule: Schedule) -> bool:
         s.optimization.metric = s.metrics[name]
         return True
     known = ", ".join(s.metrics) or "none yet"
-    text = (f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
-            f"{closest(name, s.metrics)} Metrics: {known}.")  # fmt: skip
+    text = (
+        f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
+        f"{closest(name, s.metrics)} Metrics: {known}."
+    )
     if schedule.strict:
         raise OptionError(text + " Pass 'strict': False to only be warned.")
     log.warning(text)

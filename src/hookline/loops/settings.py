@@ -17,7 +17,14 @@ log = logging.getLogger("hookline")
 Settings = dict[str, Any]
 """Plain values by name: "optimizers.0.groups.0.lr"."""
 
-OPTIONS = ("accumulate_grad_batches", "accumulate_by", "gradient_clip_val", "gradient_clip_algorithm", "nonfinite", "seed")
+OPTIONS = (
+    "accumulate_grad_batches",
+    "accumulate_by",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "nonfinite",
+    "seed",
+)
 RESTORED = ("optimizers.", "schedulers.")
 """What a checkpoint puts back, whatever the new program says."""
 DERIVED = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
@@ -26,24 +33,36 @@ PROGRESS = ("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counte
 """Entries of schedulers that change as they advance."""
 ADVICE = {
     "optimizers": "The checkpoint restores optimizers. To use new values, set them in on_checkpoint_load "
-                  "(optimizers[0].param_groups[0]['lr'] = ...), or start a new run with hookline.load_weights(module, path).",
-    "schedulers": "The checkpoint restores schedulers. To use new values, set them in on_checkpoint_load (attributes of "
-                  "schedulers[0]), or start a new run with hookline.load_weights(module, path).",
+    "(optimizers[0].param_groups[0]['lr'] = ...), or start a new run with hookline.load_weights(module, "
+    "path).",
+    "schedulers": "The checkpoint restores schedulers. To use new values, set them in on_checkpoint_load "
+    "(attributes of "
+    "schedulers[0]), or start a new run with hookline.load_weights(module, path).",
     "seed": "Random numbers and the order of samples continue as the checkpoint's seed has them.",
-}  # fmt: skip
+}
 MOST_LINES = 30
 _NONE = object()
 
 
 def settings_of(run: Run) -> Settings:
-    """Return the settings of a run as they are now. Limits (max_epochs and others) are left out: they are raised as a rule."""
-    found = {name: getattr(run.options, name) for name in OPTIONS} | {"precision": run.strategy.precision.name}
+    """Return the settings of a run as they are now. Limits (max_epochs and others) are left out: they are
+    raised as a rule.
+    """
+    found = {name: getattr(run.options, name) for name in OPTIONS} | {
+        "precision": run.strategy.precision.name
+    }
     for index, optimizer in enumerate(run.state.optimizers):
         for number, group in enumerate(optimizer.param_groups):
             values = {**group, "lr": group.get("initial_lr", group.get("lr"))}
-            found |= {f"optimizers.{index}.groups.{number}.{key}": each for key, each in values.items() if key not in DERIVED}
+            found |= {
+                f"optimizers.{index}.groups.{number}.{key}": each
+                for key, each in values.items()
+                if key not in DERIVED
+            }
     for index, schedule in enumerate(run.schedules):
-        found |= {f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")}
+        found |= {
+            f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
+        }
         found |= {f"schedulers.{index}.{key}": each for key, each in _arguments(schedule.scheduler)}
     found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
     plain = {name: _plain(value) for name, value in found.items()}
@@ -51,14 +70,19 @@ def settings_of(run: Run) -> Settings:
 
 
 def report_changes(run: Run, saved: Any) -> None:
-    """Say once which settings differ from those of the checkpoint, and which value is used. Call it after the restore."""
+    """Say once which settings differ from those of the checkpoint, and which value is used. Call it after the
+    restore.
+    """
     if not isinstance(saved, dict) or run.resume.finished:
         return
     now, used = run.identity.settings, settings_of(run)
     lines: dict[str, int] = {}
     kept: set[str] = set()
     for name in now:
-        was, new = _plain(saved.get(name, _NONE)), now[name]  # a tensor, in a damaged file, cannot be compared
+        was, new = (
+            _plain(saved.get(name, _NONE)),
+            now[name],
+        )  # a tensor, in a damaged file, cannot be compared
         if was is _NONE or was == new or (name == "seed" and new is None):
             continue
         is_restored = name.startswith(RESTORED)
@@ -69,11 +93,17 @@ def report_changes(run: Run, saved: Any) -> None:
             continue  # it was set after an earlier resume
         if taken != new:
             kept.add(name.partition(".")[0])
-        line = f"{_shown_name(name, run)}: {_shown(was)} in the checkpoint, {_shown(new)} now; {_shown(taken)} is used"
+        line = (
+            f"{_shown_name(name, run)}: {_shown(was)} in the checkpoint, {_shown(new)} now; "
+            f"{_shown(taken)} is used"
+        )
         lines[line] = lines.get(line, 0) + 1
     if not lines:
         return
-    shown = [f"  {line}{f' (in {count} groups)' if count > 1 else ''}" for line, count in list(lines.items())[:MOST_LINES]]
+    shown = [
+        f"  {line}{f' (in {count} groups)' if count > 1 else ''}"
+        for line, count in list(lines.items())[:MOST_LINES]
+    ]
     shown += [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
     advice = [each for kind, each in ADVICE.items() if kind in kept]
     text = "\n".join(["Settings have changed since the checkpoint was made:", *shown, *advice])
@@ -83,22 +113,31 @@ def report_changes(run: Run, saved: Any) -> None:
 
 
 def module_settings(module: nn.Module) -> Settings:
-    """Return the numbers, flags and words that torch's layers were made with, and what other modules call dropout.
+    """Return the numbers, flags and words that torch's layers were made with, and what other modules call
+    dropout.
 
     Layers that differ only by their number share one entry: `layers.*.drop.p`.
     """
     found: dict[str, list[Any]] = {}
     for path, each in module.named_modules():
-        is_layer = any(kind.__module__.startswith("torch.nn.modules.") for kind in type(each).__mro__
-                       if not kind.__module__.endswith((".module", ".container")))  # fmt: skip
+        is_layer = any(
+            kind.__module__.startswith("torch.nn.modules.")
+            for kind in type(each).__mro__
+            if not kind.__module__.endswith((".module", ".container"))
+        )
         place = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
         for name, value in vars(each).items():
             if name.startswith("_") or name in ("training", "inplace"):
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if (is_layer and isinstance(value, float | bool | str)) or (is_number and (name == "p" or "drop" in name)):
+            if (is_layer and isinstance(value, float | bool | str)) or (
+                is_number and (name == "p" or "drop" in name)
+            ):
                 found.setdefault(f"{place}.{name}".lstrip("."), []).append(value)
-    return {name: values[0] if all(each == values[0] for each in values) else values for name, values in found.items()}
+    return {
+        name: values[0] if all(each == values[0] for each in values) else values
+        for name, values in found.items()
+    }
 
 
 def _arguments(scheduler: Any) -> Iterator[tuple[str, Any]]:
@@ -110,7 +149,10 @@ def _named(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in state.items():
         if key == "_schedulers" and isinstance(value, list | tuple):
             for number, inner in enumerate(value):
-                yield from ((f"{number}.{name}", each) for name, each in _named(inner if isinstance(inner, dict) else {}))
+                yield from (
+                    (f"{number}.{name}", each)
+                    for name, each in _named(inner if isinstance(inner, dict) else {})
+                )
         elif not key.startswith("_") and key not in PROGRESS:
             yield key, value
 

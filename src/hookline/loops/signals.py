@@ -1,4 +1,6 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C during a fit: the first one ends the run in good order, the second one at once."""
+"""SIGTERM, SIGUSR1 and Ctrl-C during a fit: the first one ends the run in good order, the
+second one at once.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,21 @@ from hookline.ranks import Ranks
 
 HEARD = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
 ECHOES = 5.0
-"""Seconds in which the same signal, to one of several ranks, is the same wish: torchrun passes on what it gets to all of them."""
+"""Seconds in which the same signal, to one of several ranks, is the same wish: torchrun passes on what it
+gets to all of them.
+"""
 LAST_SECONDS = 10.0
 """How long a run that was told to stop at once may take before the process is ended under it."""
 ENDING = 5.0
-"""Seconds in which the thread of the grace period ends: it may be writing to a terminal that takes nothing."""
+"""Seconds in which the thread of the grace period ends: it may be writing to a terminal that takes nothing.
+"""
 
 
 class Signals:
     """Listens for the length of a run; whoever listened before gets the signals back afterwards.
 
-    A handler that the user has installed stays: it is theirs. Outside the main thread Python delivers no signals.
+    A handler that the user has installed stays: it is theirs. Outside the main thread Python delivers no
+    signals.
     """
 
     def __init__(self, run: Run) -> None:
@@ -41,7 +47,9 @@ class Signals:
         self._no_more_grace = False
         self._outer = False
         """Whether this run is inside another one, which then ends as well, and the process with it."""
-        self._news: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # a put cannot deadlock, not even in a signal handler
+        self._news: queue.SimpleQueue[int | None] = (
+            queue.SimpleQueue()
+        )  # a put cannot deadlock, not even in a signal handler
 
     def __enter__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -52,7 +60,9 @@ class Signals:
             if self._outer or current in (signal.SIG_DFL, signal.default_int_handler):
                 self.before[number] = signal.signal(number, self._heard)
         if self.before and self.run.options.grace_seconds is not None:
-            self._clock = threading.Thread(target=self._watch_the_clock, name="hookline grace period", daemon=True)
+            self._clock = threading.Thread(
+                target=self._watch_the_clock, name="hookline grace period", daemon=True
+            )
             self._clock.start()
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -74,10 +84,16 @@ class Signals:
             os.kill(os.getpid(), number)
             return
         if run.peers is not None:
-            run.peers.raise_failure()  # the launcher ends what is left of a job that has failed: there is nobody to save with
+            # the launcher ends what is left of a job that has failed: there is nobody to save with
+            run.peers.raise_failure()
         is_alone = run.strategy.ranks.alone
         if self._first:
-            if number == self._first and not is_alone and not self._no_more_grace and time.monotonic() < self._echoes_until:
+            if (
+                number == self._first
+                and not is_alone
+                and not self._no_more_grace
+                and time.monotonic() < self._echoes_until
+            ):
                 return  # the launcher passes on what this process has heard itself
             raise _at_once(number)
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
@@ -101,7 +117,9 @@ class Signals:
         with contextlib.suppress(ProcessLookupError):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         if not self._is_over(LAST_SECONDS):
-            _say("The run does not end; the process is ended. Checkpoints that were saved before are whole.\n")
+            _say(
+                "The run does not end; the process is ended. Checkpoints that were saved before are whole.\n"
+            )
             os._exit(128 + number)
 
     def _is_over(self, seconds: float | None) -> bool:
@@ -112,7 +130,9 @@ class Signals:
 
 
 def _at_once(number: int) -> BaseException:
-    """Make the error that breaks off what runs, marked so that its traceback is kept: it says where that was."""
+    """Make the error that breaks off what runs, marked so that its traceback is kept: it says
+    where that was.
+    """
     error: Any = KeyboardInterrupt() if number == signal.SIGINT else Preempted(number)
     error.__hookline_at_once__ = True
     return error  # type: ignore[no-any-return]

@@ -1,4 +1,6 @@
-"""The stack of a thread as lines of text: to be shown, and to see whether torch waits there for other ranks."""
+"""The stack of a thread as lines of text: to be shown, and to see whether torch waits there
+for other ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Line = tuple[str, int, str]
 """File, line number and the name of a function."""
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_WAITING = tuple(_TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel")))
+_WAITING = tuple(
+    _TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel"))
+)
 _RANKS = os.path.abspath(hookline.ranks.__file__)
 
 
@@ -30,8 +34,8 @@ def stack_of(thread: int) -> list[Line]:
 def waits_for_ranks(stack: list[Line], backward: bool = True) -> bool:
     """Return whether torch, or Hookline, communicates with other ranks at the top of a stack.
 
-    A backward averages gradients on its way; `backward=False` leaves it out. Collectives are torch's own or the user's, so
-    nothing can be published when they begin.
+    A backward averages gradients on its way; `backward=False` leaves it out. Collectives are torch's own or
+    the user's, so nothing can be published when they begin.
     """
     waiting = (*_WAITING, _RANKS) if backward else (_WAITING[0], _RANKS)
     for file, _, _ in stack:

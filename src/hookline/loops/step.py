@@ -19,8 +19,8 @@ from hookline.loops.update import Update
 class TrainStep(BatchEvents):
     """Train on one batch, with one update per batch.
 
-    `choose_step` picks the class and its parts before the first batch. Other classes replace the named methods: see
-    `accumulation.py`, `manual.py`, `rank_step.py`.
+    `choose_step` picks the class and its parts before the first batch. Other classes replace the named
+    methods: see `accumulation.py`, `manual.py`, `rank_step.py`.
     """
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
@@ -32,9 +32,11 @@ class TrainStep(BatchEvents):
             self.schedulers = (functools.partial(advance_due, run),)
         self.transfers = run.traits.transfers
         s = run.state
-        self.loss_sinks: tuple[Callable[[Any, float], None], ...] = () if not run.data.is_mixture else (
-            lambda loss, weight: s.log.add_of_loader("train", "loss", loss, weight, s.log.loader),
-        )  # fmt: skip
+        self.loss_sinks: tuple[Callable[[Any, float], None], ...] = (
+            ()
+            if not run.data.is_mixture
+            else (lambda loss, weight: s.log.add_of_loader("train", "loss", loss, weight, s.log.loader),)
+        )
         """What else a loss is added to."""
         if run.data.is_mixture:
             self.row_parts = (run.data.train.metrics,)
@@ -67,7 +69,11 @@ class TrainStep(BatchEvents):
     def learn(self) -> None:
         """Clear the gradients of the last step, differentiate the loss and update the weights."""
         s = self.state
-        loss = s.current.returned if type(s.current.returned) is Tensor else loss_of(self.run, s.current.returned)
+        loss = (
+            s.current.returned
+            if type(s.current.returned) is Tensor
+            else loss_of(self.run, s.current.returned)
+        )
         if loss is None:
             note_loss(s, None)
             skip_step(self.run, "no_loss")
@@ -83,10 +89,14 @@ class TrainStep(BatchEvents):
         self.update()
 
     def close_window(self) -> None:
-        """Update on what an accumulation window has when it ends early. A window of one batch is closed already."""
+        """Update on what an accumulation window has when it ends early. A window of one batch is closed
+        already.
+        """
 
     def settle_failed_batch(self) -> None:
-        """Before a save after a failure: count a batch whose update was made, else train it again after a resume."""
+        """Before a save after a failure: count a batch whose update was made, else train it again after a
+        resume.
+        """
         run, s = self.run, self.state
         if s.current.returned is None or run.progress.position != s.current.batch_idx:
             return

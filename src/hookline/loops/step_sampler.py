@@ -1,4 +1,6 @@
-"""Samples what forward, backward and the optimizer take: one accumulation window out of many, marked at its events."""
+"""Samples what forward, backward and the optimizer take: one accumulation window out of many, marked at its
+events.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events in the stream of an accelerator. They are read once the device has passed them, never waited for."""
+    """Events in the stream of an accelerator. They are read once the device has passed them, never waited
+    for.
+    """
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._event = device, module.Event
@@ -76,7 +80,9 @@ class DeviceClock:
 
 
 def clock_for(device: torch.device) -> Clock | None:
-    """Return the clock that tells what a device computes; None if it has none, because launch times would be misleading."""
+    """Return the clock that tells what a device computes; None if it has none, because launch times would be
+    misleading.
+    """
     if device.type in ("cpu", "meta"):
         return HostClock()
     try:
@@ -89,8 +95,8 @@ def clock_for(device: torch.device) -> Clock | None:
 class StepSampler:
     """Puts marks around the events of one window, and takes them away again.
 
-    A mark ends whatever came before it, so hooks at these events are in no part. The step runs the same calls in the same order.
-    What stands in for a slot is made once, and again when the slot has changed.
+    A mark ends whatever came before it, so hooks at these events are in no part. The step runs the same calls
+    in the same order. What stands in for a slot is made once, and again when the slot has changed.
     """
 
     def __init__(self, plan: Plan, clock: Clock | None) -> None:
@@ -109,7 +115,9 @@ class StepSampler:
         self._unread: list[list[Mark]] = []
 
     def begin(self, is_manual: bool, recomputes: bool) -> None:
-        """Mark the events of the next window. is_manual: the training step calls backward and the optimizers itself."""
+        """Mark the events of the next window. is_manual: the training step calls backward and the optimizers
+        itself.
+        """
         if self._clock is None:
             return
         plan, marked = self._plan, self._marked
@@ -122,7 +130,9 @@ class StepSampler:
         self.is_open = True
 
     def end(self) -> bool:
-        """The window is complete. Return whether the sample counts: it has a batch, and no change of hooks took marks away."""
+        """The window is complete. Return whether the sample counts: it has a batch, and no change of hooks
+        took marks away.
+        """
         marks = self._marks.copy()
         counts = self.abandon() and DONE in [label for _, label in marks]
         if counts:
@@ -138,7 +148,9 @@ class StepSampler:
         if self.is_open:
             slots = vars(plan)
             for event, (slot, marking) in self._marked.items():
-                if slots.get(event) is marking:  # else the hooks have changed, and the slot was composed again
+                if (
+                    slots.get(event) is marking
+                ):  # else the hooks have changed, and the slot was composed again
                     setattr(plan, event, slot)
                     found += 1
         was_open, self.is_open = self.is_open, False
@@ -159,14 +171,22 @@ def labels(is_manual: bool, recomputes: bool) -> dict[str, str]:
     """Return what begins after each event of a step; nothing that is timed for an empty text."""
     inside = "forward" if is_manual else ""
     return {
-        "on_train_batch_start": "forward", "on_before_zero_grad": inside, "on_before_backward": "backward",
-        "on_after_backward": "optimizer" if recomputes else inside, "on_before_optimizer_step": "optimizer",
-        "on_gradient_clip": "optimizer", "on_after_optimizer_step": inside, "on_step_skipped": inside, "on_train_batch_end": DONE,
-    }  # fmt: skip
+        "on_train_batch_start": "forward",
+        "on_before_zero_grad": inside,
+        "on_before_backward": "backward",
+        "on_after_backward": "optimizer" if recomputes else inside,
+        "on_before_optimizer_step": "optimizer",
+        "on_gradient_clip": "optimizer",
+        "on_after_optimizer_step": inside,
+        "on_step_skipped": inside,
+        "on_train_batch_end": DONE,
+    }
 
 
 def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Mark], None]) -> Caller:
-    """Return the slot with a mark before and after it. A signal (skip this batch, this step) means that nothing follows."""
+    """Return the slot with a mark before and after it. A signal (skip this batch, this step) means that
+    nothing follows.
+    """
 
     def marking(s: Any) -> Any:
         add((now(), ""))

@@ -1,4 +1,6 @@
-"""Measures where the time of a fit goes: waiting for data, validation, saving, hooks, and samples of the training step."""
+"""Measures where the time of a fit goes: waiting for data, validation, saving, hooks, and samples of the
+training step.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ def timed(part: str) -> Callable[[Callable[Concatenate[R, P], T]], Callable[Conc
 class RunTimer:
     """The clocks of one fit, in nanoseconds.
 
-    Parts do not overlap. A part that begins inside another one belongs to the outer one. What hooks spend inside a part belongs
-    to that part. A part that runs inside a hook (`trainer.validate()`) is no time of that hook.
+    Parts do not overlap. A part that begins inside another one belongs to the outer one. What hooks spend
+    inside a part belongs to that part. A part that runs inside a hook (`trainer.validate()`) is no time of
+    that hook.
     """
 
     def __init__(self, plan: Plan, state: State, device: torch.device) -> None:
@@ -75,7 +78,9 @@ class RunTimer:
         self.batches_before = 0
         """Training batches of earlier processes of this run."""
         self._in_parts = 0.0
-        """Seconds of hooks that are counted as validation or saving, and of parts that are counted in hooks as well."""
+        """Seconds of hooks that are counted as validation or saving, and of parts that are counted in hooks
+        as well.
+        """
         self._open = ""
         self._opened = (0, 0.0, False)
         self._hooks_before: float | None = None
@@ -94,10 +99,12 @@ class RunTimer:
         if self._hooks_before is not None and self._final is None:
             self._final = self._measure()
 
-    # ---- parts --------------------------------------------------------------------------------------------------
+    # ---- parts ---------------------------------------------------------------------------------------------
 
     def open(self, part: str) -> bool:
-        """Begin a part; False if the timer does not run, or another part is open, which then includes this one."""
+        """Begin a part; False if the timer does not run, or another part is open, which then includes this
+        one.
+        """
         if self._open or self._hooks_before is None or self._final is not None:
             return False
         self._open = part
@@ -123,7 +130,7 @@ class RunTimer:
                 return True
         return False
 
-    # ---- the figures --------------------------------------------------------------------------------------------
+    # ---- the figures ---------------------------------------------------------------------------------------
 
     @property
     def data_seconds(self) -> float:
@@ -133,7 +140,10 @@ class RunTimer:
     @property
     def training_seconds(self) -> float:
         """Seconds so far without validation and saving."""
-        return float(self.state.hooks.stopwatch.seconds) - (self.spent["validation"] + self.spent["saving"]) / 1e9
+        return (
+            float(self.state.hooks.stopwatch.seconds)
+            - (self.spent["validation"] + self.spent["saving"]) / 1e9
+        )
 
     def timings(self) -> Timings | None:
         """Return the figures so far, or those at the end; None before the training begins."""
@@ -150,17 +160,28 @@ class RunTimer:
         rest = max(0.0, total - sum(spent.values()))
         hooks = self._hooks(rest) if self._measures_hooks else None
         count = s.batches_seen - self.batches_before
-        return Timings(total, spent["data"], spent["validation"], spent["saving"], hooks, count,
-                       **self._estimates(count, rest - (hooks or 0.0)))  # fmt: skip
+        return Timings(
+            total,
+            spent["data"],
+            spent["validation"],
+            spent["saving"],
+            hooks,
+            count,
+            **self._estimates(count, rest - (hooks or 0.0)),
+        )
 
     def _hooks(self, most: float) -> float:
-        """Seconds of hooks outside the parts; an event that a hook emits itself counts for both, so there is a limit."""
+        """Seconds of hooks outside the parts; an event that a hook emits itself counts for both, so there is
+        a limit.
+        """
         spent: float = self.state.hooks.seconds_spent()
         inside = self._in_parts + (spent - self._opened[1] if self._open else 0.0)
         return min(max(0.0, spent - (self._hooks_before or 0.0) - inside), most)
 
     def _estimates(self, batches: int, most: float) -> dict[str, Any]:
-        """Return what forward, backward and the optimizer took in all, by the samples; together at most the training time."""
+        """Return what forward, backward and the optimizer took in all, by the samples; together at most the
+        training time.
+        """
         self.sampler.read()
         sampled = self.sampler.batches
         if not sampled:

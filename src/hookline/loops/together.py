@@ -1,4 +1,6 @@
-"""What the ranks of a run settle about each window: whether everyone's gradients came together, and what they are worth."""
+"""What the ranks of a run settle about each window: whether everyone's gradients came together, and what they
+are worth.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from hookline.loops.run import Run
 class Together:
     """One for each run of several ranks; a run of one process has none, and pays nothing for it.
 
-    Ranks may differ in whether a step gave a loss, and they may not know it of each other in time. So a rank without a loss
-    takes part in the averaging with nothing, the number of losses is added up meanwhile, and the update is what one process
-    would have made of all the losses there were.
+    Ranks may differ in whether a step gave a loss, and they may not know it of each other in time. So a rank
+    without a loss takes part in the averaging with nothing, the number of losses is added up meanwhile, and
+    the update is what one process would have made of all the losses there were.
     """
 
     __slots__ = ("_answer", "_is_synced", "_syncs", "all_or_none", "is_clear", "run", "syncs_always")
@@ -24,10 +26,13 @@ class Together:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.all_or_none = run.strategy.forward_communicates
-        """Whether a backward makes ranks wait for each other before the window's end; then a batch without a loss on one rank
-        is one without a loss on all."""
+        """Whether a backward makes ranks wait for each other before the window's end; then a batch without a
+        loss on one rank is one without a loss on all.
+        """
         self.syncs_always = run.data.router is not None
-        """Where batches train different optimizers, gradients that are put aside in between must be complete ones."""
+        """Where batches train different optimizers, gradients that are put aside in between must be complete
+        ones.
+        """
         self._syncs: bool | None = None
         self._is_synced = False
         self.is_clear = False
@@ -83,7 +88,9 @@ class Together:
         return loss
 
     def settle(self) -> float:
-        """What batches with a loss count in this window, as a mean over ranks, once everyone's gradients have come together."""
+        """What batches with a loss count in this window, as a mean over ranks, once everyone's gradients have
+        come together.
+        """
         run = self.run
         ranks = run.strategy.ranks
         if not self._is_synced:  # a window that ended before its time, on every rank
@@ -96,8 +103,10 @@ class Together:
         if broken:
             run.watch.broken = True
             who = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
-            raise NonFiniteLoss(f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
-                                "Trainer(nonfinite='skip') leaves such updates out instead.")  # fmt: skip
+            raise NonFiniteLoss(
+                f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
+                "Trainer(nonfinite='skip') leaves such updates out instead."
+            )
         if run.data.router is not None:
             run.window.fed = {number: each / ranks.world_size for number, each in enumerate(fed) if each}
         return float(count / ranks.world_size)
@@ -107,11 +116,19 @@ class Together:
         return self.run.strategy.ranks.total([not flag]).read() == [0]
 
     def _ask_early(self, count: float) -> None:
-        """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order, before the loss."""
+        """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order,
+        before the loss.
+        """
         if not self.run.traits.skips_nonfinite and self.run.data.router is None:
             self._ask(count)
 
     def _ask(self, count: float) -> None:
         run, ranks, broken = self.run, self.run.strategy.ranks, self.run.watch.broken
-        fed = [] if run.data.router is None else [run.window.fed.get(number, 0) for number in range(len(run.state.optimizers))]
-        self._answer = ranks.add_up(torch.tensor([count, broken, broken * ranks.rank, *fed], dtype=torch.float64))
+        fed = (
+            []
+            if run.data.router is None
+            else [run.window.fed.get(number, 0) for number in range(len(run.state.optimizers))]
+        )
+        self._answer = ranks.add_up(
+            torch.tensor([count, broken, broken * ranks.rank, *fed], dtype=torch.float64)
+        )

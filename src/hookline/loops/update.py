@@ -1,4 +1,6 @@
-"""The update: one call of every optimizer, and what surrounds it (a gradient scaler, clipping, optimizer routing)."""
+"""The update: one call of every optimizer, and what surrounds it (a gradient scaler, clipping, optimizer
+routing).
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ class Update(UpdateEvents):
     __slots__ = ("adjustments", "checks", "closing", "notes")
 
     def __init__(
-        self, run: Run, *, checks: tuple[Check, ...] = (), adjustments: tuple[Action, ...] = (), notes: tuple[Action, ...] = (),
-        closing: tuple[Action, ...] = (), signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        run: Run,
+        *,
+        checks: tuple[Check, ...] = (),
+        adjustments: tuple[Action, ...] = (),
+        notes: tuple[Action, ...] = (),
+        closing: tuple[Action, ...] = (),
+        signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = (),
+    ) -> None:
         """checks: whether this optimizer is to be called. signal_filters: what becomes of a hook's signal.
 
-        adjustments: right before the optimizer is called. notes: right after it. closing: after all optimizers.
+        adjustments: right before the optimizer is called. notes: right after it. closing: after all
+        optimizers.
         """
         super().__init__(run, signal_filters)
         self.checks, self.adjustments, self.notes, self.closing = checks, adjustments, notes, closing
@@ -72,7 +81,7 @@ class Update(UpdateEvents):
             self.plan.optimizer_zero_grad(s)
 
 
-# ---- what an update may need ---------------------------------------------------------------------------------------
+# ---- what an update may need -------------------------------------------------------------------------------
 
 
 def unscaling(run: Run) -> Check:
@@ -122,7 +131,9 @@ def fresh_closure(run: Run) -> Action:
 
 
 def routing(run: Run) -> Check:
-    """Make a check that skips the optimizers which no batch of this window trained, and rescales the others' gradients."""
+    """Make a check that skips the optimizers which no batch of this window trained, and rescales the others'
+    gradients.
+    """
     s, window = run.state, run.window
 
     def is_routed() -> bool:
@@ -138,17 +149,23 @@ def routing(run: Run) -> Check:
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
-    """Unscale, and return whether a gradient is infinite. It is the very number that scaler.step would read."""
+    """Unscale, and return whether a gradient is infinite. It is the very number that
+    scaler.step would read.
+    """
     scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     first = optimizer.param_groups[0]["params"][0]
     if type(first) is not Parameter and found:  # sharded: each rank has looked at its own part
-        return agree_on_overflow(found, [each for group in optimizer.param_groups for each in group["params"]])
+        return agree_on_overflow(
+            found, [each for group in optimizer.param_groups for each in group["params"]]
+        )
     return any(bool(value.item()) for value in found.values())
 
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:
-    """Multiply the gradients: losses were divided by what the window was planned to count; make it what it does count."""
+    """Multiply the gradients: losses were divided by what the window was planned to count; make it what it
+    does count.
+    """
     for optimizer in optimizers:
         if grads := gradients(optimizer):
             scale(grads, factor)

@@ -1,4 +1,6 @@
-"""All that the trainer's verbs are made of, in one place: the trainer imports it with the first verb that is called."""
+"""All that the trainer's verbs are made of, in one place: the trainer imports it with the first verb that is
+called.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,34 @@ from hookline.loops.signals import Signals
 from hookline.loops.watchdog import Watchdog
 
 __all__ = [
-    "COUNTERS", "TEST", "VALIDATION", "Determinism", "Guests", "Recorded", "Run", "RunData", "Signals", "Watchdog", "asked_for",
-    "begin", "carry_out", "choose_start", "controlled", "evaluate", "explain_graphs", "fit", "is_off", "keep_findings",
-    "limit_of", "load", "load_best", "locked", "look_up", "save", "watching_peers",
-]  # fmt: skip
+    "COUNTERS",
+    "TEST",
+    "VALIDATION",
+    "Determinism",
+    "Guests",
+    "Recorded",
+    "Run",
+    "RunData",
+    "Signals",
+    "Watchdog",
+    "asked_for",
+    "begin",
+    "carry_out",
+    "choose_start",
+    "controlled",
+    "evaluate",
+    "explain_graphs",
+    "fit",
+    "is_off",
+    "keep_findings",
+    "limit_of",
+    "load",
+    "load_best",
+    "locked",
+    "look_up",
+    "save",
+    "watching_peers",
+]
 
 
 def begin(run: Run, **given: Any) -> None:

@@ -1,7 +1,8 @@
-"""Weighted gradient accumulation: a batch counts by its samples or tokens, so that uneven batches add up to one large batch.
+"""Weighted gradient accumulation: a batch counts by its samples or tokens, so that uneven batches add up to
+one large batch.
 
-A loss is differentiated at its share of `Window.unit`, a fixed reference, because what the whole window counts is known only at
-its end. There the gradients are multiplied by what is missing (`Window.correction`).
+A loss is differentiated at its share of `Window.unit`, a fixed reference, because what the whole window
+counts is known only at its end. There the gradients are multiplied by what is missing (`Window.correction`).
 """
 
 from __future__ import annotations
@@ -36,18 +37,24 @@ class BatchWeights:
         self._ranks = run.strategy.ranks
 
     def measure(self, batch: Any, samples: int) -> None:
-        """Weigh a batch of so many samples; 0: it is skipped, or repeated only to take part in what other ranks do."""
+        """Weigh a batch of so many samples; 0: it is skipped, or repeated only to take part in what other
+        ranks do.
+        """
         window = self.run.window
         window.weight = weight = self.count_tokens(batch) if self.by_tokens and samples else samples
         if window.batches == 0:
-            window.unit, window.correction = self._next_unit(weight), 1.0  # the newest correction is in the unit now
+            window.unit, window.correction = (
+                self._next_unit(weight),
+                1.0,
+            )  # the newest correction is in the unit now
         self.turn.factor = weight / window.unit
 
     def _next_unit(self, weight: int) -> float:
-        """Return the reference of a new window, the same on every rank: what a batch of the window before counted.
+        """Return the reference of a new window, the same on every rank: what a batch of the window before
+        counted.
 
-        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two (the next one up),
-        so that it changes no digit of the update.
+        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two
+        (the next one up), so that it changes no digit of the update.
         """
         run, window = self.run, self.run.window
         if self._ranks.alone and run.traits.accumulate == 1:
@@ -60,13 +67,17 @@ class BatchWeights:
         return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
 
     def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
-        """Return the loss to differentiate of a batch that counts nothing; it may be the mean over nothing, which is NaN."""
+        """Return the loss to differentiate of a batch that counts nothing; it may be the mean over nothing,
+        which is NaN.
+        """
         run = self.run
         if loss is None or self.turn.is_ghost:
             return loss
         run.window.had_none = True
         # where a forward communicates, a batch without a backward would be one without a loss on all ranks
-        return loss.nan_to_num(0.0, 0.0, 0.0) if run.together is not None and run.together.all_or_none else None
+        return (
+            loss.nan_to_num(0.0, 0.0, 0.0) if run.together is not None and run.together.all_or_none else None
+        )
 
 
 class WeightedBatches:
@@ -99,7 +110,9 @@ class WeightedBatches:
         """Count a batch that is done."""
         s.counts.samples_seen += self._samples
         if "tokens_seen" in self.run.plan.wanted:
-            s.counts.tokens_seen += self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
+            s.counts.tokens_seen += (
+                self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
+            )
 
     def end(self, s: State) -> None:
         """Do nothing: there is nothing to put back."""
@@ -168,16 +181,20 @@ class WholeCount:
     def _read(self, found: Any) -> int:
         if isinstance(found, Tensor) and found.device.type != "cpu" and not self._is_slow:
             self._is_slow = True
-            log.warning("count_tokens returns a tensor on %s, so every batch waits for the device before its step. Count when "
-                        "the batch is made (collate_fn), keep the number in the batch, and return that.",
-                        found.device)  # fmt: skip
+            log.warning(
+                "count_tokens returns a tensor on %s, so every batch waits for the device before its step. "
+                "Count when the batch is made (collate_fn), keep the number in the batch, and return that.",
+                found.device,
+            )
         try:
             number = math.nan if isinstance(found, str | bytes) else float(found)
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
         if not number >= 0 or number != number // 1:
-            raise OptionError(f"count_tokens returned {str(found)[:60]} ({type(found).__name__}); accumulate_by='tokens' needs a "
-                              "whole number of tokens from 0 for every batch.")  # fmt: skip
+            raise OptionError(
+                f"count_tokens returned {str(found)[:60]} ({type(found).__name__}); accumulate_by='tokens' "
+                "needs a whole number of tokens from 0 for every batch."
+            )
         return int(number)
 
 

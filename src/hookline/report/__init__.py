@@ -1,4 +1,6 @@
-"""What runs have left: one HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline summary`)."""
+"""What runs have left: one HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline
+summary`).
+"""
 
 from __future__ import annotations
 

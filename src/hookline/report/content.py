@@ -11,7 +11,17 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.report.curves import heat_maps, newest, sections, summary
-from hookline.report.happenings import all_events, duration, how_it_ended, level, position, score, status, time_spent, timestamp
+from hookline.report.happenings import (
+    all_events,
+    duration,
+    how_it_ended,
+    level,
+    position,
+    score,
+    status,
+    time_spent,
+    timestamp,
+)
 from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
 from hookline.timings import PARTS, SAMPLED, WORDS
@@ -33,29 +43,52 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
     """The data of a page about these runs."""
     now = time.time()
     charts, left_out = sections(runs)
-    notes = [f"{run_name}: {count} {what} are not shown." for run_name, run in zip(names(runs), runs, strict=True)
-             for what, count in run.unshown.items()]  # fmt: skip
-    notes += [f"{run_name}: {run.trace.left_out} calls of further hooks are not on the timeline."
-              for run_name, run in zip(names(runs), runs, strict=True) if run.trace and run.trace.left_out]  # fmt: skip
-    notes += [f"{run_name}: the traces of {run.trace.unread} further ranks are not read."
-              for run_name, run in zip(names(runs), runs, strict=True) if run.trace and run.trace.unread]  # fmt: skip
+    notes = [
+        f"{run_name}: {count} {what} are not shown."
+        for run_name, run in zip(names(runs), runs, strict=True)
+        for what, count in run.unshown.items()
+    ]
+    notes += [
+        f"{run_name}: {run.trace.left_out} calls of further hooks are not on the timeline."
+        for run_name, run in zip(names(runs), runs, strict=True)
+        if run.trace and run.trace.left_out
+    ]
+    notes += [
+        f"{run_name}: the traces of {run.trace.unread} further ranks are not read."
+        for run_name, run in zip(names(runs), runs, strict=True)
+        if run.trace and run.trace.unread
+    ]
     if left_out:
-        notes.append(f"{len(left_out)} metrics beyond the first few hundred are not drawn: {_listed(left_out)}")
+        notes.append(
+            f"{len(left_out)} metrics beyond the first few hundred are not drawn: {_listed(left_out)}"
+        )
     rows, left_out = summary(runs)
     if left_out:
         notes.append(f"{len(left_out)} metrics are not in the table of values: {_listed(left_out)}")
     pictures, without = _pictures(runs)
     if without:
-        notes.append(f"{without} pictures are not in this page because of its size; they are in the media folder of the run.")
+        notes.append(
+            f"{without} pictures are not in this page because of its size; they are in the media folder of "
+            f"the run."
+        )
     return {
-        "made": now, "version": __version__,
+        "made": now,
+        "version": __version__,
         "runs": [_about(run, name, now) for run, name in zip(runs, names(runs), strict=True)],
-        "sections": charts, "summary": rows, "heat": heat_maps(runs), "events": _events(runs, notes),
-        "timeline": timelines(runs), "checkpoints": _checkpoints(runs, notes), "config": _config(runs, notes),
-        "versions": _versions(runs), "cost": [_cost(number, run) for number, run in enumerate(runs) if run.costs.rows],
+        "sections": charts,
+        "summary": rows,
+        "heat": heat_maps(runs),
+        "events": _events(runs, notes),
+        "timeline": timelines(runs),
+        "checkpoints": _checkpoints(runs, notes),
+        "config": _config(runs, notes),
+        "versions": _versions(runs),
+        "cost": [_cost(number, run) for number, run in enumerate(runs) if run.costs.rows],
         "timings": [_timings(number, run) for number, run in enumerate(runs) if run.costs.timings],
-        "texts": _texts(runs, notes), "pictures": pictures, "notes": notes,
-    }  # fmt: skip
+        "texts": _texts(runs, notes),
+        "pictures": pictures,
+        "notes": notes,
+    }
 
 
 def names(runs: list[RunData]) -> list[str]:
@@ -85,17 +118,39 @@ def _about(run: RunData, name: str, now: float) -> dict[str, Any]:
         took, pauses = duration(spent) if spent >= 1 else "under 1 s", run.times.ended - began - spent
     end, at = how_it_ended(run), position(run)
     return {
-        "name": name, "path": str(run.path), "status": said, "mood": mood, "step": at.step, "epochs": at.epochs,
-        "is_inside": at.is_inside, "newest": newest(run), "reason": cut(end["reason"], LONGEST_VALUE),
-        "took": took, "is_over": bool(end["status"]),
-        "pauses": duration(pauses) if pauses >= 1 else "", "began": began, "ended": run.times.ended,
-        "records": run.records, "superseded": run.superseded, "checkpoints": len(run.checkpoints),
-    }  # fmt: skip
+        "name": name,
+        "path": str(run.path),
+        "status": said,
+        "mood": mood,
+        "step": at.step,
+        "epochs": at.epochs,
+        "is_inside": at.is_inside,
+        "newest": newest(run),
+        "reason": cut(end["reason"], LONGEST_VALUE),
+        "took": took,
+        "is_over": bool(end["status"]),
+        "pauses": duration(pauses) if pauses >= 1 else "",
+        "began": began,
+        "ended": run.times.ended,
+        "records": run.records,
+        "superseded": run.superseded,
+        "checkpoints": len(run.checkpoints),
+    }
 
 
 def _events(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
-    found = [{"run": number, "kind": each.kind, "level": level(each.kind), "text": cut(each.text, LONGEST_VALUE),
-              "time": each.time, "step": each.step} for number, run in enumerate(runs) for each in all_events(run)]  # fmt: skip
+    found = [
+        {
+            "run": number,
+            "kind": each.kind,
+            "level": level(each.kind),
+            "text": cut(each.text, LONGEST_VALUE),
+            "time": each.time,
+            "step": each.step,
+        }
+        for number, run in enumerate(runs)
+        for each in all_events(run)
+    ]
     if len(found) <= MOST_EVENTS:
         return found
     # what went wrong stays; of the rest the newest
@@ -110,11 +165,19 @@ def _checkpoints(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     if without:
         notes.append(f"{len(without)} older checkpoints are not in the table: {_listed(without)}")
     return [
-        {"run": number, "name": _below(each.path, run.path), "step": each.manifest["step"], "epoch": each.manifest["epoch"],
-         "reason": each.manifest["reason"], "score": score(each.manifest), "saved": timestamp(each.manifest["saved_at"]),
-         "bytes": sum(file["bytes"] for file in each.manifest["files"].values())}
-        for number, run in enumerate(runs) for each in run.checkpoints[:MOST_CHECKPOINTS]
-    ]  # fmt: skip
+        {
+            "run": number,
+            "name": _below(each.path, run.path),
+            "step": each.manifest["step"],
+            "epoch": each.manifest["epoch"],
+            "reason": each.manifest["reason"],
+            "score": score(each.manifest),
+            "saved": timestamp(each.manifest["saved_at"]),
+            "bytes": sum(file["bytes"] for file in each.manifest["files"].values()),
+        }
+        for number, run in enumerate(runs)
+        for each in run.checkpoints[:MOST_CHECKPOINTS]
+    ]
 
 
 def _below(path: Path, parent: Path) -> str:
@@ -127,36 +190,55 @@ def _cost(number: int, run: RunData) -> dict[str, Any]:
 
 
 def _timings(number: int, run: RunData) -> dict[str, Any]:
-    """The parts of the job that has ended last, in the order of the chart; those of the training step come first."""
+    """The parts of the job that has ended last, in the order of the chart; those of the training step come
+    first.
+    """
     found = run.costs.timings
     sampled = {name: found[name] for name in SAMPLED if name in found}
     rest = max(0.0, found.get("training", 0.0) - sum(sampled.values()))
-    parts = {**sampled, ("other training" if sampled else "training"): rest,
-             **{WORDS.get(name, name): found[name] for name in PARTS[1:] if name in found}}  # fmt: skip
-    return {"run": number, "since": run.costs.timings_since, "total": found["total"],
-            "parts": [[name, seconds] for name, seconds in parts.items()]}  # fmt: skip
+    parts = {
+        **sampled,
+        ("other training" if sampled else "training"): rest,
+        **{WORDS.get(name, name): found[name] for name in PARTS[1:] if name in found},
+    }
+    return {
+        "run": number,
+        "since": run.costs.timings_since,
+        "total": found["total"],
+        "parts": [[name, seconds] for name, seconds in parts.items()],
+    }
 
 
 def _cost_row(row: dict[str, Any]) -> dict[str, Any]:
-    numbers = {key: row[key] for key in ("calls", "total", "mean", "worst", "share") if isinstance(row.get(key), int | float)}
+    numbers = {
+        key: row[key]
+        for key in ("calls", "total", "mean", "worst", "share")
+        if isinstance(row.get(key), int | float)
+    }
     return {"hook": str(row.get("hook", "")), "event": str(row.get("event", "")), **numbers}
 
 
-# ---- configuration ------------------------------------------------------------------------------------------------
+# ---- configuration -----------------------------------------------------------------------------------------
 
 
 def _config(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
-    """Every key with its value in each run, None where it has none. Values stay as they were logged, masks included."""
+    """Every key with its value in each run, None where it has none. Values stay as they were logged, masks
+    included.
+    """
     flat = [_flat(run.params) for run in runs]
     keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
     if len(keys) > MOST_KEYS:
-        notes.append(f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: {_listed(keys[MOST_KEYS:])}")
+        notes.append(
+            f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: {_listed(keys[MOST_KEYS:])}"
+        )
     return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]]
 
 
 def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
     if isinstance(value, dict) and value and depth < DEEPEST:
-        named = [_flat(each, f"{key}.{inner}" if key else str(inner), depth + 1) for inner, each in value.items()]
+        named = [
+            _flat(each, f"{key}.{inner}" if key else str(inner), depth + 1) for inner, each in value.items()
+        ]
         return {name: text for each in named for name, text in each.items()}
     spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return {key: cut(spelled, LONGEST_VALUE)} if key else {}
@@ -164,14 +246,22 @@ def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
 
 def _versions(runs: list[RunData]) -> list[dict[str, Any]]:
     """Of Hookline, torch and Python, from the log and from the newest checkpoint."""
-    found = [{**{key: str(run.params[key]) for key in ("hookline", "torch") if key in run.params},
-              **{key: str(text) for each in run.checkpoints[:1] for key, text in each.manifest["versions"].items()}}
-             for run in runs]  # fmt: skip
+    found = [
+        {
+            **{key: str(run.params[key]) for key in ("hookline", "torch") if key in run.params},
+            **{
+                key: str(text)
+                for each in run.checkpoints[:1]
+                for key, text in each.manifest["versions"].items()
+            },
+        }
+        for run in runs
+    ]
     keys = dict.fromkeys(key for each in found for key in each)
     return [{"key": key, "values": [each.get(key) for each in found]} for key in keys]
 
 
-# ---- text and pictures --------------------------------------------------------------------------------------------
+# ---- text and pictures -------------------------------------------------------------------------------------
 
 
 def _texts(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
@@ -190,7 +280,9 @@ def _texts(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
             else:
                 without.append(tag)
     if without:
-        notes.append(f"The texts of {len(without)} tags are not in this page because of its size: {_listed(without)}")
+        notes.append(
+            f"The texts of {len(without)} tags are not in this page because of its size: {_listed(without)}"
+        )
     return made
 
 
@@ -209,7 +301,9 @@ def _pictures(runs: list[RunData]) -> tuple[list[dict[str, Any]], int]:
         without += not data
         if data:
             room -= len(data)
-            made.append({"run": number, "tag": cut(tag, 200), "step": step, "src": base64.b64encode(data).decode()})
+            made.append(
+                {"run": number, "tag": cut(tag, 200), "step": step, "src": base64.b64encode(data).decode()}
+            )
     order: dict[str, int] = {}
     for each in made:
         order.setdefault(each["tag"], len(order))

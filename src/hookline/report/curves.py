@@ -33,7 +33,7 @@ FAMILIES = (
     (re.compile(r"(update_ratio)/(.+)"), "size of the update over size of the weights"),
     (re.compile(r"(gradients/p[\d.]+)/(.+)"), "percentile of gradient magnitudes"),
     (re.compile(r"activations/(?P<row>.+)/(?P<family>[^/]+)"), "activations"),
-)  # fmt: skip
+)
 """Metrics that come once per layer: one heat map each, not a hundred curves."""
 
 
@@ -82,13 +82,17 @@ def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     left_out: list[str] = []
     room = MOST_SERIES
     for section, title in ordered:
-        members = sorted(charts[section, title], key=lambda each: (_stage(each[1]), _natural(each[1]), each[0]))
-        left_out += [name for _, name, _ in members[max(0, room):]]
+        members = sorted(
+            charts[section, title], key=lambda each: (_stage(each[1]), _natural(each[1]), each[0])
+        )
+        left_out += [name for _, name, _ in members[max(0, room) :]]
         drawn = [_curve(number, name, series, most) for number, name, series in members[: max(0, room)]]
         room -= len(drawn)
         if any(each["x"] for each in drawn):
             made.setdefault(section, []).append({"title": title, "series": drawn})
-    return [{"title": title, "charts": made[title]} for title in SECTIONS if title in made], sorted(set(left_out))
+    return [{"title": title, "charts": made[title]} for title in SECTIONS if title in made], sorted(
+        set(left_out)
+    )
 
 
 def _rank(chart: tuple[str, str]) -> tuple[int, bool, int]:
@@ -106,24 +110,41 @@ def _stage(name: str) -> int:
 def _natural(name: str) -> list[Any]:
     """Numbers in a name in the order of numbers: 2 before 10."""
     parts = re.split(r"([0-9]+)", name)  # at odd places the numbers, of any length
-    return [(len(part.lstrip("0")), part.lstrip("0")) if index % 2 else part for index, part in enumerate(parts)]
+    return [
+        (len(part.lstrip("0")), part.lstrip("0")) if index % 2 else part for index, part in enumerate(parts)
+    ]
 
 
 def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
     steps, values = in_order(*series.arrays())
     x, y, means = min_max(steps, values, most)
     digits = _digits(y)
-    made = {"run": run, "name": name, "x": x.astype(np.int64).tolist(), "y": _short(y, digits), "of": len(series.steps)}
+    made = {
+        "run": run,
+        "name": name,
+        "x": x.astype(np.int64).tolist(),
+        "y": _short(y, digits),
+        "of": len(series.steps),
+    }
     return made if means is None else {**made, "mean": _short(means, digits)}
 
 
 def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Every metric's last, lowest and highest value, from all of its values and unrounded; and the names without a row."""
+    """Every metric's last, lowest and highest value, from all of its values and unrounded; and the names
+    without a row.
+    """
     each_shown = [shown(run) for run in runs]
     names = list(dict.fromkeys(name for found in each_shown for name in found if layer_of(name) is None))
     names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
-    names.sort(key=lambda name: (SECTIONS.index(place_of(name)[0]), "loss" not in name, _natural(place_of(name)[1]), _stage(name),
-                                 _natural(name)))  # fmt: skip
+    names.sort(
+        key=lambda name: (
+            SECTIONS.index(place_of(name)[0]),
+            "loss" not in name,
+            _natural(place_of(name)[1]),
+            _stage(name),
+            _natural(name),
+        )
+    )
     rows = []
     for name in names:
         for number, found in enumerate(each_shown):
@@ -135,8 +156,8 @@ def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
 def shown(run: RunData) -> dict[str, Series]:
     """The metrics of a run that have values, each once.
 
-    Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under a name of its own; what one
-    of the two tells in fewer values is left out.
+    Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under a name
+    of its own; what one of the two tells in fewer values is left out.
     """
     found = {name: series for name, series in run.series.items() if series.steps}
     rates = [name for name in found if name.startswith("lr-") and not RATE_DETAIL.search(name)]
@@ -151,13 +172,17 @@ def shown(run: RunData) -> dict[str, Series]:
 
 
 def newest(run: RunData) -> list[dict[str, Any]]:
-    """The losses for a run's card: the value of the newest step, or the epoch's mean if that is as new, and the lowest."""
+    """The losses for a run's card: the value of the newest step, or the epoch's mean if that is as new, and
+    the lowest.
+    """
     found = shown(run)
     rows: list[dict[str, Any]] = []
     for name in HEADLINES:
         known = [each for each in (f"{name}{EPOCH}", name) if each in found]
         if known:
-            chosen = max(known, key=lambda each: found[each].steps[-1])  # of equals the first, which is the mean
+            chosen = max(
+                known, key=lambda each: found[each].steps[-1]
+            )  # of equals the first, which is the mean
             row = _extremes(found[chosen])
             rows.append({"name": chosen, "last": row["last"], "min": row.get("min")})
     return rows
@@ -167,16 +192,25 @@ def _extremes(series: Series) -> dict[str, Any]:
     steps, values = series.arrays()
     last = float(values[-1])
     finite = np.flatnonzero(np.isfinite(values))
-    found: dict[str, Any] = {"count": len(values), "bad": int(len(values) - finite.size), "last_step": int(steps[-1]),
-                             "last": last if math.isfinite(last) else str(last)}  # fmt: skip
+    found: dict[str, Any] = {
+        "count": len(values),
+        "bad": int(len(values) - finite.size),
+        "last_step": int(steps[-1]),
+        "last": last if math.isfinite(last) else str(last),
+    }
     if finite.size:
-        for what, index in (("min", finite[np.argmin(values[finite])]), ("max", finite[np.argmax(values[finite])])):
+        for what, index in (
+            ("min", finite[np.argmin(values[finite])]),
+            ("max", finite[np.argmax(values[finite])]),
+        ):
             found |= {what: float(values[index]), f"{what}_step": int(steps[index])}
     return found
 
 
 def heat_maps(runs: list[RunData]) -> list[dict[str, Any]]:
-    """One map per run and family: a row for every layer in the order they were logged, a column for a few steps."""
+    """One map per run and family: a row for every layer in the order they were logged, a column for a few
+    steps.
+    """
     families: dict[tuple[int, str, str], dict[str, Series]] = {}
     for number, run in enumerate(runs):
         for name, series in run.series.items():
@@ -196,8 +230,15 @@ def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -
         found = strongest(place[done : done + steps.size], row, firsts.size)
         done += steps.size
         values.append([_cell(each) for each in found.tolist()])
-    return {"run": key[0], "family": key[1], "meaning": key[2], "rows": shown, "steps": firsts.astype(np.int64).tolist(),
-            "values": values, "left_out": len(layers) - len(shown)}  # fmt: skip
+    return {
+        "run": key[0],
+        "family": key[1],
+        "meaning": key[2],
+        "rows": shown,
+        "steps": firsts.astype(np.int64).tolist(),
+        "values": values,
+        "left_out": len(layers) - len(shown),
+    }
 
 
 def _cell(value: float) -> float | str | None:
@@ -206,7 +247,9 @@ def _cell(value: float) -> float | str | None:
 
 
 def _digits(values: Floats) -> int:
-    """As many as show what a curve does: one that stays close to a million needs more than one around zero."""
+    """As many as show what a curve does: one that stays close to a million needs more than
+    one around zero.
+    """
     if not values.size:
         return 6
     low, high = float(values.min()), float(values.max())

@@ -1,4 +1,6 @@
-"""A run that goes on: its log is read as it grows, never twice from the beginning unless it was written anew."""
+"""A run that goes on: its log is read as it grows, never twice from the beginning unless it
+was written anew.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class FollowedRun:
         self._seen = seen
 
     def _goes_on(self) -> bool:
-        """Whether the log is the one that is known: what stands before the new lines is as it was; each line has its time."""
+        """Whether the log is the one that is known: what stands before the new lines is as it was; each line
+        has its time.
+        """
         return self._log.is_file() and _before(self._log, self._end) == self._tail
 
     def _grow(self) -> bool:
@@ -74,7 +78,9 @@ class FollowedRun:
         return True
 
     def _look(self) -> tuple[Any, ...]:
-        """By what a change is noticed: the log's identity and length, and when its neighbours were last written."""
+        """By what a change is noticed: the log's identity and length, and when its neighbours were last
+        written.
+        """
         found: list[Any] = []
         for path in (self._log, self.path / "run.json", self.path / "checkpoints", self.path / "hangs.log"):
             try:

@@ -1,4 +1,6 @@
-"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and how it ended."""
+"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and
+how it ended.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ SILENT = 600.0
 LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
-NOTABLE = ("skip", "skipped", "step_skipped", "stop", "stopped", "interrupted", "preempted", "pruned", "warning")
+NOTABLE = (
+    "skip",
+    "skipped",
+    "step_skipped",
+    "stop",
+    "stopped",
+    "interrupted",
+    "preempted",
+    "pruned",
+    "warning",
+)
 
 
 def level(kind: str) -> str:
@@ -31,7 +43,14 @@ def level(kind: str) -> str:
 
 def all_events(run: RunData) -> list[Event]:
     """Everything that happened, in order of time; what has no time comes where its step is."""
-    found = [*run.events, *_checkpoints(run), *_hangs(run), *_of_json_log(run), *_not_finite(run), *_ending(run)]
+    found = [
+        *run.events,
+        *_checkpoints(run),
+        *_hangs(run),
+        *_of_json_log(run),
+        *_not_finite(run),
+        *_ending(run),
+    ]
     began, _ = time_spent(run)
     if began is not None:
         found.append(Event("start", "the first record", began))
@@ -56,23 +75,43 @@ def status(run: RunData, now: float) -> tuple[str, str]:
         return ("training" if is_known or answers else "running, or just ended"), "info"
     if answers:
         return f"training, silent for {duration(quiet)}", "warn"
-    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a kill
-    return (f"unfinished, silent for {duration(quiet)}", "warn") if is_known else (f"last record {duration(quiet)} ago", "info")
+    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a
+    # kill
+    return (
+        (f"unfinished, silent for {duration(quiet)}", "warn")
+        if is_known
+        else (f"last record {duration(quiet)} ago", "info")
+    )
 
 
 def how_it_ended(run: RunData) -> dict[str, Any]:
-    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No status: it trains."""
+    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No
+    status: it trains.
+    """
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
-    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted in whole seconds
+    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted
+    # in whole seconds
     is_older = at is not None and run.started is not None and at + 1 < run.started
     if said not in ("", "training") and not is_older:
         if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
             at = run.times.ended
-        found = {"status": said, "reason": str(record.get("reason") or ""), "step": whole(record.get("step")), "time": at,
-                 "epochs": whole(record.get("epochs"))}  # fmt: skip
+        found = {
+            "status": said,
+            "reason": str(record.get("reason") or ""),
+            "step": whole(record.get("step")),
+            "time": at,
+            "epochs": whole(record.get("epochs")),
+        }
     else:
-        found = {"status": "", "reason": "", "step": None, "time": None, **run.ending, "epochs": _epochs_at_end(run)}
+        found = {
+            "status": "",
+            "reason": "",
+            "step": None,
+            "time": None,
+            **run.ending,
+            "epochs": _epochs_at_end(run),
+        }
     if found["status"] == "error":
         error = record.get("error")
         exception = run.failed.get("exception") or (error.get("type") if isinstance(error, dict) else None)
@@ -92,14 +131,20 @@ def _epochs_at_end(run: RunData) -> int | None:
 def time_spent(run: RunData) -> tuple[float | None, float | None]:
     """Return when the run began, and the seconds of its sessions without the pauses between them.
 
-    By its log; by its record if there is no log, or if the log begins with an earlier run in the same directory.
+    By its log; by its record if there is no log, or if the log begins with an earlier run in the same
+    directory.
     """
     sessions = run.record.get("sessions")
     known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
     started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
-    if run.times.began is not None and (started is None or run.times.began >= started - 1):  # the record has whole seconds
+    if run.times.began is not None and (
+        started is None or run.times.began >= started - 1
+    ):  # the record has whole seconds
         return run.times.began, run.times.spent
-    spans = [(timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at"))) for each in known]
+    spans = [
+        (timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at")))
+        for each in known
+    ]
     spent = [end - start for start, end in spans if start is not None and end is not None]
     return started, (sum(spent) if spent else None)
 
@@ -124,9 +169,15 @@ def position(run: RunData) -> Position:
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
     if epochs is None and not end["status"] and run.epochs.newest is not None:
-        epochs = run.epochs.newest  # no epoch has ended yet, or the log is of an older version: those before this one have
+        epochs = (
+            run.epochs.newest
+        )  # no epoch has ended yet, or the log is of an older version: those before this one have
     of_rows = run.epochs.complete or 0  # the last of them may be that of an epoch that was broken off
-    return Position(step, epochs, epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs.at)))
+    return Position(
+        step,
+        epochs,
+        epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs.at)),
+    )
 
 
 def duration(seconds: float) -> str:
@@ -158,14 +209,22 @@ def score(manifest: dict[str, Any]) -> str:
     if not isinstance(monitor, dict):
         return ""
     value = monitor.get("score")
-    return f"{monitor.get('name', '?')} {value:.6g}" if isinstance(value, float | int) else f"{monitor.get('name', '?')} {value}"
+    return (
+        f"{monitor.get('name', '?')} {value:.6g}"
+        if isinstance(value, float | int)
+        else f"{monitor.get('name', '?')} {value}"
+    )
 
 
 def _checkpoints(run: RunData) -> Iterator[Event]:
     for each in run.checkpoints:
         kept = f", {score(each.manifest)}" if each.manifest.get("monitor") else ""
-        yield Event("checkpoint", f"{each.path.name} ({each.manifest['reason']}{kept})", timestamp(each.manifest["saved_at"]),
-                    each.manifest["step"])  # fmt: skip
+        yield Event(
+            "checkpoint",
+            f"{each.path.name} ({each.manifest['reason']}{kept})",
+            timestamp(each.manifest["saved_at"]),
+            each.manifest["step"],
+        )
     for path, why in run.broken.items():
         yield Event("damaged", f"checkpoint {path.name}: {why}")
 
@@ -174,11 +233,15 @@ def _hangs(run: RunData) -> Iterator[Event]:
     for line in _lines(run.path / "hangs.log"):
         if match := HANG.match(line.decode("utf-8", "replace")):
             step = re.search(r"\bstep (\d{1,15})\b", match[2])
-            yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)  # a local time, as written
+            yield Event(
+                "hang", match[2], timestamp(match[1]), int(step[1]) if step else None
+            )  # a local time, as written
 
 
 def _of_json_log(run: RunData) -> Iterator[Event]:
-    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked at."""
+    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked
+    at.
+    """
     for path in sorted(run.path.glob("logs/*.jsonl")):
         for line in _lines(path):
             if not line.startswith((b'{"type": "exception"', b'{"type": "train_end"')):
@@ -217,7 +280,11 @@ def _not_finite(run: RunData) -> Iterator[Event]:
             of_layers.setdefault((layer[0], event.step), []).append(name)
     for (family, _), layers in of_layers.items():
         first = run.not_finite[layers[0]]
-        yield replace(first, text=f"{family} of {len(layers)} layers, such as {layers[0]}") if len(layers) > 1 else first
+        yield (
+            replace(first, text=f"{family} of {len(layers)} layers, such as {layers[0]}")
+            if len(layers) > 1
+            else first
+        )
 
 
 def _ending(run: RunData) -> Iterator[Event]:

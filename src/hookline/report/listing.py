@@ -1,4 +1,6 @@
-"""The runs below a directory: which there are, whether they still run, how far they are, their best value, age and size."""
+"""The runs below a directory: which there are, whether they still run, how far they are, their best value,
+age and size.
+"""
 
 from __future__ import annotations
 
@@ -49,17 +51,25 @@ class Listed:
     reason: str = ""
 
     def data(self, now: float) -> dict[str, Any]:
-        """For programs. A best value of which the record has no step is looked up in the log, unless that is long."""
+        """For programs. A best value of which the record has no step is looked up in the log, unless that is
+        long.
+        """
         best = self.best
         if best is not None and best.step is None:
             best = _in_log(self.path, best) or best
         return {
-            "path": str(self.path), "id": self.run.record.get("id"), "status": self.status, "is_certain": self.is_certain,
-            "reason": self.reason, "step": self.step, "epochs": self.epochs,
+            "path": str(self.path),
+            "id": self.run.record.get("id"),
+            "status": self.status,
+            "is_certain": self.is_certain,
+            "reason": self.reason,
+            "step": self.step,
+            "epochs": self.epochs,
             "best": None if best is None else {**best.data(), "is_partial": self.is_partial},
-            "started_at": utc(self.started), "age": None if self.started is None else round(now - self.started),
+            "started_at": utc(self.started),
+            "age": None if self.started is None else round(now - self.started),
             "bytes": self.bytes,
-        }  # fmt: skip
+        }
 
 
 @dataclass(slots=True)
@@ -78,12 +88,18 @@ class Listing:
 
 
 def list_runs(folder: Path | str | None = None, now: float | None = None) -> Listing:
-    """Return the runs in a directory and below it, by default in `runs/`, or here if there is none. Nothing is written."""
+    """Return the runs in a directory and below it, by default in `runs/`, or here if there is none. Nothing
+    is written.
+    """
     where = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
     if not where.is_dir():
-        near = [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
+        near = (
+            [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
+        )
         kind = "is a file" if where.exists() else "does not exist"
-        raise OptionError(f"{where} {kind}; give a directory that runs were written to.{closest(where.name, near)}")
+        raise OptionError(
+            f"{where} {kind}; give a directory that runs were written to.{closest(where.name, near)}"
+        )
     listing, now = Listing(where), time.time() if now is None else now
     for path in _run_dirs(where, listing.problems):
         try:
@@ -125,13 +141,25 @@ def _listed(path: Path, now: float) -> Listed:
     step = at.step if is_over or not record else max(at.step, record["step"])
     epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
     started = timestamp(record.get("started_at") or record.get("noted_at"))
-    return Listed(path, run, status, is_certain, step, epochs, best, is_partial and best is not None,
-                  run.times.began if started is None else started, disk_usage(path),
-                  said or how_it_ended(run)["reason"])  # fmt: skip
+    return Listed(
+        path,
+        run,
+        status,
+        is_certain,
+        step,
+        epochs,
+        best,
+        is_partial and best is not None,
+        run.times.began if started is None else started,
+        disk_usage(path),
+        said or how_it_ended(run)["reason"],
+    )
 
 
 def _in_log(path: Path, best: Best) -> Best | None:
-    """Return a best value with its step, as the log and the record have it; None if the log does not have it, or is long."""
+    """Return a best value with its step, as the log and the record have it; None if the log does not have it,
+    or is long.
+    """
     try:
         if (path / LOG).stat().st_size > LOG_BYTES:
             return None
@@ -143,7 +171,9 @@ def _in_log(path: Path, best: Best) -> Best | None:
 
 
 def _read_log(run: RunData) -> tuple[bool, str]:
-    """Add what the log tells, or its end if it is long; return whether that is not all of it, and what is wrong with it."""
+    """Add what the log tells, or its end if it is long; return whether that is not all of it, and what is
+    wrong with it.
+    """
     log = run.path / LOG
     if not log.is_file():
         return False, "" if run.record else f"{RECORD} cannot be read"
@@ -184,7 +214,8 @@ def tail(log: Path) -> list[dict[str, Any]]:
 def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, bool]:
     """Return how a run stands in one word, and whether that is certain: 'running', 'killed', or as it ended.
 
-    alive: what its lock says. A run whose record says that it trains was killed if no process is at work in its directory.
+    alive: what its lock says. A run whose record says that it trains was killed if no process is at work in
+    its directory.
     """
     said = how_it_ended(run)["status"]
     if alive:  # also where an earlier session has ended

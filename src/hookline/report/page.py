@@ -26,7 +26,9 @@ LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> tuple[Path, list[RunData]]:
-    """Write the page about these runs, by default `report.html` in the run's directory, or here if there are several."""
+    """Write the page about these runs, by default `report.html` in the run's directory, or here if there are
+    several.
+    """
     paths = [Path(each) for each in run_dirs]
     if not paths:
         raise OptionError("A report needs the directory of a run.")
@@ -48,12 +50,16 @@ def render(runs: list[RunData]) -> str:
 def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: str = "") -> str:
     """A page that shows this data, which `embed` has made."""
     style, script = _joined(STYLES), _joined(scripts)
-    policy = (f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-              f"base-uri 'none'; form-action 'none'{more_policy}")  # fmt: skip
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        f"base-uri 'none'; form-action 'none'{more_policy}"
+    )
     title = " · ".join(titles[:3]) + (" …" if len(titles) > 3 else "")
     filled = {"policy": policy, "title": html.escape(title), "style": style, "script": script, "data": data}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
-    pieces = text.split("%%")  # at odd places the names of what comes in; filled once, so data cannot name anything
+    pieces = text.split(
+        "%%"
+    )  # at odd places the names of what comes in; filled once, so data cannot name anything
     return "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
@@ -79,7 +85,9 @@ def _hash(text: str) -> str:
 def _write(target: Path, text: str) -> None:
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        aside.write_text(text, encoding="utf-8", errors="replace", newline="\n")  # names of files may be no Unicode
+        aside.write_text(
+            text, encoding="utf-8", errors="replace", newline="\n"
+        )  # names of files may be no Unicode
         aside.replace(target)
     except OSError as error:
         aside.unlink(missing_ok=True)

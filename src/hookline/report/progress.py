@@ -1,4 +1,6 @@
-"""What the values of a metric say: which way is better, the last and best value, and where they are heading."""
+"""What the values of a metric say: which way is better, the last and best value, and where
+they are heading.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,72 @@ import numpy as np
 
 from hookline.report.reading import EPOCH, RunData, Series
 
-LOWER = ("loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer", "cer", "bpc", "bpb", "fid",
-         "kl", "divergence", "entropy")  # fmt: skip
-HIGHER = ("acc", "accuracy", "top1", "top5", "f1", "auc", "auroc", "auprc", "ap", "map", "precision", "recall", "iou", "miou",
-          "dice", "bleu", "rouge", "score", "r2", "psnr", "ssim", "reward", "return", "mcc", "sensitivity", "specificity",
-          "ndcg", "mrr")  # fmt: skip
+LOWER = (
+    "loss",
+    "error",
+    "err",
+    "perplexity",
+    "ppl",
+    "nll",
+    "mse",
+    "rmse",
+    "mae",
+    "mape",
+    "wer",
+    "cer",
+    "bpc",
+    "bpb",
+    "fid",
+    "kl",
+    "divergence",
+    "entropy",
+)
+HIGHER = (
+    "acc",
+    "accuracy",
+    "top1",
+    "top5",
+    "f1",
+    "auc",
+    "auroc",
+    "auprc",
+    "ap",
+    "map",
+    "precision",
+    "recall",
+    "iou",
+    "miou",
+    "dice",
+    "bleu",
+    "rouge",
+    "score",
+    "r2",
+    "psnr",
+    "ssim",
+    "reward",
+    "return",
+    "mcc",
+    "sensitivity",
+    "specificity",
+    "ndcg",
+    "mrr",
+)
 VALIDATION = ("val", "valid", "validation", "eval", "dev")
 SHORTEST = 4
 """Values below which there is no trend."""
 FLAT = 0.01
 RULES = {
-    "direction": "The mode of a hook that monitors the metric; else by the words in its name: lower is better for "
-                 f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; else unknown (null).",
-    "trend": f"Of the last third of the finite values (at least {SHORTEST}), the mean of the later half is compared with that "
-             f"of the earlier half. 'flat': they differ by less than {FLAT:.0%} of the larger one, or by less than twice the "
-             "standard error of the difference. Else 'improving' or 'worsening', or 'rising' or 'falling' if the direction is "
-             f"unknown. 'too short': fewer than {SHORTEST} values. 'not finite': the last value is NaN or infinite.",
-}  # fmt: skip
+    "direction": "The mode of a hook that monitors the metric; else by the words in its name: lower is "
+    "better for "
+    f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; else unknown (null).",
+    "trend": f"Of the last third of the finite values (at least {SHORTEST}), the mean of the later half is "
+    f"compared with that "
+    f"of the earlier half. 'flat': they differ by less than {FLAT:.0%} of the larger one, or by less than "
+    f"twice the "
+    "standard error of the difference. Else 'improving' or 'worsening', or 'rising' or 'falling' if the "
+    "direction is "
+    f"unknown. 'too short': fewer than {SHORTEST} values. 'not finite': the last value is NaN or infinite.",
+}
 """In words, for people and programs that read a summary."""
 _WORDS = re.compile(r"[a-z]+[0-9]*|[0-9]+")
 
@@ -69,17 +120,27 @@ class Progress:
         """For programs."""
         points = {"last": self.last, "best": self.best, "lowest": self.lowest, "highest": self.highest}
         source = None if self.direction is None else "monitor" if self.is_monitored else "name"
-        return {"name": self.name, "over": self.over, "count": self.count, "direction": self.direction,
-                "direction_from": source, "trend": self.trend,
-                **{key: None if point is None else point.data() for key, point in points.items()}}  # fmt: skip
+        return {
+            "name": self.name,
+            "over": self.over,
+            "count": self.count,
+            "direction": self.direction,
+            "direction_from": source,
+            "trend": self.trend,
+            **{key: None if point is None else point.data() for key, point in points.items()},
+        }
 
 
 def progress_of(run: RunData) -> list[Progress]:
     """Return every metric of a run, as logged."""
     modes = modes_of(run)
     found = [("step", run.own), ("epoch", run.between)]
-    return [_progress(name, over, series, modes.get(name)) for over, kept in found for name, series in kept.items()
-            if series.values]  # fmt: skip
+    return [
+        _progress(name, over, series, modes.get(name))
+        for over, kept in found
+        for name, series in kept.items()
+        if series.values
+    ]
 
 
 def _progress(name: str, over: str, series: Series, mode: str | None) -> Progress:
@@ -89,10 +150,25 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
     lowest = highest = None
     if finite.any():
         # of equal values the first: where it was reached
-        lowest, highest = (Point(float(values[at]), int(steps[at])) for at in (
-            int(np.argmin(np.where(finite, values, np.inf))), int(np.argmax(np.where(finite, values, -np.inf)))))  # fmt: skip
+        lowest, highest = (
+            Point(float(values[at]), int(steps[at]))
+            for at in (
+                int(np.argmin(np.where(finite, values, np.inf))),
+                int(np.argmax(np.where(finite, values, -np.inf))),
+            )
+        )
     last = Point(float(values[-1]), int(steps[-1]))
-    return Progress(name, over, len(values), last, lowest, highest, direction, mode is not None, trend_of(values, direction))
+    return Progress(
+        name,
+        over,
+        len(values),
+        last,
+        lowest,
+        highest,
+        direction,
+        mode is not None,
+        trend_of(values, direction),
+    )
 
 
 def direction_of(name: str) -> str | None:
@@ -126,16 +202,24 @@ def modes_of(run: RunData) -> dict[str, str]:
     found: dict[str, str] = {}
     monitors = run.record.get("monitors")
     for each in monitors.values() if isinstance(monitors, dict) else ():
-        if isinstance(each, dict) and isinstance(each.get("metric"), str) and each.get("mode") in ("min", "max"):
+        if (
+            isinstance(each, dict)
+            and isinstance(each.get("metric"), str)
+            and each.get("mode") in ("min", "max")
+        ):
             found.setdefault(each["metric"], each["mode"])
     for checkpoint in run.checkpoints:
         monitor = checkpoint.manifest.get("monitor")
-        if isinstance(monitor, dict) and isinstance(monitor.get("name"), str) and monitor.get("mode") in ("min", "max"):
+        if (
+            isinstance(monitor, dict)
+            and isinstance(monitor.get("name"), str)
+            and monitor.get("mode") in ("min", "max")
+        ):
             found.setdefault(monitor["name"], monitor["mode"])
     return found
 
 
-# ---- the one number of a run -------------------------------------------------------------------------------------
+# ---- the one number of a run -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +238,18 @@ class Best:
 
 
 def best_of(run: RunData, metric: str | None = None) -> Best | None:
-    """Return the best value of a metric, by default of the one that a hook monitors, else of the validation loss.
+    """Return the best value of a metric, by default of the one that a hook monitors, else of the validation
+    loss.
 
-    Without either: of another validation metric, else of the training loss, if it is known which way is better.
+    Without either: of another validation metric, else of the training loss, if it is known which way is
+    better.
     """
-    known = {**{f"{each.name}{EPOCH}" if each.over == "epoch" and each.name in run.own else each.name: each
-                for each in progress_of(run)}}  # fmt: skip
+    known = {
+        **{
+            f"{each.name}{EPOCH}" if each.over == "epoch" and each.name in run.own else each.name: each
+            for each in progress_of(run)
+        }
+    }
     usable = {name: each for name, each in known.items() if each.best is not None}
     recorded = _recorded(run)
     chosen = [metric] if metric is not None else [*modes_of(run), *sorted(usable, key=_preference)]
@@ -183,9 +273,16 @@ def _recorded(run: RunData) -> dict[str, Best]:
     found: dict[str, Best] = {}
     monitors = run.record.get("monitors")
     for each in monitors.values() if isinstance(monitors, dict) else ():
-        if not isinstance(each, dict) or not isinstance(each.get("metric"), str) or each.get("mode") not in ("min", "max"):
+        if (
+            not isinstance(each, dict)
+            or not isinstance(each.get("metric"), str)
+            or each.get("mode") not in ("min", "max")
+        ):
             continue
         value = each.get("best")
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found.setdefault(each["metric"], Best(each["metric"], float(value), "lower" if each["mode"] == "min" else "higher"))
+            found.setdefault(
+                each["metric"],
+                Best(each["metric"], float(value), "lower" if each["mode"] == "min" else "higher"),
+            )
     return found

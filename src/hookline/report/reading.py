@@ -1,4 +1,6 @@
-"""What a run's directory tells: its log, its record, its checkpoints. Whatever is missing or torn is left out, never an error."""
+"""What a run's directory tells: its log, its record, its checkpoints. Whatever is missing or torn is left
+out, never an error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ FAR_AWAY = 1e11
 LAST_STEP = 1 << 53
 """Up to here a browser can count; what lies beyond is no step."""
 LASTING = ("failure", "control", "resume")
-"""What happened to the job and not to the model: told although a resume has superseded the steps around it."""
+"""What happened to the job and not to the model: told although a resume has superseded the steps around it.
+"""
 BEGINS = ("hyperparams", "resume")
 """With what a job begins: what lies before it was no time in a job."""
 MOST_TEXTS = 20
@@ -153,9 +156,12 @@ class RunData:
     def settle(self) -> None:
         """Name the curves, now that all values read so far are in.
 
-        The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they would be a spike.
+        The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they
+        would be a spike.
         """
-        named = {f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()}
+        named = {
+            f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()
+        }
         self.series = {**self.own, **named}
 
 
@@ -182,7 +188,9 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
             else:
                 _take_time(run, record)
         if foreign and not run.records:
-            raise OptionError(f"{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a \"type\".")
+            raise OptionError(
+                f'{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a "type".'
+            )
         if not run.records and until is None and _has_lines(log):
             raise OptionError(f"{log} is no log of Hookline: it holds no line of JSON.")
     run.settle()
@@ -208,12 +216,14 @@ def check_run_dir(path: Path) -> None:
     if not path.is_dir():
         raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
     if not (path / LOG).is_file() and not (path / RECORD).is_file():
-        below = sorted(str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern))
+        below = sorted(
+            str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
+        )
         hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
         raise OptionError(f"{path} is no directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
 
 
-# ---- one record ---------------------------------------------------------------------------------------------------
+# ---- one record --------------------------------------------------------------------------------------------
 
 
 def take(run: RunData, record: dict[str, Any]) -> bool:
@@ -320,7 +330,11 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
         run.times.spent = max(0.0, run.times.ended - run.times.began)
     run.superseded += count if isinstance(count, int) else 0
     gone = f"; {count} records after it are superseded" if count else ""
-    text = f"from {record['checkpoint']}{gone}" if "checkpoint" in record else f"anew; {count} records are of an earlier run"
+    text = (
+        f"from {record['checkpoint']}{gone}"
+        if "checkpoint" in record
+        else f"anew; {count} records are of an earlier run"
+    )
     add_event(run, Event("resume", text, run.times.ended, step))
 
 
@@ -332,18 +346,32 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
     numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
-    found = {name: float(each) for name, each in numbers.items() if type(each) in (int, float) and 0 <= each < FAR_AWAY}
+    found = {
+        name: float(each)
+        for name, each in numbers.items()
+        if type(each) in (int, float) and 0 <= each < FAR_AWAY
+    }
     if found.get("total"):
         run.costs.timings, run.costs.timings_since = found, run.resumed_at
 
 
 def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
     said = {key: str(record.get(key) or "") for key in ("status", "reason")}
-    run.ending = {**said, "step": step, "time": run.times.ended, "epoch": record.get("epoch"), "epochs": record.get("epochs")}
+    run.ending = {
+        **said,
+        "step": step,
+        "time": run.times.ended,
+        "epoch": record.get("epoch"),
+        "epochs": record.get("epochs"),
+    }
 
 
 def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    asked = [str(record[key]) for key in ("command", "hook", "interval", "file", "name") if record.get(key) is not None]
+    asked = [
+        str(record[key])
+        for key in ("command", "hook", "interval", "file", "name")
+        if record.get(key) is not None
+    ]
     failed = f": {record['error']}" if record.get("error") else ""
     add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
 
@@ -369,10 +397,18 @@ def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
     add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
 
 
-_TAKERS = {"text": _take_text, "image": _take_image, "hyperparams": _take_params, "resume": _take_resume, "cost": _take_cost,
-           "timings": _take_timings,
-           "control": _take_control, "failure": _take_failure, "skip": _take_skip,
-           "end": _take_end}  # fmt: skip
+_TAKERS = {
+    "text": _take_text,
+    "image": _take_image,
+    "hyperparams": _take_params,
+    "resume": _take_resume,
+    "cost": _take_cost,
+    "timings": _take_timings,
+    "control": _take_control,
+    "failure": _take_failure,
+    "skip": _take_skip,
+    "end": _take_end,
+}
 
 
 def add_event(run: RunData, event: Event) -> None:
@@ -385,6 +421,9 @@ def add_event(run: RunData, event: Event) -> None:
 
 def _spelled(record: dict[str, Any]) -> str:
     """A record of an unknown kind in a line."""
-    told = [f"{key} {value}" for key, value in record.items()
-            if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])]  # fmt: skip
+    told = [
+        f"{key} {value}"
+        for key, value in record.items()
+        if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
+    ]
     return ", ".join(told)

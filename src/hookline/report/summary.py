@@ -1,4 +1,6 @@
-"""A run in numbers: how it ended, its metrics, what it cost, its settings; and in which settings several runs differ."""
+"""A run in numbers: how it ended, its metrics, what it cost, its settings; and in which settings several runs
+differ.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from hookline.report.reading import LOG, RunData, read_run
 from hookline.runlock import is_running
 
 VERSION = 1
-"""Of the data that `hookline summary --json` prints: it changes if a field changes its meaning or is removed."""
+"""Of the data that `hookline summary --json` prints: it changes if a field changes its meaning or is removed.
+"""
 MOST_CHECKPOINTS = 100
 DEEPEST = 20
 PLACES = ("run_dir", "default_root_dir", "trace")
@@ -59,18 +62,38 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
     started, (began, spent) = timestamp(record.get("started_at")), time_spent(run)
     sessions = record.get("sessions")
     return {
-        "name": name, "path": str(run.path), "id": record.get("id"), "status": status, "is_certain": is_certain,
-        "reason": end["reason"], "error": record.get("error") if status in ("failed", "pruned") else None,
-        "step": at.step, "epochs": at.epochs, "started_at": utc(began if started is None else started),
-        "ended_at": None if status == "running" else utc(end["time"] if end["time"] is not None else run.times.ended),
-        "seconds": None if spent is None else round(spent, 3), "sessions": sessions if isinstance(sessions, list) else [],
-        "best": None if best is None else best.data(), "metrics": [each.data() for each in progress_of(run)],
+        "name": name,
+        "path": str(run.path),
+        "id": record.get("id"),
+        "status": status,
+        "is_certain": is_certain,
+        "reason": end["reason"],
+        "error": record.get("error") if status in ("failed", "pruned") else None,
+        "step": at.step,
+        "epochs": at.epochs,
+        "started_at": utc(began if started is None else started),
+        "ended_at": None
+        if status == "running"
+        else utc(end["time"] if end["time"] is not None else run.times.ended),
+        "seconds": None if spent is None else round(spent, 3),
+        "sessions": sessions if isinstance(sessions, list) else [],
+        "best": None if best is None else best.data(),
+        "metrics": [each.data() for each in progress_of(run)],
         "cost": {"hooks": run.costs.rows, "time": _timings(run)},
-        "checkpoints": [{"path": str(each.path), "step": each.manifest["step"], "reason": each.manifest["reason"],
-                         "score": score(each.manifest)} for each in run.checkpoints[:MOST_CHECKPOINTS]],
-        "checkpoint_count": len(run.checkpoints), "bytes": disk_usage(run.path),
-        **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")}, "settings": settings_of(run),
-    }  # fmt: skip
+        "checkpoints": [
+            {
+                "path": str(each.path),
+                "step": each.manifest["step"],
+                "reason": each.manifest["reason"],
+                "score": score(each.manifest),
+            }
+            for each in run.checkpoints[:MOST_CHECKPOINTS]
+        ],
+        "checkpoint_count": len(run.checkpoints),
+        "bytes": disk_usage(run.path),
+        **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")},
+        "settings": settings_of(run),
+    }
 
 
 def _timings(run: RunData) -> dict[str, Any] | None:
@@ -83,44 +106,62 @@ def _timings(run: RunData) -> dict[str, Any] | None:
     return {key: value for key, value in found[-1].items() if key not in ("type", "time")} if found else None
 
 
-# ---- settings ----------------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------
 
 
 def settings_of(run: RunData) -> dict[str, Any]:
-    """Return every setting by its name, those that people give first: configuration, module, trainer, hooks, optimizers."""
+    """Return every setting by its name, those that people give first: configuration, module, trainer, hooks,
+    optimizers.
+    """
     record, logged = run.record, run.params
     options = record.get("options") or logged.get("options") or {}
     module, machine = record.get("module"), record.get("machine")
     hparams = module.get("hparams") if isinstance(module, dict) else None
     rest = record.get("settings")
     known: dict[str, Any] = {
-        "config": record.get("config"), "module": hparams, "data": record.get("data"), "trainer": options,
+        "config": record.get("config"),
+        "module": hparams,
+        "data": record.get("data"),
+        "trainer": options,
         "hooks": _hooks(record.get("hooks")),
-        "": {key: each for key, each in rest.items() if key not in options} if isinstance(rest, dict) else None,
+        "": {key: each for key, each in rest.items() if key not in options}
+        if isinstance(rest, dict)
+        else None,
         "module.class": module.get("class") if isinstance(module, dict) else logged.get("module"),
-        "git": _commit(record.get("git")), "versions": record.get("versions"),
+        "git": _commit(record.get("git")),
+        "versions": record.get("versions"),
         "machine": {key: machine.get(key) for key in ("world_size", "device", "device_name")}
-        if isinstance(machine, dict) else None,
-    }  # fmt: skip
+        if isinstance(machine, dict)
+        else None,
+    }
     own = {key: each for key, each in logged.items() if key not in LOGGED}
     known["logged"] = None if hparams else own  # what HParams has logged
     flat: dict[str, Any] = {}
     for name, value in known.items():
         if value is not None:
-            # a log of an older version may have secrets; of data there are numbers only, and a loader may be called "tokens"
+            # a log of an older version may have secrets; of data there are numbers only, and a loader may be
+            # called "tokens"
             flat |= _flat(value if name == "data" else mask(value), name)
     twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
-    return {key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice}
+    return {
+        key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
+    }
 
 
 def _hooks(hooks: Any) -> dict[str, Any] | None:
     if not isinstance(hooks, dict):
         return None
-    about = {name: each for name, each in hooks.items()
-             if isinstance(each, dict) and not str(each.get("class")).startswith("hookline.cli.")}  # fmt: skip
+    about = {
+        name: each
+        for name, each in hooks.items()
+        if isinstance(each, dict) and not str(each.get("class")).startswith("hookline.cli.")
+    }
     off = {name: {"enabled": False} for name, each in about.items() if each.get("enabled") is False}
     params = {name: each["params"] for name, each in about.items() if isinstance(each.get("params"), dict)}
-    return {name: {"class": each.get("class"), **off.get(name, {}), **params.get(name, {})} for name, each in about.items()}
+    return {
+        name: {"class": each.get("class"), **off.get(name, {}), **params.get(name, {})}
+        for name, each in about.items()
+    }
 
 
 def _commit(git: Any) -> str | None:
@@ -139,10 +180,12 @@ def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings that are not the same in all runs, with the value in each; None where a run does not have it.
+    """Return the settings that are not the same in all runs, with the value in each; None where a run does
+    not have it.
 
-    A setting that appears under several names (in the configuration and in the optimizer) is listed under the first. The number
-    of batches of a loader is left out if another setting of that loader differs: it follows from that.
+    A setting that appears under several names (in the configuration and in the optimizer) is listed under the
+    first. The number of batches of a loader is left out if another setting of that loader differs: it follows
+    from that.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -152,14 +195,25 @@ def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(set(spelled)) > 1 and not _belongs_to_missing_hook(key, settings):
             found.setdefault((key.rpartition(".")[2], "\n".join(spelled)), {"key": key, "values": values})
     listed = [each["key"] for each in found.values()]
-    differing = {key.rpartition(".")[0] for key in keys if key.startswith("data.") and not key.endswith(".batches")
-                 and len({json.dumps(each.get(key)) for each in settings}) > 1}  # fmt: skip
+    differing = {
+        key.rpartition(".")[0]
+        for key in keys
+        if key.startswith("data.")
+        and not key.endswith(".batches")
+        and len({json.dumps(each.get(key)) for each in settings}) > 1
+    }
     derived = {key for key in listed if key.endswith(".batches") and key.rpartition(".")[0] in differing}
     return [each for each in found.values() if each["key"] not in derived]
 
 
 def _belongs_to_missing_hook(key: str, settings: list[dict[str, Any]]) -> bool:
-    """Return whether this is a parameter of a hook that some of the runs do not have: that the hook is missing says enough."""
+    """Return whether this is a parameter of a hook that some of the runs do not have: that the hook is
+    missing says enough.
+    """
     first, _, rest = key.partition(".")
     name = rest.partition(".")[0]
-    return first == "hooks" and rest != f"{name}.class" and not all(f"hooks.{name}.class" in each for each in settings)
+    return (
+        first == "hooks"
+        and rest != f"{name}.class"
+        and not all(f"hooks.{name}.class" in each for each in settings)
+    )

@@ -16,8 +16,12 @@ MOST_LANES = 40
 
 def timelines(runs: list[RunData]) -> list[dict[str, Any]]:
     """One for each run and rank that was traced."""
-    found = [(number, rank, run.trace) for number, run in enumerate(runs) if run.trace is not None
-             for rank in sorted({lane.rank for lane in run.trace.lanes.values()})]  # fmt: skip
+    found = [
+        (number, rank, run.trace)
+        for number, run in enumerate(runs)
+        if run.trace is not None
+        for rank in sorted({lane.rank for lane in run.trace.lanes.values()})
+    ]
     lanes = sum(len(_dearest(trace, rank)) for _, rank, trace in found)
     most = max(PER_LANE[0], min(PER_LANE[1], CELLS // max(1, lanes)))
     return [_timeline(number, rank, trace, most) for number, rank, trace in found]
@@ -29,17 +33,24 @@ def _dearest(trace: TraceData, rank: int) -> list[Lane]:
 
 
 def _timeline(run: int, rank: int, trace: TraceData, most: int) -> dict[str, Any]:
-    """Cells that have a call in them: lane, column, seconds, calls, the longest call's seconds, event and step."""
+    """Cells that have a call in them: lane, column, seconds, calls, the longest call's seconds, event and
+    step.
+    """
     lanes = _dearest(trace, rank)
     together = -(-trace.columns // most)
     columns = -(-trace.columns // together)
     events = list(dict.fromkeys(what for lane in lanes for _, what, _ in lane.longest.values()))
     cells = [cell for row, lane in enumerate(lanes) for cell in _cells(row, lane, together, columns, events)]
     return {
-        "run": run, "rank": rank, "width": trace.width * together / 1e6, "columns": columns, "events": events, "cells": cells,
+        "run": run,
+        "rank": rank,
+        "width": trace.width * together / 1e6,
+        "columns": columns,
+        "events": events,
+        "cells": cells,
         "lanes": [{"name": each.name, "calls": each.calls, "total": each.total / 1e6} for each in lanes],
         "left_out": len([each for each in trace.lanes.values() if each.rank == rank]) - len(lanes),
-    }  # fmt: skip
+    }
 
 
 def _cells(row: int, lane: Lane, together: int, columns: int, events: list[str]) -> list[list[float]]:
@@ -48,7 +59,9 @@ def _cells(row: int, lane: Lane, together: int, columns: int, events: list[str])
         part = range(column * together, min((column + 1) * together, len(lane.busy)))
         busy, calls = sum(lane.busy[at] for at in part), sum(lane.counts[at] for at in part)
         if busy or calls:
-            took, what, step = max((lane.longest[at] for at in part if at in lane.longest), default=(0.0, "", 0))
+            took, what, step = max(
+                (lane.longest[at] for at in part if at in lane.longest), default=(0.0, "", 0)
+            )
             seconds, longest = float(f"{busy / 1e6:.4g}"), float(f"{took / 1e6:.4g}")
             made.append([row, column, seconds, calls, longest, events.index(what) if what else -1, step])
     return made

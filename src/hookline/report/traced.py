@@ -1,4 +1,6 @@
-"""When hooks were called: a run's trace put together into as many columns as a screen can show, however long it is."""
+"""When hooks were called: a run's trace put together into as many columns as a screen can show, however long
+it is.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class TraceData:
     """Traces of ranks beyond those that are read."""
 
     def add(self, event: dict[str, Any], shift: float) -> None:
-        """One complete event of the trace, if it is a hook's; `shift` takes its clock to that of all machines."""
+        """One complete event of the trace, if it is a hook's; `shift` takes its clock to that of all
+        machines.
+        """
         found = _call(event)
         if found is None:
             return
@@ -99,7 +103,9 @@ class TraceData:
                 lane.busy.append(0.0)
                 lane.counts.append(0)
             lane.busy = array("d", (lane.busy[at] + lane.busy[at + 1] for at in range(0, len(lane.busy), 2)))
-            lane.counts = array("l", (lane.counts[at] + lane.counts[at + 1] for at in range(0, len(lane.counts), 2)))
+            lane.counts = array(
+                "l", (lane.counts[at] + lane.counts[at + 1] for at in range(0, len(lane.counts), 2))
+            )
             longest: dict[int, tuple[float, str, int]] = {}
             for column, call in lane.longest.items():
                 if call[0] > longest.get(column // 2, (-1.0,))[0]:
@@ -126,8 +132,10 @@ class TraceReader:
         found = [path for pattern in FILES for path in self._run_dir.glob(pattern) if path.is_file()]
         first = sorted(found, key=lambda path: (len(path.name), path.name))[:MOST_FILES]
         files = {path: path.stat() for path in first}
-        if any(path not in files or files[path].st_ino != known or files[path].st_size < at
-               for path, (known, at) in self._read.items()):  # fmt: skip
+        if any(
+            path not in files or files[path].st_ino != known or files[path].st_size < at
+            for path, (known, at) in self._read.items()
+        ):
             self._read, self._shifts, self._data = {}, {}, TraceData()  # written anew
         self._data.unread = len(found) - len(first)
         grown = False
@@ -172,7 +180,9 @@ def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _shift(event: dict[str, Any], before: float) -> float:
-    """Microseconds from the clock of a trace to the time of day, which the trace says when it begins or goes on."""
+    """Microseconds from the clock of a trace to the time of day, which the trace says when it begins or goes
+    on.
+    """
     if event.get("ph") != "M" or event.get("name") != "hookline":
         return before
     about = event.get("args")
@@ -183,7 +193,9 @@ def _shift(event: dict[str, Any], before: float) -> float:
 
 
 def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | None:
-    """Rank, hook, event, start, duration and step of a hook's call; None for everything else that a trace holds."""
+    """Rank, hook, event, start, duration and step of a hook's call; None for everything else that a trace
+    holds.
+    """
     if event.get("ph") != "X" or event.get("cat") != "hook":
         return None
     about = event.get("args")
@@ -195,5 +207,11 @@ def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | No
         return None
     rank = rank if isinstance(rank, int) and 0 <= rank < LAST_STEP else 0
     step = about.get("step")
-    return (rank, str(about.get("hook", name)), str(about.get("event", name)), float(start), float(took),
-            step if isinstance(step, int) and abs(step) < LAST_STEP else 0)  # fmt: skip
+    return (
+        rank,
+        str(about.get("hook", name)),
+        str(about.get("event", name)),
+        float(start),
+        float(took),
+        step if isinstance(step, int) and abs(step) < LAST_STEP else 0,
+    )

@@ -1,4 +1,6 @@
-"""Where a run happens: devices, precision, processes. `from hookline.strategies import DDP` loads just that one."""
+"""Where a run happens: devices, precision, processes. `from hookline.strategies import DDP` loads just that
+one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DDP", "FSDP", "Accelerated", "SingleDevice", "Strategy", "make_strategy"]
 
-__getattr__, __dir__ = lazy_names(__name__, {
-    "Accelerated": "accelerated", "DDP": "ddp", "FSDP": "fsdp", "make_strategy": "making", "SingleDevice": "single",
-    "Strategy": "base",
-})  # fmt: skip
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Accelerated": "accelerated",
+        "DDP": "ddp",
+        "FSDP": "fsdp",
+        "make_strategy": "making",
+        "SingleDevice": "single",
+        "Strategy": "base",
+    },
+)

@@ -18,8 +18,9 @@ from hookline.strategies.precision import Precision
 class Strategy(StrategyMethods):
     """Base of strategies. It is a listener too: override any event in its methods.
 
-    A strategy may also stand around an action: define `training_step(self, call)` (or validation_step, test_step,
-    predict_step, backward, optimizer_step) and do the module's own by `call()`; further parameters are facts.
+    A strategy may also stand around an action: define `training_step(self, call)` (or validation_step,
+    test_step, predict_step, backward, optimizer_step) and do the module's own by `call()`; further parameters
+    are facts.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -33,9 +34,13 @@ class Strategy(StrategyMethods):
     shards: bool = False
     """Whether a process holds only a part of the parameters and gradients."""
     shards_data: bool = True
-    """Whether loaders are dealt out to ranks; False: what a rank's loader yields is meant for that rank already."""
+    """Whether loaders are dealt out to ranks; False: what a rank's loader yields is meant for that rank
+    already.
+    """
     forward_communicates: bool = False
-    """Whether a forward alone makes ranks wait for each other, so that all must run the same number of batches."""
+    """Whether a forward alone makes ranks wait for each other, so that all must run the same number of
+    batches.
+    """
 
     differentiate: Callable[..., None] | None = None
     """What computes the gradients of a loss, if it is not the loss itself."""
@@ -71,7 +76,9 @@ class Strategy(StrategyMethods):
         return optimizers
 
     def sync_gradients(self, now: bool) -> None:
-        """Whether the next backward brings the ranks' gradients together, or keeps them for the window's last batch."""
+        """Whether the next backward brings the ranks' gradients together, or keeps them for the window's last
+        batch.
+        """
 
     def skip_batch(self) -> None:
         """This rank leaves a batch out in the middle of a window, and others may not."""
@@ -80,7 +87,9 @@ class Strategy(StrategyMethods):
         """A resumed run begins in the middle of an accumulation window."""
 
     def sync_without_batch(self, after_forward: bool) -> None:
-        """Take part in bringing gradients together although this rank's step gave no loss, or was not even run."""
+        """Take part in bringing gradients together although this rank's step gave no loss, or was not even
+        run.
+        """
 
     def begin_evaluation(self, module: nn.Module) -> None:
         """Batches are about to be measured: see to it that every rank measures the same model."""

@@ -1,4 +1,6 @@
-"""The whole model on every rank, gradients averaged while they are computed: torch's DistributedDataParallel."""
+"""The whole model on every rank, gradients averaged while they are computed: torch's
+DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from hookline.strategies.distributed import ManyRanks
 from hookline.strategies.shell import Shell, refuse_sharded
 
 UNUSED = "Expected to have finished reduction"
-BUFFERS = next(each for each in ("forward_sync_buffers", "broadcast_buffers")
-               if each in inspect.signature(DistributedDataParallel.__init__).parameters)  # fmt: skip
+BUFFERS = next(
+    each
+    for each in ("forward_sync_buffers", "broadcast_buffers")
+    if each in inspect.signature(DistributedDataParallel.__init__).parameters
+)
 """The option's newer name, where torch knows it."""
 is_trained = operator.attrgetter("requires_grad")
 
@@ -27,23 +32,35 @@ class DDP(ManyRanks):
     """Each rank trains on its own batches with a copy of the model; all copies stay equal."""
 
     def __init__(
-        self, device: str | torch.device = "auto", precision: str | int = 32, *, find_unused_parameters: bool = False,
-        static_graph: bool = False, sync_buffers: bool = True, bucket_cap_mb: float | None = None,
-        sync_batchnorm: bool = False, communication_hook: Callable[[Any, Any], Any] | None = None, timeout: float = 1800,
-    ) -> None:  # fmt: skip
+        self,
+        device: str | torch.device = "auto",
+        precision: str | int = 32,
+        *,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        sync_buffers: bool = True,
+        bucket_cap_mb: float | None = None,
+        sync_batchnorm: bool = False,
+        communication_hook: Callable[[Any, Any], Any] | None = None,
+        timeout: float = 1800,
+    ) -> None:
         """What DistributedDataParallel takes.
 
         find_unused_parameters: some steps leave parameters out. static_graph: every step uses the same ones.
-        sync_buffers: rank zero's buffers (batch norm's averages) go to all before a step and before an evaluation.
-        bucket_cap_mb: gradients that are sent together. communication_hook: how, such as
+        sync_buffers: rank zero's buffers (batch norm's averages) go to all before a step and before an
+        evaluation. bucket_cap_mb: gradients that are sent together. communication_hook: how, such as
         `torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook`.
         sync_batchnorm: batch norm over the batches of all ranks; on accelerators only.
         """
         super().__init__(device, precision, timeout)
         self.sync_batchnorm, self.sync_buffers = sync_batchnorm, sync_buffers
         self.communication_hook = communication_hook
-        self.options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters, "static_graph": static_graph,
-                        "bucket_cap_mb": bucket_cap_mb, **({} if sync_buffers else {BUFFERS: False})}  # fmt: skip
+        self.options: dict[str, Any] = {
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "bucket_cap_mb": bucket_cap_mb,
+            **({} if sync_buffers else {BUFFERS: False}),
+        }
         self._wrapped: Any = None
         self._module: nn.Module | None = None
         self._parameters: list[Tensor] = []
@@ -91,7 +108,7 @@ class DDP(ManyRanks):
             wrapped.register_comm_hook(None, self.communication_hook)
         return wrapped
 
-    # ---- the actions --------------------------------------------------------------------------------------------
+    # ---- the actions ---------------------------------------------------------------------------------------
 
     def training_step(self, call: Callable[[], Any]) -> Any:
         """Through the wrapper, which prepares for the backward that follows."""
@@ -99,23 +116,30 @@ class DDP(ManyRanks):
             return call()
         if list(map(is_trained, self._parameters)) != self._trained:
             self._wrap()
-        if self.options["static_graph"] and not self._is_manual:  # it learns the graph from the first backward, which must sync
+        if (
+            self.options["static_graph"] and not self._is_manual
+        ):  # it learns the graph from the first backward, which must sync
             self._wrapped.require_backward_grad_sync = self._syncs or not self._has_begun
             self._has_begun = True
         try:
             return self._wrapped(call)
         except RuntimeError as error:
             if UNUSED in str(error):
-                error.add_note("Some steps do not use all parameters: pass strategy=DDP(find_unused_parameters=True), or freeze "
-                               "what is never used (requires_grad_(False)).")  # fmt: skip
+                error.add_note(
+                    "Some steps do not use all parameters: pass strategy=DDP(find_unused_parameters=True), "
+                    "or freeze what is never used (requires_grad_(False))."
+                )
             raise
 
     def backward(self, call: Callable[[], Any], loss: Tensor) -> None:
         """A manual step differentiates as often as it likes, each time over all ranks."""
         if self._is_manual and self._wrapped is not None and self.world_size > 1:
             self._wrapped.require_backward_grad_sync = True
-            self._wrapped.reducer._rebuild_buckets()  # between two backwards of one step; once, and nothing after that
-            self._wrapped.reducer.prepare_for_backward([loss] if self.options["find_unused_parameters"] else [])
+            # between two backwards of one step; once, and nothing after that
+            self._wrapped.reducer._rebuild_buckets()
+            self._wrapped.reducer.prepare_for_backward(
+                [loss] if self.options["find_unused_parameters"] else []
+            )
             call()
             self._wrapped.require_backward_grad_sync = False
         else:
@@ -128,7 +152,9 @@ class DDP(ManyRanks):
             self._wrapped.require_backward_grad_sync = now
 
     def skip_batch(self) -> None:
-        """A forward of nothing: there the wrapper sends buffers, and once, after the first step, the order of its buckets."""
+        """A forward of nothing: there the wrapper sends buffers, and once, after the first step, the order of
+        its buckets.
+        """
         if self._wrapped is not None:
             self._wrapped(functools.partial(bool))
 
@@ -143,7 +169,9 @@ class DDP(ManyRanks):
             return
         nothing = self._zero() if after_forward else self._wrapped(functools.partial(self._zero))
         if after_forward:  # the step has told the wrapper that it uses no parameter
-            self._wrapped.reducer.prepare_for_backward([nothing] if self.options["find_unused_parameters"] else [])
+            self._wrapped.reducer.prepare_for_backward(
+                [nothing] if self.options["find_unused_parameters"] else []
+            )
         nothing.backward()
 
     def _zero(self) -> Tensor:
@@ -153,6 +181,8 @@ class DDP(ManyRanks):
 def synced_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     """Batch norm that counts the batches of all ranks."""
     if device.type in ("cpu", "meta"):
-        raise OptionError(f"sync_batchnorm=True works on accelerators only; torch has no such batch norm for {device.type}.")
+        raise OptionError(
+            f"sync_batchnorm=True works on accelerators only; torch has no such batch norm for {device.type}."
+        )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
     return converted

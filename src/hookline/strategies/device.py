@@ -17,11 +17,15 @@ def pick_device(device: Any) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise OptionError(f"device={device!r} is no device: {str(error).splitlines()[0]}",
-                          option="device", value=device) from None  # fmt: skip
+        raise OptionError(
+            f"device={device!r} is no device: {str(error).splitlines()[0]}", option="device", value=device
+        ) from None
     try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise OptionError(f"device={device!r} is not available here: {str(error).splitlines()[0]}",
-                          option="device", value=device) from None  # fmt: skip
+        raise OptionError(
+            f"device={device!r} is not available here: {str(error).splitlines()[0]}",
+            option="device",
+            value=device,
+        ) from None
     return chosen

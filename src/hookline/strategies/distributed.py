@@ -30,8 +30,12 @@ class ManyRanks(Strategy):
     sync_buffers: bool = True
     """Whether rank zero's buffers are those of all."""
 
-    def __init__(self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800) -> None:
-        """`timeout`: seconds after which something that not all ranks have joined, of the model's or Hookline's, is an error."""
+    def __init__(
+        self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800
+    ) -> None:
+        """`timeout`: seconds after which something that not all ranks have joined, of the model's or
+        Hookline's, is an error.
+        """
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
             raise refused(f"{type(self).__name__}: timeout", timeout, "a number of seconds above 0")
         self.place_in_job = known_place()
@@ -45,14 +49,20 @@ class ManyRanks(Strategy):
         """Join the process group, or make it; then a group for control traffic. Once per process."""
         if self.world_size > 1 and self.ranks.group is None:
             join_group(self.device, self.place_in_job, self.timeout)
-            self.ranks = Ranks(self.rank, self.local_rank, self.world_size, control_group(self.timeout), self.timeout)
+            self.ranks = Ranks(
+                self.rank, self.local_rank, self.world_size, control_group(self.timeout), self.timeout
+            )
             atexit.register(_tell_end, self.ranks)
             name_rank_in_log(self.rank)
 
     def begin_evaluation(self, module: nn.Module) -> None:
-        """Buffers (batch norm's averages) become rank zero's, which are those that are saved: each rank has moved its own."""
+        """Buffers (batch norm's averages) become rank zero's, which are those that are saved: each rank has
+        moved its own.
+        """
         if self.world_size > 1 and self.sync_buffers:
-            begun: list[Any] = [dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor]
+            begun: list[Any] = [
+                dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor
+            ]
             for each in begun:
                 each.wait()
 
@@ -62,12 +72,21 @@ class ManyRanks(Strategy):
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
         """A number or a tensor over all ranks: 'mean', 'sum', 'max' or 'min'. Waits for all."""
-        operations = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        operations = {
+            "mean": dist.ReduceOp.SUM,
+            "sum": dist.ReduceOp.SUM,
+            "max": dist.ReduceOp.MAX,
+            "min": dist.ReduceOp.MIN,
+        }
         if op not in operations:
             raise OptionError(f"reduce: op={op!r}, allowed: {', '.join(map(repr, operations))}.")
         if self.world_size == 1:
             return value
-        total = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value), device=self.device)
+        total = (
+            value.detach().clone()
+            if isinstance(value, Tensor)
+            else torch.tensor(float(value), device=self.device)
+        )
         dist.all_reduce(total, operations[op])
         if op == "mean":
             total = total / self.world_size
@@ -78,25 +97,33 @@ def known_place() -> Place:
     """From a process group that is there already, else from the environment."""
     place = find_place()
     if dist.is_available() and dist.is_initialized():
-        return Place(dist.get_rank(), place.local_rank, dist.get_world_size(), place.local_world_size, "the user")
+        return Place(
+            dist.get_rank(), place.local_rank, dist.get_world_size(), place.local_world_size, "the user"
+        )
     return place
 
 
 def own_device(device: str | torch.device, place: Place) -> torch.device:
-    """The device of this process: of several accelerators on a machine the one with its local rank's number."""
+    """The device of this process: of several accelerators on a machine the one with its local
+    rank's number.
+    """
     chosen = pick_device(device)
     if place.alone or chosen.type in ("cpu", "meta") or chosen.index is not None:
         return chosen
     count = torch.accelerator.device_count()
     if place.local_rank >= count:
-        raise OptionError(f"This machine runs {place.local_world_size} processes but has {count} {chosen.type} devices, so rank "
-                          f"{place.rank} (local rank {place.local_rank}) has none. Start at most {count} per machine "
-                          "(torchrun --nproc-per-node), or pass device='cpu'.")  # fmt: skip
+        raise OptionError(
+            f"This machine runs {place.local_world_size} processes but has {count} {chosen.type} devices, "
+            f"so rank {place.rank} (local rank {place.local_rank}) has none. Start at most {count} per "
+            "machine (torchrun --nproc-per-node), or pass device='cpu'."
+        )
     return torch.device(chosen.type, place.local_rank)
 
 
 def join_group(device: torch.device, place: Place, timeout: float) -> None:
-    """Make the process group if nobody has, and take it down when the process ends; the user's own is left alone."""
+    """Make the process group if nobody has, and take it down when the process ends; the user's own is left
+    alone.
+    """
     if device.type not in ("cpu", "meta"):
         torch.accelerator.set_device_index(device)
     if dist.is_initialized():
@@ -153,5 +180,3 @@ def name_rank_in_log(rank: int) -> None:
     log = logging.getLogger("hookline")
     if not any(isinstance(each, _RankName) for each in log.filters):
         log.addFilter(_RankName(rank))
-
-

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from hookline.errors import OptionError
 
 SLURM_PORTS = range(20000, 30000)
-"""Where the first process of a SLURM job listens, chosen by the job's number: two jobs on one machine seldom meet."""
+"""Where the first process of a SLURM job listens, chosen by the job's number: two jobs on one machine seldom
+meet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class Place:
     launcher: str = ""
     """'torchrun', 'SLURM', 'the user' (who made the process group), or nothing."""
     meet_at: str = ""
-    """The address and port where the processes find each other, if the launcher did not put it into the environment."""
+    """The address and port where the processes find each other, if the launcher did not put it into the
+    environment.
+    """
 
     @property
     def alone(self) -> bool:
@@ -36,36 +40,64 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     """Torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK), else those of `srun`, else alone."""
     env = os.environ if environment is None else environment
     if "RANK" in env and "WORLD_SIZE" in env:
-        return _checked(Place(
-            _number(env, "RANK"), _number(env, "LOCAL_RANK", 0), _number(env, "WORLD_SIZE"),
-            _number(env, "LOCAL_WORLD_SIZE", 1), "torchrun",
-        ))  # fmt: skip
+        return _checked(
+            Place(
+                _number(env, "RANK"),
+                _number(env, "LOCAL_RANK", 0),
+                _number(env, "WORLD_SIZE"),
+                _number(env, "LOCAL_WORLD_SIZE", 1),
+                "torchrun",
+            )
+        )
     # an interactive shell (salloc, sbatch without srun) has SLURM_NTASKS but is no task of its own
-    if "SLURM_PROCID" in env and env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")) != "1" and _is_srun(env):
+    if (
+        "SLURM_PROCID" in env
+        and env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")) != "1"
+        and _is_srun(env)
+    ):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-        return _checked(Place(
-            _number(env, "SLURM_PROCID"), _number(env, "SLURM_LOCALID", 0), _number(env, tasks),
-            _tasks_here(env), "SLURM", _slurm_address(env),
-        ))  # fmt: skip
+        return _checked(
+            Place(
+                _number(env, "SLURM_PROCID"),
+                _number(env, "SLURM_LOCALID", 0),
+                _number(env, tasks),
+                _tasks_here(env),
+                "SLURM",
+                _slurm_address(env),
+            )
+        )
     return Place()
 
 
 def tell_as_torchrun(place: Place) -> None:
-    """Put into the environment what torchrun would have said, for everything that looks for it there (Accelerate, datasets)."""
+    """Put into the environment what torchrun would have said, for everything that looks for it there
+    (Accelerate, datasets).
+    """
     host, _, port = place.meet_at.rpartition(":")
-    for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", port), ("RANK", place.rank), ("LOCAL_RANK", place.local_rank),
-                        ("WORLD_SIZE", place.world_size), ("LOCAL_WORLD_SIZE", place.local_world_size)):  # fmt: skip
+    for name, value in (
+        ("MASTER_ADDR", host),
+        ("MASTER_PORT", port),
+        ("RANK", place.rank),
+        ("LOCAL_RANK", place.local_rank),
+        ("WORLD_SIZE", place.world_size),
+        ("LOCAL_WORLD_SIZE", place.local_world_size),
+    ):
         os.environ.setdefault(name, str(value))
 
 
 def _is_srun(env: Mapping[str, str]) -> bool:
-    return env.get("SLURM_STEP_ID", "") not in ("", "4294967290", "4294967291") and env.get("SLURM_JOB_NAME") != "interactive"
+    return (
+        env.get("SLURM_STEP_ID", "") not in ("", "4294967290", "4294967291")
+        and env.get("SLURM_JOB_NAME") != "interactive"
+    )
 
 
 def _checked(place: Place) -> Place:
     if not 0 <= place.rank < place.world_size:
-        raise OptionError(f"{place.launcher} says that this is rank {place.rank} of {place.world_size} processes; "
-                          f"ranks count from 0 to {place.world_size - 1}.")  # fmt: skip
+        raise OptionError(
+            f"{place.launcher} says that this is rank {place.rank} of {place.world_size} processes; "
+            f"ranks count from 0 to {place.world_size - 1}."
+        )
     return place
 
 
@@ -76,19 +108,25 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     try:
         return int(text or "")
     except ValueError:
-        raise OptionError(f"The environment says {name}={text!r}, which is no whole number. Was it set by hand? "
-                          "Start the job with torchrun or srun, or unset it.") from None  # fmt: skip
+        raise OptionError(
+            f"The environment says {name}={text!r}, which is no whole number. Was it set by hand? "
+            "Start the job with torchrun or srun, or unset it."
+        ) from None
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:
-    """Tasks on this node: `SLURM_STEP_TASKS_PER_NODE` is such as `2(x3),1`; the largest number is close enough for threads."""
+    """Tasks on this node: `SLURM_STEP_TASKS_PER_NODE` is such as `2(x3),1`; the largest number is close
+    enough for threads.
+    """
     text = env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1"))
     counts = [int(each) for each in re.findall(r"(?:^|,)(\d+)", text)]
     return max(counts, default=1)
 
 
 def _slurm_address(env: Mapping[str, str]) -> str:
-    """The job's first node, and a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say otherwise."""
+    """The job's first node, and a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say
+    otherwise.
+    """
     nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "localhost"))
     host = env.get("MASTER_ADDR", first_host(nodes))
     port = env.get("MASTER_PORT", str(SLURM_PORTS[int(env.get("SLURM_JOB_ID", "0")) % len(SLURM_PORTS)]))

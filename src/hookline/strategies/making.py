@@ -18,13 +18,21 @@ def make_strategy(strategy: str | Strategy, device: str | torch.device, precisio
     if isinstance(strategy, Strategy):
         for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
             if value != default:
-                raise OptionError(f"{name}={value!r} cannot be combined with a strategy object: "
-                                  f"{type(strategy).__name__} brings its own.", option=name, value=value)  # fmt: skip
+                raise OptionError(
+                    f"{name}={value!r} cannot be combined with a strategy object: "
+                    f"{type(strategy).__name__} brings its own.",
+                    option=name,
+                    value=value,
+                )
         return strategy
     if strategy not in STRATEGIES:
-        raise OptionError(f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
-                          f"{closest(str(strategy), STRATEGIES)}", option="strategy", value=strategy,
-                          allowed=STRATEGIES)  # fmt: skip
+        raise OptionError(
+            f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
+            f"{closest(str(strategy), STRATEGIES)}",
+            option="strategy",
+            value=strategy,
+            allowed=STRATEGIES,
+        )
     if strategy == "auto":
         strategy = "single" if find_place().alone else "ddp"
     if strategy == "single":

@@ -1,8 +1,9 @@
 """Where the processes of a job find each other, free of what an earlier start of the same job has left there.
 
-torchrun keeps its store when it starts the ranks again, so that a rank may read the address of a process that is dead and wait
-for it in vain (pytorch issue 135712). How often it was started, torchrun counts for each machine on its own, so that number is no
-common name for a start either. So rank zero makes one up, and tells it to whoever can show that they are alive.
+torchrun keeps its store when it starts the ranks again, so that a rank may read the address of a process that
+is dead and wait for it in vain (pytorch issue 135712). How often it was started, torchrun counts for each
+machine on its own, so that number is no common name for a start either. So rank zero makes one up, and tells
+it to whoever can show that they are alive.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> A
 
 
 def receive(store: Any, name: str, world_size: int, what: str, seconds: float) -> None:
-    """Welcome everyone who has left a word at the door, dead or alive, until all who are alive have come in."""
+    """Welcome everyone who has left a word at the door, dead or alive, until all who are
+    alive have come in.
+    """
     welcomed: set[bytes] = set()
     here = {rank: f"hookline/{name}/here/{rank}" for rank in range(1, world_size)}
 
@@ -54,11 +57,17 @@ def receive(store: Any, name: str, world_size: int, what: str, seconds: float) -
                 store.set(f"hookline/welcome/{who.decode()}", name)
         return bool(store.check([*here.values()]))
 
-    wait_until(all_are_here, lambda: [rank for rank, key in here.items() if not store.check([key])], what, seconds)
+    wait_until(
+        all_are_here, lambda: [rank for rank, key in here.items() if not store.check([key])], what, seconds
+    )
 
 
-def wait_until(is_so: Callable[[], bool], missing: Callable[[], list[int]], what: str, seconds: float) -> None:
-    """Look until it is so. After a while it is said who is missing, and what of it; in the end that is an error."""
+def wait_until(
+    is_so: Callable[[], bool], missing: Callable[[], list[int]], what: str, seconds: float
+) -> None:
+    """Look until it is so. After a while it is said who is missing, and what of it; in the end that is an
+    error.
+    """
     began, pause, reminder = time.monotonic(), PAUSE, REMINDER
     while not is_so():
         waited = time.monotonic() - began

@@ -47,6 +47,6 @@ class Precision:
         """Take it back."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
-            self.scaler.scale(torch.zeros((), device=self.device))  # makes the scale, which an open window needs at once
-
-
+            self.scaler.scale(
+                torch.zeros((), device=self.device)
+            )  # makes the scale, which an open window needs at once

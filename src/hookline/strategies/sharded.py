@@ -1,4 +1,6 @@
-"""Numbers about tensors of which this process may hold only a part: what is here is measured, and one exchange adds it up."""
+"""Numbers about tensors of which this process may hold only a part: what is here is measured, and one
+exchange adds it up.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: the tensor itself, or its shard. Changes in place reach the tensor."""
+    """What this process holds of a tensor: the tensor itself, or its shard. Changes in place reach the
+    tensor.
+    """
     whole: Any = tensor
     if type(tensor) is Tensor or not hasattr(whole, "to_local"):
         return tensor
@@ -45,12 +49,22 @@ def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> T
 
 def shards_of(tensors: Sequence[Any]) -> int:
     """How many processes hold different parts of them."""
-    return max((math.prod(each.device_mesh.size(dim) for dim, place in enumerate(each.placements) if place.is_shard())
-                for each in tensors if is_sharded(each)), default=1)  # fmt: skip
+    return max(
+        (
+            math.prod(
+                each.device_mesh.size(dim) for dim, place in enumerate(each.placements) if place.is_shard()
+            )
+            for each in tensors
+            if is_sharded(each)
+        ),
+        default=1,
+    )
 
 
 def gather_rows(rows: list[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
-    """Rows of numbers that every process took from its own shards, put together: two exchanges, however many rows."""
+    """Rows of numbers that every process took from its own shards, put together: two exchanges, however many
+    rows.
+    """
     sharded = next((each for each in tensors if is_sharded(each)), None)
     if sharded is None or not rows:
         return rows
@@ -70,7 +84,9 @@ def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
     everyone = [torch.empty_like(padded) for _ in range(many)]
     torch.distributed.all_gather(everyone, padded, group=group)
-    parts = [torch.split(each[: int(n.sum())], n.tolist()) for each, n in zip(everyone, all_lengths, strict=True)]
+    parts = [
+        torch.split(each[: int(n.sum())], n.tolist()) for each, n in zip(everyone, all_lengths, strict=True)
+    ]
     return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
 
 

@@ -24,7 +24,9 @@ from hookline.trainer import Trainer
 
 COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
 _COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}
-"""How far the filters of each hook have counted, by the identity of the hook and the event, as long as the hook lives."""
+"""How far the filters of each hook have counted, by the identity of the hook and the event, as long as the
+hook lives.
+"""
 
 
 def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
@@ -32,11 +34,12 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
 
     >>> fire(MyHook(), "step_end", step=3, loss=0.5)
 
-    A fact that is not given is what it is before a run begins: `step` is 0, `rank` 0, `optimizers` empty. One that is not there
-    before a run, such as `loss`, `metrics` or `trainer`, must be given if the hook asks for it.
+    A fact that is not given is what it is before a run begins: `step` is 0, `rank` 0, `optimizers` empty. One
+    that is not there before a run, such as `loss`, `metrics` or `trainer`, must be given if the hook asks for
+    it.
 
-    Filters hold the call back as in a run that has come to this step one by one; calls of `fire` for one hook count like events
-    of one run. filters=False: the hook is called in any case.
+    Filters hold the call back as in a run that has come to this step one by one; calls of `fire` for one hook
+    count like events of one run. filters=False: the hook is called in any case.
     """
     row = EVENTS.named(event)
     given = _given(row, facts)
@@ -45,9 +48,13 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
     listener = next((each for each in entry.listeners if each.event is row), None)
     if listener is None:
         others = ", ".join(each.event.name for each in entry.listeners) or "nothing"
-        raise HookError(f"{type(entry.given).__name__} does not listen to {row.name}. It listens to {others}.")
+        raise HookError(
+            f"{type(entry.given).__name__} does not listen to {row.name}. It listens to {others}."
+        )
     state = _state({"hooks": hooks, **given}, row)
-    if isinstance(entry.hook, Adapter):  # a callback of another package: its parameters by their names, not what it sees in a run
+    if isinstance(
+        entry.hook, Adapter
+    ):  # a callback of another package: its parameters by their names, not what it sees in a run
         return _by_name(listener, state, given)
     _refuse_missing(listener, state, given, filters)
     if not filters or not listener.filters:
@@ -70,7 +77,9 @@ def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
         fact = EVENTS.fact(name, row)
         if fact is None:
             known = [each.name for each in EVENTS.facts_at(row)]
-            raise HookError(f"{row.name} has no fact {name!r}.{closest(name, known)} Facts: {', '.join(known)}.")
+            raise HookError(
+                f"{row.name} has no fact {name!r}.{closest(name, known)} Facts: {', '.join(known)}."
+            )
         given[fact.name] = value
     return given
 
@@ -97,24 +106,38 @@ def _state(given: dict[str, Any], row: Event) -> Any:
                 setattr(state, name, value)
         return state
     # what a run works out is a property of the state: here it is what was given
-    worked_out = {name: staticmethod(value) if callable(value) else value
-                  for name, value in values.items() if name not in WRITTEN}  # fmt: skip
+    worked_out = {
+        name: staticmethod(value) if callable(value) else value
+        for name, value in values.items()
+        if name not in WRITTEN
+    }
     made = type("State", (State,), worked_out)
     return made(**{name: value for name, value in values.items() if name in WRITTEN})
 
 
 def _refuse_missing(listener: Listener, state: Any, given: dict[str, Any], filters: bool) -> None:
-    where = f"{type(listener.owner).__name__}.{listener.event.name}" if listener.owner is not None else listener.label
-    missing = [name for name in dict.fromkeys(listener.binding.facts)
-               if name not in given and not _is_there(name, listener.event, state)]  # fmt: skip
+    where = (
+        f"{type(listener.owner).__name__}.{listener.event.name}"
+        if listener.owner is not None
+        else listener.label
+    )
+    missing = [
+        name
+        for name in dict.fromkeys(listener.binding.facts)
+        if name not in given and not _is_there(name, listener.event, state)
+    ]
     if missing:
-        raise HookError(f"{where} asks for {', '.join(missing)}, which cannot be known outside a run: give "
-                        f"{'it' if len(missing) == 1 else 'them'} to fire({_example(listener, missing)}).")  # fmt: skip
+        raise HookError(
+            f"{where} asks for {', '.join(missing)}, which cannot be known outside a run: give "
+            f"{'it' if len(missing) == 1 else 'them'} to fire({_example(listener, missing)})."
+        )
     for each in listener.filters if filters else ():
         asked = ["epoch" if name == "epochs_seen" else name for name in each.facts]
         if counts := [name for name in asked if name in COUNTERS and name not in given]:
-            raise HookError(f"{where} is called {each.text}: give {' and '.join(counts)} to "
-                            f"fire({_example(listener, counts)}), or filters=False to call it in any case.")  # fmt: skip
+            raise HookError(
+                f"{where} is called {each.text}: give {' and '.join(counts)} to "
+                f"fire({_example(listener, counts)}), or filters=False to call it in any case."
+            )
 
 
 def _example(listener: Listener, names: list[str]) -> str:
@@ -150,8 +173,10 @@ def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
             named[parameter.name] = given[fact.name]
         elif parameter.default is parameter.empty:
             if not _is_there(fact.name, listener.event, state):
-                raise HookError(f"{listener.function.__qualname__} takes {parameter.name}, which cannot be known outside a run: "
-                                f"give it to fire({_example(listener, [parameter.name])}).")  # fmt: skip
+                raise HookError(
+                    f"{listener.function.__qualname__} takes {parameter.name}, which cannot be known "
+                    f"outside a run: give it to fire({_example(listener, [parameter.name])})."
+                )
             named[parameter.name] = state if fact.name == "state" else getattr(state, fact.name)
     return listener.function(**named)
 
@@ -165,11 +190,16 @@ class Played:
 
     def events(self, hook: str | None = None) -> list[str]:
         """The names of the events that were heard, by everyone or by one hook."""
-        return [call.event for call in self.calls if hook is None or (call.receiver == "H" and call.name == hook)]
+        return [
+            call.event for call in self.calls if hook is None or (call.receiver == "H" and call.name == hook)
+        ]
 
 
-def play(*hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]) -> Played:
-    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless given.
+def play(
+    *hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]
+) -> Played:
+    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless
+    given.
 
     It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say.
     """

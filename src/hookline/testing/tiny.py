@@ -46,11 +46,16 @@ class TinyModule(Module):
 def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
     """`n` batches of inputs and targets, the same every time."""
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
+        for _ in range(n)
+    ]
 
 
 def tiny_trainer(*hooks: Any, **options: Unpack[OptionArguments]) -> Trainer:
-    """A trainer that writes and shows nothing, on the CPU; for one epoch, or as long as max_epochs, max_steps or max_time say."""
+    """A trainer that writes and shows nothing, on the CPU; for one epoch, or as long as max_epochs, max_steps
+    or max_time say.
+    """
     quiet: OptionArguments = {"enable_progress_bar": False, "num_sanity_val_steps": 0, "checkpoint": False}
     if options.get("max_steps", -1) < 0 and options.get("max_time") is None:
         quiet["max_epochs"] = 1

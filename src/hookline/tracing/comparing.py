@@ -13,7 +13,9 @@ LISTENER = ("function", "asks", "when", "on_error")
 
 
 def beside(told: Happened, planned: list[dict[str, Any]] | None = None) -> tuple[Explanation, list[str]]:
-    """The tree of what was planned with what happened, and the differences. `planned`: by default as the trace has it."""
+    """The tree of what was planned with what happened, and the differences. `planned`: by default as the
+    trace has it.
+    """
     rows = [{**row, "listeners": [dict(each) for each in row["listeners"]]} for row in planned or told.rows]
     different = differences(rows, told)
     places = {row["event"]: row for row in rows}
@@ -21,10 +23,23 @@ def beside(told: Happened, planned: list[dict[str, Any]] | None = None) -> tuple
         if event not in places:
             places[event] = {"branch": "not planned", "event": event, "listeners": []}
             rows.append(places[event])
-        known = [each for each in places[event]["listeners"] if (each["receiver"], each["name"]) == (receiver, name)]
+        known = [
+            each
+            for each in places[event]["listeners"]
+            if (each["receiver"], each["name"]) == (receiver, name)
+        ]
         if not known:
-            known = [{"receiver": receiver, "name": name, "function": name, "origin": "unknown", "asks": [], "when": "always",
-                      "why": "not planned"}]  # fmt: skip
+            known = [
+                {
+                    "receiver": receiver,
+                    "name": name,
+                    "function": name,
+                    "origin": "unknown",
+                    "asks": [],
+                    "when": "always",
+                    "why": "not planned",
+                }
+            ]
             places[event]["listeners"] += known
         known[0]["happened"] = str(heard)
     for row in rows:
@@ -44,14 +59,19 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
         before, after = left.get(event, []), right.get(event, [])
         for only, others, name in ((before, after, names[0]), (after, before, names[1])):
             keys = [_key(each) for each in others]
-            found += [f"{event}: {_label(each)} only in {name}" for each in only
-                      if _key(each) not in keys and _key(each) not in alone]  # fmt: skip
+            found += [
+                f"{event}: {_label(each)} only in {name}"
+                for each in only
+                if _key(each) not in keys and _key(each) not in alone
+            ]
         found += _changed(event, before, after, names)
         common = [_key(each) for each in before if _key(each) in map(_key, after)]
         order = [_key(each) for each in after if _key(each) in common]
         if common != order:
-            found.append(f"{event}: {' → '.join(name for _, name in common)} in {names[0]}, "
-                         f"{' → '.join(name for _, name in order)} in {names[1]}")  # fmt: skip
+            found.append(
+                f"{event}: {' → '.join(name for _, name in common)} in {names[0]}, "
+                f"{' → '.join(name for _, name in order)} in {names[1]}"
+            )
     return found
 
 
@@ -66,15 +86,19 @@ def _hooks_without(plan: Listeners, other: Listeners, name: str) -> dict[tuple[s
     return {key: f"hook {key[1]} only in {name}: {', '.join(events)}" for key, events in heard.items()}
 
 
-def _changed(event: str, before: list[dict[str, Any]], after: list[dict[str, Any]], names: tuple[str, str]) -> list[str]:
+def _changed(
+    event: str, before: list[dict[str, Any]], after: list[dict[str, Any]], names: tuple[str, str]
+) -> list[str]:
     found = []
     others = {_key(each): each for each in after}
     for each in before:
         other = others.get(_key(each), each)
         for what in LISTENER:
             if each[what] != other[what]:
-                found.append(f"{event}: {_label(each)}, {what.replace('_', ' ')}: {_shown(each[what])} in {names[0]}, "
-                             f"{_shown(other[what])} in {names[1]}")  # fmt: skip
+                found.append(
+                    f"{event}: {_label(each)}, {what.replace('_', ' ')}: {_shown(each[what])} in {names[0]}, "
+                    f"{_shown(other[what])} in {names[1]}"
+                )
     return found
 
 

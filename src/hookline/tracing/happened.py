@@ -1,4 +1,6 @@
-"""What a trace tells about a run: how often every event came, who was called, and how that differs from what was planned."""
+"""What a trace tells about a run: how often every event came, who was called, and how that differs from what
+was planned.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,14 @@ from hookline.tracing.reading import Record
 
 KINDS = {word.removesuffix("s"): word for word in RECEIVERS.values()}
 """A call's category in a trace -> the receiver as `explain` calls it."""
-SOMETIMES = ("on_step_skipped", "on_gradient_clip", "on_validation_abandoned", "on_load_checkpoint", "module_load_checkpoint",
-             "on_checkpoint_load")  # fmt: skip
+SOMETIMES = (
+    "on_step_skipped",
+    "on_gradient_clip",
+    "on_validation_abandoned",
+    "on_load_checkpoint",
+    "module_load_checkpoint",
+    "on_checkpoint_load",
+)
 BAR = "progress_bar"
 """Hears of whatever there may be, asked for or not: it does not miss a validation in a run that has none."""
 Who = tuple[str, str, str]
@@ -64,7 +72,9 @@ def count(records: Iterable[Record]) -> Happened:
             told.last_step[name] = args.get("step", 0)
             if name == "on_exception":
                 told.failed.append(told.last_step[name])
-            called = [who for _, who in sorted(calls.pop(name, []))]  # one inside another is over first, and began later
+            called = [
+                who for _, who in sorted(calls.pop(name, []))
+            ]  # one inside another is over first, and began later
             orders = told.order.setdefault(name, [])
             if called and called not in orders and len(orders) < 20:
                 orders.append(called)
@@ -86,7 +96,10 @@ def differences(planned: list[dict[str, Any]], told: Happened) -> list[str]:
     found: list[str] = []
     if told.failed:
         steps = ", ".join(map(str, told.failed))
-        found.append(f"the run failed, or was interrupted, at step {steps}: what was planned right after that did not come")
+        found.append(
+            f"the run failed, or was interrupted, at step {steps}: what was planned right after that did "
+            f"not come"
+        )
     known: set[Who] = set()
     for row in planned:
         event, listeners = row["event"], row["listeners"]
@@ -102,8 +115,10 @@ def differences(planned: list[dict[str, Any]], told: Happened) -> list[str]:
         found += _of_order([(each["receiver"], each["name"]) for each in listeners], event, told)
     for (receiver, name, event), heard in told.heard.items():
         if (receiver, name, event) not in known:
-            found.append(f"{_label(receiver, name)} was called in {event} and was not planned there: {heard}, "
-                         f"from step {heard.first_step} on")  # fmt: skip
+            found.append(
+                f"{_label(receiver, name)} was called in {event} and was not planned there: {heard}, "
+                f"from step {heard.first_step} on"
+            )
     return found
 
 
@@ -112,27 +127,43 @@ def _of_listener(listener: dict[str, Any], event: str, times: int, told: Happene
     label, is_filtered = _label(listener["receiver"], listener["name"]), listener["when"] != "always"
     came = "once" if times == 1 else f"{times} times"
     if heard is None:
-        why = f"; it asks for {listener['when']}" if is_filtered else "; it was switched off, removed or not there"
+        why = (
+            f"; it asks for {listener['when']}"
+            if is_filtered
+            else "; it was switched off, removed or not there"
+        )
         return [f"{label} was never called in {event}, which came {came}{why}"]
     expected = times - len(told.failed)  # whoever fails keeps the event from those after it
     if heard.calls >= expected or is_filtered:
         return []
-    gap = "in between it" if heard.last_step >= told.last_step.get(event, 0) else f"the last at step {heard.last_step}, then it"
-    return [f"{label} was called in {event} {heard.calls} of {times} times: {gap} was switched off, removed or held back by its "
-            "budget"]  # fmt: skip
+    gap = (
+        "in between it"
+        if heard.last_step >= told.last_step.get(event, 0)
+        else f"the last at step {heard.last_step}, then it"
+    )
+    return [
+        f"{label} was called in {event} {heard.calls} of {times} times: {gap} was switched off, removed or "
+        "held back by its budget"
+    ]
 
 
 def _of_order(planned: list[tuple[str, str]], event: str, told: Happened) -> list[str]:
     for order in told.order.get(event, []):
         seen = [each for each in dict.fromkeys(order) if each in planned]
-        if event in told.events and seen != [each for each in planned if each in seen] and len(seen) == len(order):
+        if (
+            event in told.events
+            and seen != [each for each in planned if each in seen]
+            and len(seen) == len(order)
+        ):
             calls = " → ".join(name for _, name in seen)
             return [f"{event} called {calls}, planned was {' → '.join(name for _, name in planned)}"]
     return []
 
 
 def is_conditional(event: str) -> bool:
-    """Whether an event comes only if there is a reason for it, so that its absence is as planned too. Steps need their data."""
+    """Whether an event comes only if there is a reason for it, so that its absence is as planned too. Steps
+    need their data.
+    """
     if event not in EVENTS:
         return False
     return event in SOMETIMES or EVENTS[event].action or EVENTS[event].inside in ("failure", "save", "sanity")
@@ -141,7 +172,12 @@ def is_conditional(event: str) -> bool:
 def _stands_back(listener: dict[str, Any], row: dict[str, Any]) -> bool:
     """Where the data module hears an event instead of the module."""
     event, others = row["event"], [each["receiver"] for each in row["listeners"]]
-    return listener["receiver"] == "module" and "data module" in others and event in EVENTS and EVENTS[event].either
+    return (
+        listener["receiver"] == "module"
+        and "data module" in others
+        and event in EVENTS
+        and EVENTS[event].either
+    )
 
 
 def _label(receiver: str, name: str) -> str:

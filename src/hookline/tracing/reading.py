@@ -24,7 +24,9 @@ FAR_AWAY = 1e17
 
 
 def read_trace(path: str | Path) -> Iterator[Record]:
-    """Every record of a trace, in the order they were over. What is no trace is an error; half a line at the end is left out."""
+    """Every record of a trace, in the order they were over. What is no trace is an error; half a line at the
+    end is left out.
+    """
     path = Path(path)
     check_trace(path)
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -41,7 +43,9 @@ def read_trace(path: str | Path) -> Iterator[Record]:
 
 
 def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
-    """Of ranks that were put together, only the one that comes first: what it counts is what happened once."""
+    """Of ranks that were put together, only the one that comes first: what it counts is what
+    happened once.
+    """
     first = next(records)
     yield first
     yield from (record for record in records if record.get("pid") == first.get("pid"))
@@ -50,18 +54,29 @@ def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
 def _is_whole(record: Record) -> bool:
     """Whether it has what everyone who reads a trace takes for granted."""
     args = record.get("args")
-    if not isinstance(args, dict) or not isinstance(record.get("name"), str) or not isinstance(record.get("pid", 0), int):
+    if (
+        not isinstance(args, dict)
+        or not isinstance(record.get("name"), str)
+        or not isinstance(record.get("pid", 0), int)
+    ):
         return False
     if record.get("ph") == "M" and record["name"] == "hookline":
         return _is_header(args)
     if record.get("ph") == "M" and record["name"] == "hookline_plan":
-        return isinstance(args.get("verb"), str) and isinstance(args.get("rows"), list) and all(map(_is_row, args["rows"]))
+        return (
+            isinstance(args.get("verb"), str)
+            and isinstance(args.get("rows"), list)
+            and all(map(_is_row, args["rows"]))
+        )
     if record.get("ph") != "X":
         return "cat" not in record  # only calls and events have one
     return (
-        isinstance(record.get("cat", ""), str) and _is_time(record.get("dur")) and _is_time(record.get("ts"))
-        and isinstance(args.get("step", 0), int) and isinstance(args.get("event", ""), str)
-    )  # fmt: skip
+        isinstance(record.get("cat", ""), str)
+        and _is_time(record.get("dur"))
+        and _is_time(record.get("ts"))
+        and isinstance(args.get("step", 0), int)
+        and isinstance(args.get("event", ""), str)
+    )
 
 
 def _is_row(row: Any) -> bool:
@@ -69,10 +84,17 @@ def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("branch", "event")):
         return False
     listeners = row.get("listeners")
-    return row["branch"].count("/") < MOST_BRANCHES and isinstance(listeners, list) and all(
-        isinstance(each, dict) and all(isinstance(each.get(key), str) for key in LISTENER)
-        and isinstance(each.get("asks"), list) and all(isinstance(fact, str) for fact in each["asks"]) for each in listeners
-    )  # fmt: skip
+    return (
+        row["branch"].count("/") < MOST_BRANCHES
+        and isinstance(listeners, list)
+        and all(
+            isinstance(each, dict)
+            and all(isinstance(each.get(key), str) for key in LISTENER)
+            and isinstance(each.get("asks"), list)
+            and all(isinstance(fact, str) for fact in each["asks"])
+            for each in listeners
+        )
+    )
 
 
 def _is_header(args: Record) -> bool:
@@ -88,11 +110,15 @@ def check_trace(path: Path) -> None:
     """Refuse what is no trace, and say what may have been meant."""
     if path.is_dir():
         inside = sorted(str(each) for each in path.glob("trace*.json"))
-        raise OptionError(f"{path} is a directory; name a trace.{' There are: ' + ', '.join(inside) if inside else ''}")
+        raise OptionError(
+            f"{path} is a directory; name a trace.{' There are: ' + ', '.join(inside) if inside else ''}"
+        )
     if not path.is_file():
         near = [each.name for each in path.parent.glob("*.json")] if path.parent.is_dir() else []
-        raise OptionError(f"There is no trace {path}.{closest(path.name, near)} A run writes one with --trace or "
-                          "Trainer(trace=True).")  # fmt: skip
+        raise OptionError(
+            f"There is no trace {path}.{closest(path.name, near)} A run writes one with --trace or "
+            "Trainer(trace=True)."
+        )
     if not is_trace(path):
         raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -113,7 +139,8 @@ def check_trace(path: Path) -> None:
 def merge(paths: Sequence[Path], out: Path) -> int:
     """Put the traces of several ranks into one file, on one clock; returns the number of records.
 
-    Processes of one machine share its clock already; those of another are moved to where the time of day says.
+    Processes of one machine share its clock already; those of another are moved to where the time of day
+    says.
     """
     for path in paths:
         check_trace(path)
@@ -145,7 +172,8 @@ def _on_one_clock(paths: Sequence[Path]) -> Iterator[Record]:
             if record["name"] == "hookline" and record.get("ph") == "M":
                 offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
                 basis = offset if basis is None else basis
-                # clocks of one machine differ by what the two readings took, which is no reason to move anything
+                # clocks of one machine differ by what the two readings took, which is no reason to move
+                # anything
                 shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
             if _is_time(record.get("ts")) and shift:
                 record["ts"] = round(record["ts"] + shift, 3)

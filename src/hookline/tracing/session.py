@@ -17,7 +17,8 @@ NAME = "trace.json"
 class Tracing:
     """Switches the trace of a trainer's runs on and off.
 
-    >>> trainer.tracing.start()      # in a hook: from the next event on, into trace.json of the run's directory
+    >>> trainer.tracing.start()      # in a hook: from the next event on, into trace.json of the run's
+    directory
     >>> trainer.tracing.stop()
     """
 
@@ -38,9 +39,13 @@ class Tracing:
         return self._tracer is not None and not self._tracer.failed
 
     def start(self, path: str | Path | None = None) -> Path:
-        """From the next event on. `path`: by default trace.json in the run's directory; ranks beyond zero add their number."""
+        """From the next event on. `path`: by default trace.json in the run's directory; ranks beyond zero add
+        their number.
+        """
         if self._run is None:
-            raise HooklineError("A trace is started in a run, from a hook; for a whole run there is Trainer(trace=True).")
+            raise HooklineError(
+                "A trace is started in a run, from a hook; for a whole run there is Trainer(trace=True)."
+            )
         if self.is_on:
             raise HooklineError("A trace is being written already; trainer.tracing.stop() ends it.")
         self.stop()  # one that could not be written any further
@@ -73,8 +78,13 @@ class Tracing:
 
         s = self._run.state
         path = file_of_rank(Path(given) if given is not None else self._run.run_dir() / NAME, s.rank)
-        about = {"stage": s.stage, "rank": s.rank, "local_rank": s.local_rank, "world_size": s.world_size,
-                 "resumed": self._run.resume.path is not None}  # fmt: skip
+        about = {
+            "stage": s.stage,
+            "rank": s.rank,
+            "local_rank": s.local_rank,
+            "world_size": s.world_size,
+            "resumed": self._run.resume.path is not None,
+        }
         goes_on = path in self._written or self._run.resume.path is not None
         self._tracer = Tracer(self._plan, TraceFile(path, about, goes_on), s.stage)
         self._written.add(path)

@@ -1,4 +1,6 @@
-"""What lies around the events of a trace: batches, epochs, validations. Found out while the trace is written."""
+"""What lies around the events of a trace: batches, epochs, validations. Found out while the
+trace is written.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OPENS = {
-    "on_train_epoch_start": "epoch", "on_validation_start": "validation", "on_test_start": "test", "on_predict_start": "predict",
-}  # fmt: skip
+    "on_train_epoch_start": "epoch",
+    "on_validation_start": "validation",
+    "on_test_start": "test",
+    "on_predict_start": "predict",
+}
 CLOSES = {
-    "on_train_epoch_end": "epoch", "on_validation_end": "validation", "on_validation_abandoned": "validation",
-    "on_test_end": "test", "on_predict_end": "predict",
-}  # fmt: skip
+    "on_train_epoch_end": "epoch",
+    "on_validation_end": "validation",
+    "on_validation_abandoned": "validation",
+    "on_test_end": "test",
+    "on_predict_end": "predict",
+}
 
 
 MARGIN = 20
-"""Nanoseconds that a span is longer than what lies in it, on either side. Viewers read times as floating point numbers, and drop
-what seems to end after the span around it."""
+"""Nanoseconds that a span is longer than what lies in it, on either side. Viewers read times as floating
+point numbers, and drop what seems to end after the span around it.
+"""
 
 
 @dataclass(slots=True)
@@ -40,15 +49,24 @@ class Spans:
         self._batch: Span | None = None
         self._around: dict[str, Span] = {}
 
-    def take(self, name: str, is_often: bool, start: int, end: int, counters: tuple[int, ...]) -> Sequence[Span]:
+    def take(
+        self, name: str, is_often: bool, start: int, end: int, counters: tuple[int, ...]
+    ) -> Sequence[Span]:
         """`is_often`: the event is one of a batch's; `counters` begin with step, epoch, batch_idx."""
         batch = self._batch
         if is_often:
             if batch is not None and batch.batch == counters[2] and batch.epoch == counters[1]:
                 batch.end, batch.is_real = end + MARGIN, True
                 return ()
-            self._batch = Span(f"batch {counters[2]}", start - MARGIN, end + MARGIN, counters[0], counters[1], counters[2],
-                               name != "on_before_batch_fetch")  # fmt: skip
+            self._batch = Span(
+                f"batch {counters[2]}",
+                start - MARGIN,
+                end + MARGIN,
+                counters[0],
+                counters[1],
+                counters[2],
+                name != "on_before_batch_fetch",
+            )
             return () if batch is None or not batch.is_real else (batch,)
         over: list[Span] = []
         opened, closed = OPENS.get(name), CLOSES.get(name)
@@ -66,7 +84,10 @@ class Spans:
 
     def rest(self) -> list[Span]:
         """Those that are still open when the trace ends."""
-        left = [*([self._batch] if self._batch is not None and self._batch.is_real else []), *self._around.values()]
+        left = [
+            *([self._batch] if self._batch is not None and self._batch.is_real else []),
+            *self._around.values(),
+        ]
         last = max((each.end for each in left), default=0) + MARGIN
         self._batch, self._around = None, {}
         for each in left:

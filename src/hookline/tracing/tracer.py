@@ -1,4 +1,6 @@
-"""What is put around calls and events while a trace is on: two looks at the clock and one append, the rest in chunks."""
+"""What is put around calls and events while a trace is on: two looks at the clock and one append, the rest in
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,17 @@ class Tracer:
         self.failed = False
 
     def note_plan(self, partial: bool = False) -> None:
-        """Write down who listens where, to be compared with what happens; `partial`: the run is under way already."""
-        rows = [{key: row[key] for key in ("branch", "event", "listeners")}
-                for row in explain_plan(self._plan, self._stage).data() if row["listeners"]]  # fmt: skip
+        """Write down who listens where, to be compared with what happens; `partial`: the run is under way
+        already.
+        """
+        rows = [
+            {key: row[key] for key in ("branch", "event", "listeners")}
+            for row in explain_plan(self._plan, self._stage).data()
+            if row["listeners"]
+        ]
         self._put([self._file.meta("hookline_plan", {"verb": self._stage, "partial": partial, "rows": rows})])
 
-    # ---- around what is called ----------------------------------------------------------------------------------
+    # ---- around what is called -----------------------------------------------------------------------------
 
     def call(self, listener: Listener, call: Caller) -> Caller:
         """Around a listener."""
@@ -97,10 +104,12 @@ class Tracer:
                 self._kinds.append(self._file.head(name, cat) + f'"event":"{heard}","step":')
             else:
                 cat = "action" if event.action else "event"
-                self._kinds.append(Kind(event, self._file.head(event.name, cat), own_facts(event, self._plan.table)))
+                self._kinds.append(
+                    Kind(event, self._file.head(event.name, cat), own_facts(event, self._plan.table))
+                )
         return self._numbers[key]
 
-    # ---- writing ------------------------------------------------------------------------------------------------
+    # ---- writing -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Write what has come in, on the thread that trains: how long that takes is in the trace too."""
@@ -116,7 +125,11 @@ class Tracer:
             else:
                 lines.append(f'{kind}{about}}},"ts":{start}e-3,"dur":{end - start}e-3}}')
         if records:
-            lines.append(self._file.span("writing the trace", began, time.perf_counter_ns(), _step(records[-1]), "trace"))
+            lines.append(
+                self._file.span(
+                    "writing the trace", began, time.perf_counter_ns(), _step(records[-1]), "trace"
+                )
+            )
             self._put(lines)
 
     def _put(self, lines: list[str]) -> None:
@@ -126,7 +139,9 @@ class Tracer:
             self._file.lines(lines)
         except OSError as error:  # a full disk ends the trace, not the run
             self.failed = True
-            log.warning("The trace %s cannot be written any further and ends here: %s", self._file.path, error)
+            log.warning(
+                "The trace %s cannot be written any further and ends here: %s", self._file.path, error
+            )
             self._plan.detach(self)
 
     def close(self) -> None:

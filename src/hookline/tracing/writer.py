@@ -1,4 +1,6 @@
-"""The file of a trace: one JSON object per line in an array that need not be closed, so that a killed run's file loads too."""
+"""The file of a trace: one JSON object per line in an array that need not be closed, so that a killed run's
+file loads too.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,20 @@ Facts = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def as_json(value: Any) -> str | None:
-    """Plain data as text; None for what is none. The common kinds come first: most of a trace's cost is here."""
+    """Plain data as text; None for what is none. The common kinds come first: most of a
+    trace's cost is here.
+    """
     kind = type(value)
     if kind is int or (kind is float and isfinite(value)):
         return repr(value)
     if kind is str:
         return _quoted(value)
     if kind is dict:
-        parts = [f"{_quoted(str(key))}:{text}" for key, each in value.items() if (text := as_json(each)) is not None]
+        parts = [
+            f"{_quoted(str(key))}:{text}"
+            for key, each in value.items()
+            if (text := as_json(each)) is not None
+        ]
         return f"{{{','.join(parts)}}}"
     known = plain(value)
     return None if known is ABSENT else _encode(known)
@@ -56,7 +64,9 @@ class Kind:
 
 
 class TraceFile:
-    """Writes chunks of records as lines. Times are nanoseconds of this machine's clock, so its processes lie side by side."""
+    """Writes chunks of records as lines. Times are nanoseconds of this machine's clock, so its processes lie
+    side by side.
+    """
 
     def __init__(self, path: Path, about: dict[str, Any], goes_on: bool) -> None:
         self.path = path
@@ -70,8 +80,12 @@ class TraceFile:
             is_first = not (goes_on and _reopen(path))
             self._file: IO[str] = path.open("w" if is_first else "a", encoding="utf-8")
             self._separator = "[" if is_first else ",\n"
-            self.lines([self.meta("hookline", {"format": FORMAT, "version": __version__, **clock, **about}),
-                        self.meta("process_name", {"name": f"rank {self.pid}"})])  # fmt: skip
+            self.lines(
+                [
+                    self.meta("hookline", {"format": FORMAT, "version": __version__, **clock, **about}),
+                    self.meta("process_name", {"name": f"rank {self.pid}"}),
+                ]
+            )
         except OSError as error:
             raise OptionError(f"trace={str(path)!r} cannot be written: {error}") from error
 
@@ -84,11 +98,15 @@ class TraceFile:
         return f'{{"name":{_encode(name)},"cat":{_encode(cat)},"ph":"X","pid":{self.pid},"tid":0,"args":{{'
 
     def add_event(self, lines: list[str], kind: Kind, start: int, end: int, facts: Facts) -> None:
-        """An event that is over, after the spans that ended before it. Times are written as a number of nanoseconds."""
+        """An event that is over, after the spans that ended before it. Times are written as a number of
+        nanoseconds.
+        """
         counters, own = facts
         args = f'"step":{counters[0]}' if counters == self._known else self._changed(counters)
         for prefix, value in zip(kind.prefixes, own, strict=True):
-            if (text := as_json(value)) is not None and (value is not None or prefix != NORM):  # nobody has measured it
+            if (text := as_json(value)) is not None and (
+                value is not None or prefix != NORM
+            ):  # nobody has measured it
                 args += prefix + text
         for each in self._spans.take(kind.event.name, kind.is_often, start, end, counters):
             lines.append(self.span(each.name, each.start, each.end, each.step))
@@ -100,7 +118,12 @@ class TraceFile:
         args = f'"step":{counters[0]}'
         for prefix, value, before in zip(_COUNTERS, counters, known, strict=True):
             # a rate in a tensor is changed in place, so what it was at that moment is not known any more
-            if value is not before and value is not None and value != before and type(value) in (int, float, str, bool):
+            if (
+                value is not before
+                and value is not None
+                and value != before
+                and type(value) in (int, float, str, bool)
+            ):
                 args += f"{prefix}{as_json(value)}" if prefix else ""
         return args
 
@@ -127,9 +150,14 @@ class TraceFile:
 def check_writable(path: Path) -> None:
     """Refuse to write over what is no trace."""
     if path.is_dir():
-        raise OptionError(f"trace={str(path)!r} is a directory; name a file in it, such as {path / 'trace.json'}.")
+        raise OptionError(
+            f"trace={str(path)!r} is a directory; name a file in it, such as {path / 'trace.json'}."
+        )
     if path.is_file() and path.stat().st_size and not is_trace(path):
-        raise OptionError(f"trace={str(path)!r} exists and is no trace of Hookline; it is not written over. Name another file.")
+        raise OptionError(
+            f"trace={str(path)!r} exists and is no trace of Hookline; it is not written over. Name another "
+            f"file."
+        )
 
 
 def is_trace(path: Path) -> bool:
@@ -139,7 +167,9 @@ def is_trace(path: Path) -> bool:
 
 
 def _reopen(path: Path) -> bool:
-    """Cut off the end of the array, or half a line, so that lines can follow; whether there is anything to go on from."""
+    """Cut off the end of the array, or half a line, so that lines can follow; whether there is anything to go
+    on from.
+    """
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb+") as file:

@@ -1,4 +1,6 @@
-"""A run's page, live: served on this machine only, pushed what is new, with the switches of the running job."""
+"""A run's page, live: served on this machine only, pushed what is new, with the switches of
+the running job.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a live page shows, kept fresh while somebody looks: the run's files, and what the running job says of itself."""
+"""What a live page shows, kept fresh while somebody looks: the run's files, and what the running job says of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from hookline.report.following import FollowedRun
 from hookline.report.page import LIVE_SCRIPTS, embed, fill
 
 EVERY = 1.0
-"""Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less often."""
+"""Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less
+often.
+"""
 PATIENCE = 2.0
 """Seconds that a job has to say how it is."""
 DOUBT = 30.0
-"""Seconds after which even a run that has written nothing is told anew: it may have been silent for too long."""
+"""Seconds after which even a run that has written nothing is told anew: it may have been silent for too long.
+"""
 VOLATILE = ("made",)
 """What is new every time and worth nothing by itself."""
 
@@ -43,7 +48,7 @@ class Feed:
         self._was_running: bool | None = None
         self._take({**page_data([self._run.run]), "stuck": ""})
 
-    # ---- keeping it fresh -----------------------------------------------------------------------------------------
+    # ---- keeping it fresh ----------------------------------------------------------------------------------
 
     def keep_fresh(self) -> None:
         """Until `end` is called: look while there are watchers, sleep while there are none."""
@@ -60,17 +65,27 @@ class Feed:
                 self._news.wait_for(lambda: self._ended, timeout=pause)
 
     def look(self) -> None:
-        """See what is new. Whatever goes wrong is said on the page: one that stands still must not look live."""
+        """See what is new. Whatever goes wrong is said on the page: one that stands still
+        must not look live.
+        """
         with self._looking:
             try:
                 job = self._job()
-                has_changed = self._was_running not in (None, job["running"])  # a job that was killed writes nothing about it
+                has_changed = self._was_running not in (
+                    None,
+                    job["running"],
+                )  # a job that was killed writes nothing about it
                 self._was_running = job["running"]
                 self._take({"job": job})
                 self._take({**self._written(has_changed), "stuck": ""})
             except Exception as error:
                 self._told_at = -DOUBT  # at the next look all of it again
-                self._take({"stuck": f"What the run has written since cannot be read ({type(error).__name__}: {error})."})
+                self._take(
+                    {
+                        "stuck": f"What the run has written since cannot be read ({type(error).__name__}: "
+                        f"{error})."
+                    }
+                )
 
     def _written(self, has_changed: bool) -> dict[str, Any]:
         """What the run's files tell, if that is anything new."""
@@ -107,7 +122,7 @@ class Feed:
             self._ended = True
             self._news.notify_all()
 
-    # ---- looking at it ----------------------------------------------------------------------------------------------
+    # ---- looking at it -------------------------------------------------------------------------------------
 
     def page(self) -> str:
         """The page as it is now."""
@@ -128,7 +143,8 @@ class Feed:
             self._watchers -= 1
 
     def wait(self, since: str, seconds: float) -> tuple[str, str] | None:
-        """What has changed since then, as (name of this state, JSON); empty JSON if nothing has within so many seconds.
+        """What has changed since then, as (name of this state, JSON); empty JSON if nothing has within so
+        many seconds.
 
         None if the server ends. A state that this server did not name is one before all.
         """

@@ -23,15 +23,28 @@ OWN_NAMES = (HOME, "localhost")
 LONGEST_REQUEST = 10_000
 KEEP_ALIVE = 15.0
 """Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
-ASKED = {"enable": ("hook",), "disable": ("hook",), "every": ("hook", "interval"), "checkpoint": (), "stop": (),
-         "attach": ("file", "name"), "detach": ("hook",)}  # fmt: skip
+ASKED = {
+    "enable": ("hook",),
+    "disable": ("hook",),
+    "every": ("hook", "interval"),
+    "checkpoint": (),
+    "stop": (),
+    "attach": ("file", "name"),
+    "detach": ("hook",),
+}
 NOTHING = "There is nothing here."
-ONCE = ("Open the address that hookline watch has printed. It works once: from then on the page is where that browser was sent. "
-        "Start hookline watch again for another address.")  # fmt: skip
+ONCE = (
+    "Open the address that hookline watch has printed. It works once: from then on the page is where that "
+    "browser was sent. Start hookline watch again for another address."
+)
 HEADERS = {
-    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer", "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
-}  # fmt: skip
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 
 
 class Refusal(Exception):
@@ -52,13 +65,16 @@ class Watch:
         """Opens the page once; the browser that used it has the cookie from then on, and knows the room."""
         self.cookie = secrets.token_urlsafe(32)
         self.room = f"/{secrets.token_urlsafe(16)}/"
-        """Where everything is. Cookies know no ports: a browser hands them to every server of this machine, unless they are
-        for a path, and none of those servers can guess this one."""
+        """Where everything is. Cookies know no ports: a browser hands them to every server of this machine,
+        unless they are for a path, and none of those servers can guess this one.
+        """
         self._using_token = threading.Lock()
         try:
             self._server = _Server((HOME, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise OptionError(f"--port {port} cannot be used: {getattr(error, 'strerror', None) or error}.") from None
+            raise OptionError(
+                f"--port {port} cannot be used: {getattr(error, 'strerror', None) or error}."
+            ) from None
         self._server.watch = self
         self.port: int = self._server.server_address[1]
 
@@ -155,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: the first address has the token in it."""
 
-    # ---- who may ----------------------------------------------------------------------------------------------------
+    # ---- who may -------------------------------------------------------------------------------------------
 
     def _check_host(self) -> None:
         """A name of somebody else's that leads to this machine must not make their page ours."""
@@ -194,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         cookie = f"{watch.cookie_name}={watch.cookie}; Path={watch.room}; HttpOnly; SameSite=Strict"
         self._send(303, "text/plain", b"", {"Location": watch.room, "Set-Cookie": cookie})
 
-    # ---- what they get ----------------------------------------------------------------------------------------------
+    # ---- what they get -------------------------------------------------------------------------------------
 
     def _push(self, since: str) -> None:
         feed = self.watch.feed
@@ -213,12 +229,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if self.headers.get_content_type() != "application/json" or not length.isdecimal() or int(length) > LONGEST_REQUEST:
+        if (
+            self.headers.get_content_type() != "application/json"
+            or not length.isdecimal()
+            or int(length) > LONGEST_REQUEST
+        ):
             raise Refusal(400, "A request is a short JSON object.")
         asked: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             asked = json.loads(self.rfile.read(int(length)))
-        if not isinstance(asked, dict) or not isinstance(asked.get("command"), str) or asked["command"] not in ASKED:
+        if (
+            not isinstance(asked, dict)
+            or not isinstance(asked.get("command"), str)
+            or asked["command"] not in ASKED
+        ):
             raise Refusal(400, f"A request has a command: {', '.join(ASKED)}.")
         return {key: asked[key] for key in ("command", *ASKED[asked["command"]]) if key in asked}
 
@@ -239,7 +263,11 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             pass  # the browser has gone
         except Exception as error:  # an answer that is empty would tell nobody what is wrong
-            self._send(500, "text/plain; charset=utf-8", f"A mistake of Hookline's: {type(error).__name__}: {error}".encode())
+            self._send(
+                500,
+                "text/plain; charset=utf-8",
+                f"A mistake of Hookline's: {type(error).__name__}: {error}".encode(),
+            )
 
     def _begin(self, code: int, kind: str, more: dict[str, str]) -> None:
         self.send_response(code)

@@ -31,13 +31,19 @@ class Data(DataModule):
         self.batches = batches
 
     def train_dataloader(self) -> Any:
-        return {name: [self.batch(first + number) for number in range(self.batches)] for name, first in (("web", 0), ("code", 9))}
+        return {
+            name: [self.batch(first + number) for number in range(self.batches)]
+            for name, first in (("web", 0), ("code", 9))
+        }
 
     def val_dataloader(self) -> Any:
         return [self.batch(20)]
 
     def batch(self, number: int) -> Any:
-        return torch.tensor([[(number * 3 + row * 5 + column) % 7 - 3 for column in range(4)] for row in range(2)], dtype=torch.float64)
+        return torch.tensor(
+            [[(number * 3 + row * 5 + column) % 7 - 3 for column in range(4)] for row in range(2)],
+            dtype=torch.float64,
+        )
 
 
 class Report(Hook):

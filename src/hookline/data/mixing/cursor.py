@@ -17,7 +17,8 @@ Lengths = dict[str, int | None]
 
 
 class MixtureCursor:
-    """Iterates over the indices of the loaders, one a batch, to the end of the epoch; `begin` opens the next one.
+    """Iterates over the indices of the loaders, one a batch, to the end of the epoch; `begin` opens the next
+    one.
 
     >>> cursor = MixtureCursor(Mixture("alternating", pattern=["web", "web", "code"]), {"web": 4, "code": 2})
     >>> [cursor.names[index] for index in cursor]
@@ -36,13 +37,17 @@ class MixtureCursor:
         self._pending: tuple[Mixture, Lengths] | None = None
         self._later: Lengths | None = None  # lengths from the next epoch on, if those of this one are special
         self._names = list(lengths)
-        self._passes = [0] * len(lengths)  # passes of each loader that were finished or broken off, over all epochs
-        self._pass_began = [0] * len(lengths)  # at which of its batches of this epoch the pass under way began
+        self._passes = [0] * len(
+            lengths
+        )  # passes of each loader that were finished or broken off, over all epochs
+        self._pass_began = [0] * len(
+            lengths
+        )  # at which of its batches of this epoch the pass under way began
         self._window: list[int] = []  # picks that are fixed
         self._at = self._fixed = 0  # how many of them are drawn, and how many there are
         self._enter(Stretch.begin(mixture, lengths))
 
-    # ---- drawing ------------------------------------------------------------------------------------------------------
+    # ---- drawing -------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
         return self
@@ -56,25 +61,29 @@ class MixtureCursor:
         return self._window[at]
 
     def upcoming(self, limit: int | None = None) -> list[int]:
-        """Picks that are already fixed, for fetching ahead: at most to the end of the window, where the mixture may change.
+        """Picks that are already fixed, for fetching ahead: at most to the end of the window, where the
+        mixture may change.
 
         A window is opened by drawing from it: before its first batch nothing is upcoming.
         """
         return self._window[self._at : None if limit is None else self._at + limit]
 
     def ended(self, index: int) -> bool:
-        """Tell that the loader just picked had no batch to give. True: start it again. False: draw another pick instead.
+        """Tell that the loader just picked had no batch to give. True: start it again. False: draw another
+        pick instead.
 
-        Needed for every loader whose length is unknown or wrong; right for the others, too. A loader that gives nothing from
-        its start is an error, so that nobody waits for it forever.
+        Needed for every loader whose length is unknown or wrong; right for the others, too. A loader that
+        gives nothing from its start is an error, so that nobody waits for it forever.
         """
         if not self._at or self._window[self._at - 1] != index:
             raise ValueError(f"ended({index}) must follow the pick of that loader directly.")
         name, served = self._names[index], self._count(index) - 1
         if served == self._pass_began[index]:
-            raise OptionError(f"The loader {name!r} yielded no batch from its start (epoch {self.epoch}, its pass "
-                              f"{self._passes[index] + 1}). Look at its dataset; a generator can be gone through only once, so "
-                              "pass a list, a DataLoader or another iterable that can start again.")  # fmt: skip
+            raise OptionError(
+                f"The loader {name!r} yielded no batch from its start (epoch {self.epoch}, its pass "
+                f"{self._passes[index] + 1}). Look at its dataset; a generator can be gone through only "
+                "once, so pass a list, a DataLoader or another iterable that can start again."
+            )
         if self.mixture.cycles:
             length = self._now[1].get(name)
             passes, rest = divmod(served - self._pass_began[index], length) if length else (1, 0)
@@ -85,11 +94,17 @@ class MixtureCursor:
         del self._window[self._at :]
         self._close_window()
         mixture, lengths = self._stretch.mixture, {**self._stretch.lengths, name: served}
-        self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), self._stretch.asked))
+        self._enter(
+            Stretch(
+                mixture, tuple(self._names), lengths, self._start, tuple(self._counts), self._stretch.asked
+            )
+        )
         return False
 
     def begin(self, epoch: int) -> None:
-        """Open an epoch, wherever the last one was left. Every loader starts anew, and a change that waits takes effect."""
+        """Open an epoch, wherever the last one was left. Every loader starts anew, and a change that waits
+        takes effect.
+        """
         for index in range(len(self._names)):
             passes, read = self.reading(index)
             self._passes[index] = passes + (read > 0)
@@ -100,12 +115,15 @@ class MixtureCursor:
             self._learn_names()
         if self._later is not None:
             mixture, lengths = self._now
-            self._now, self._later = (mixture, {name: self._later.get(name, length) for name, length in lengths.items()}), None
+            self._now, self._later = (
+                (mixture, {name: self._later.get(name, length) for name, length in lengths.items()}),
+                None,
+            )
         mixture, lengths = self._now
         zeros = (0,) * len(self._names)
         self._enter(Stretch(mixture, tuple(self._names), lengths, 0, zeros, asked_batches(mixture, lengths)))
 
-    # ---- where it stands ----------------------------------------------------------------------------------------------
+    # ---- where it stands -----------------------------------------------------------------------------------
 
     @property
     def mixture(self) -> Mixture:
@@ -114,7 +132,9 @@ class MixtureCursor:
 
     @property
     def latest(self) -> tuple[Mixture, Lengths]:
-        """The newest settings and lengths, which may still wait for their window: what a further change starts from."""
+        """The newest settings and lengths, which may still wait for their window: what a further change
+        starts from.
+        """
         return self._pending or self._now
 
     @property
@@ -139,7 +159,9 @@ class MixtureCursor:
 
     @property
     def total(self) -> int:
-        """Batches in this epoch, as far as is known now: less if a loader ends early, other if loaders come or go."""
+        """Batches in this epoch, as far as is known now: less if a loader ends early, other if loaders come
+        or go.
+        """
         return self._end
 
     @property
@@ -150,16 +172,20 @@ class MixtureCursor:
 
     @property
     def next_window(self) -> int:
-        """The position from which a change made now would hold; where the epoch ends before, it holds from the next epoch."""
+        """The position from which a change made now would hold; where the epoch ends before, it holds from
+        the next epoch.
+        """
         return min(-(-self.position // self.mixture.window) * self.mixture.window, self._end)
 
     def reading(self, index: int) -> tuple[int, int]:
-        """Where a loader's next batch comes from: which pass (over all epochs, to shuffle by) and how many of it are read."""
+        """Where a loader's next batch comes from: which pass (over all epochs, to shuffle by) and how many of
+        it are read.
+        """
         passes, read = self._passes[index], self._count(index) - self._pass_began[index]
         length = self._now[1].get(self._names[index])
         return (passes + read // length, read % length) if length else (passes, read)
 
-    # ---- changing it --------------------------------------------------------------------------------------------------
+    # ---- changing it ---------------------------------------------------------------------------------------
 
     def revise(self, mixture: Mixture | None = None, lengths: Mapping[str, int | None] | None = None) -> int:
         """New settings, or loaders added or taken out, from the next window on; returns its position.
@@ -171,7 +197,7 @@ class MixtureCursor:
         self._pending = (mixture, lengths)
         return self.next_window
 
-    # ---- saving it ----------------------------------------------------------------------------------------------------
+    # ---- saving it -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def as_of(self, position: int) -> Iterator[None]:
@@ -184,7 +210,9 @@ class MixtureCursor:
             self._at += undone
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data. The picks themselves are not in it: they follow from where the present stretch began."""
+        """Plain data. The picks themselves are not in it: they follow from where the present
+        stretch began.
+        """
         stretch = self._stretch
         return {
             "epoch": self.epoch,
@@ -193,26 +221,36 @@ class MixtureCursor:
             "counts": list(self.counts.values()),
             "passes": list(self._passes),
             "pass_began": list(self._pass_began),
-            "stretch": {**_plain((stretch.mixture, dict(stretch.lengths))), "start": stretch.start, "asked": stretch.asked,
-                        "counts": list(stretch.counts)},
+            "stretch": {
+                **_plain((stretch.mixture, dict(stretch.lengths))),
+                "start": stretch.start,
+                "asked": stretch.asked,
+                "counts": list(stretch.counts),
+            },
             "now": _plain(self._now),
             "pending": None if self._pending is None else _plain(self._pending),
             "given": _plain(self._given),
             "later": self._later,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], awaited: Collection[str] = ()) -> None:
         """Go on where the state was taken.
 
-        If this cursor was made with other settings or lengths than the saved one, that is a change, and holds from the next
-        window on. If they are the same, or what the saved run had made of them, that goes on. Loaders that were added on the way
-        must be there again, given to this cursor or added by `revise`; `awaited` are names that will be there in time.
+        If this cursor was made with other settings or lengths than the saved one, that is a change, and holds
+        from the next window on. If they are the same, or what the saved run had made of them, that goes on.
+        Loaders that were added on the way must be there again, given to this cursor or added by `revise`;
+        `awaited` are names that will be there in time.
         """
         saved, names = state["stretch"], list(state["names"])
-        needed, here = {**saved["lengths"], **(state["pending"] or state["now"])["lengths"]}, {**self._given[1], **self.latest[1]}
+        needed, here = (
+            {**saved["lengths"], **(state["pending"] or state["now"])["lengths"]},
+            {**self._given[1], **self.latest[1]},
+        )
         if missing := [name for name in needed if name not in here and name not in awaited]:
-            raise CheckpointError(f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
-                                  f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded.")  # fmt: skip
+            raise CheckpointError(
+                f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
+                f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded."
+            )
         self.epoch, self._names = state["epoch"], names
         self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
         self._now, self._later = _made(state["now"]), state["later"]
@@ -220,13 +258,17 @@ class MixtureCursor:
         if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
             self._pending = self._given
         mixture, lengths = _made(saved)
-        stretch = Stretch(mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"])
+        stretch = Stretch(
+            mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"]
+        )
         self._enter(stretch, state["counts"])
 
     def cut_anew(self, left: Mapping[str, int | None]) -> None:
-        """After a state was loaded: go on with loaders that make other batches of their data now, and have these left.
+        """After a state was loaded: go on with loaders that make other batches of their data now, and have
+        these left.
 
-        That is so on another number of ranks, or with batches of another size. Nothing is lost or drawn twice in this epoch.
+        That is so on another number of ranks, or with batches of another size. Nothing is lost or drawn twice
+        in this epoch.
         """
         mixture, now = self._given[0], self._now[1]
         lengths: Lengths = {}
@@ -242,12 +284,16 @@ class MixtureCursor:
                 is_done = count > 0 and read == 0
                 lengths[name] = count + (0 if is_done else rest)
         asked = asked_batches(mixture, lengths)
-        if self.mixture.cycles and isinstance(mixture.epoch_length, str) and self._stretch.asked:  # as much of it as was left
-            asked = self._start + round(asked * max(0, self._stretch.asked - self._start) / self._stretch.asked)
+        if (
+            self.mixture.cycles and isinstance(mixture.epoch_length, str) and self._stretch.asked
+        ):  # as much of it as was left
+            asked = self._start + round(
+                asked * max(0, self._stretch.asked - self._start) / self._stretch.asked
+            )
         self._pending, self._later, self._now = None, dict(self._given[1]), (mixture, lengths)
         self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked))
 
-    # ---- inside -------------------------------------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------------------
 
     def _enter(self, stretch: Stretch, counts: Sequence[int] | None = None) -> None:
         """Draw from this stretch, from its start or from where these counts are reached in it."""
@@ -264,9 +310,13 @@ class MixtureCursor:
             self._now, self._pending = self._pending, None
             self._learn_names()
             mixture, lengths = self._now
-            gone = sum(count for name, count in zip(self._names, self._counts, strict=True) if name not in lengths)
+            gone = sum(
+                count for name, count in zip(self._names, self._counts, strict=True) if name not in lengths
+            )
             asked = asked_batches(mixture, lengths, gone)
-            self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked))
+            self._enter(
+                Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked)
+            )
         size = self.mixture.window - self._start % self.mixture.window
         self._window = list(itertools.islice(self._picks, size))
         self._fixed = len(self._window)

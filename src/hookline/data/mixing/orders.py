@@ -1,6 +1,7 @@
 """The five orders as plain arithmetic: who comes next, and how many batches in a row.
 
-Each order yields bursts, `(index, batches)`. `left` says how many batches a loader may still give; None means it never ends.
+Each order yields bursts, `(index, batches)`. `left` says how many batches a loader may still give; None means
+it never ends.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ LONGEST_ROUND = 10_000  # batches of a round that are kept
 ENDLESS = 1 << 62  # more batches than a run can draw; a number, so that it divides like one
 
 
-def apportion(weights: Mapping[int, float], total: int, left: Mapping[int, int | None], turn: int = 0) -> dict[int, int]:
-    """Divide `total` batches by weight: whole numbers, each within one of its exact share, by the largest remainders.
+def apportion(
+    weights: Mapping[int, float], total: int, left: Mapping[int, int | None], turn: int = 0
+) -> dict[int, int]:
+    """Divide `total` batches by weight: whole numbers, each within one of its exact share, by the largest
+    remainders.
 
-    A loader whose share is more than it has left gives what it has, and the others divide the rest. Equal remainders
-    take turns, by `turn` (the epoch), so that no loader is favoured in every epoch because it was named first.
+    A loader whose share is more than it has left gives what it has, and the others divide the rest. Equal
+    remainders take turns, by `turn` (the epoch), so that no loader is favoured in every epoch because it was
+    named first.
     """
     if total <= 0:
         return dict.fromkeys(weights, 0)
@@ -46,7 +51,11 @@ def _shares(
     while True:
         rest, sum_ = total - sum(short.values()), sum(open_.values())
         shares = {index: rest * weight / sum_ for index, weight in open_.items()}
-        over = {index: most for index, share in shares.items() if (most := left[index]) is not None and share > most}
+        over = {
+            index: most
+            for index, share in shares.items()
+            if (most := left[index]) is not None and share > most
+        }
         if not over:
             return shares, short
         short |= over
@@ -56,7 +65,8 @@ def _shares(
 def interleave(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> Iterator[Burst]:
     """Spread each loader's quota evenly over the epoch; what has been given so far says where in it to go on.
 
-    Quotas with a common divisor make a schedule that repeats itself, which is worked out once: 700 and 300 are 7 and 3.
+    Quotas with a common divisor make a schedule that repeats itself, which is worked out once: 700 and 300
+    are 7 and 3.
     """
     common = math.gcd(*quotas.values())
     rounds = common // burst if common % burst == 0 else 1  # a round of whole bursts, so that none is cut
@@ -73,10 +83,11 @@ def interleave(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) 
 def _spread(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> Iterator[Burst]:
     """Who is due first among those whose turn may come.
 
-    Every burst has a window in which an even flow would give it: it may begin once that has begun (to the nearest burst), and is
-    due at its end. Among those that may begin, the one due first is taken. For single batches this is the classic schedule of
-    fair shares on one machine (earliest deadline first): after any number of picks each loader's count is its exact share,
-    rounded up or down. Whole numbers only, so that the same settings give the same picks everywhere.
+    Every burst has a window in which an even flow would give it: it may begin once that has begun (to the
+    nearest burst), and is due at its end. Among those that may begin, the one due first is taken. For single
+    batches this is the classic schedule of fair shares on one machine (earliest deadline first): after any
+    number of picks each loader's count is its exact share, rounded up or down. Whole numbers only, so that
+    the same settings give the same picks everywhere.
     """
     loaders = [index for index, quota in quotas.items() if quota]
     quota_of, done_of = [quotas[index] for index in loaders], [given[index] for index in loaders]
@@ -89,8 +100,11 @@ def _spread(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> 
             at += run
             done_of[one] += run
     may_begin = [done * total // quota - burst + 1 for done, quota in zip(done_of, quota_of, strict=True)]
-    queue = sorted((-(-min(done + burst, quota) * total // quota), one)
-                   for one, (done, quota) in enumerate(zip(done_of, quota_of, strict=True)) if done < quota)  # fmt: skip
+    queue = sorted(
+        (-(-min(done + burst, quota) * total // quota), one)
+        for one, (done, quota) in enumerate(zip(done_of, quota_of, strict=True))
+        if done < quota
+    )
     while queue:
         place = 0
         while may_begin[queue[place][1]] > at:  # rarely more than one step, however many loaders there are
@@ -130,9 +144,14 @@ def count_turns(turns: Sequence[Burst], left: Mapping[int, int | None], total: i
     live = list(turns)
     while total > 0 and (live := [(index, run) for index, run in live if rest[index]]):
         a_round = _per_round(live)
-        rounds = min(total // sum(a_round.values()), *(rest[index] // each for index, each in a_round.items()))
+        rounds = min(
+            total // sum(a_round.values()), *(rest[index] // each for index, each in a_round.items())
+        )
         whole = [(index, rounds * each) for index, each in a_round.items()]
-        for index, run in (*whole, *live):  # whole rounds, then the one in which somebody ends, or the epoch does
+        for index, run in (
+            *whole,
+            *live,
+        ):  # whole rounds, then the one in which somebody ends, or the epoch does
             batches = min(run, rest[index], total)
             counts[index] += batches
             rest[index] -= batches
@@ -140,7 +159,9 @@ def count_turns(turns: Sequence[Burst], left: Mapping[int, int | None], total: i
     return counts
 
 
-def draw(weights: Mapping[int, float], left: Mapping[int, int | None], burst: int, key: str) -> Iterator[Burst]:
+def draw(
+    weights: Mapping[int, float], left: Mapping[int, int | None], burst: int, key: str
+) -> Iterator[Burst]:
     """By chance, from a generator of its own that starts from `key`."""
     rng = random.Random(key)  # a text is hashed by random itself, the same in every process
     rest = _rest(left, weights.items())

@@ -34,7 +34,9 @@ def planned(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0)
     return {name: counts.get(index, 0) for index, name in enumerate(lengths)}
 
 
-def schedule(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, position: int = 0) -> Iterator[Pick]:
+def schedule(
+    mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, position: int = 0
+) -> Iterator[Pick]:
     """The picks of an epoch from a position on: the same picks as from the start."""
     stretch = Stretch.begin(mixture, lengths)
     picks = stretch.picks(epoch)
@@ -72,15 +74,20 @@ class Stretch:
         """How many batches each loader may still give in this epoch; None is without end."""
         counts = zip(self.names, self.counts, strict=True)
         return {
-            index: None if (length := self.lengths[name]) is None or self.mixture.cycles else max(length - count, 0)
-            for index, (name, count) in enumerate(counts) if name in self.lengths
-        }  # fmt: skip
+            index: None
+            if (length := self.lengths[name]) is None or self.mixture.cycles
+            else max(length - count, 0)
+            for index, (name, count) in enumerate(counts)
+            if name in self.lengths
+        }
 
     @property
     def end(self) -> int:
         """The position at which the epoch is over."""
         left, available = self.left, 0
-        taking_part = {index for index, part in (self._weights().items() if self._by_weight else self._turns()) if part}
+        taking_part = {
+            index for index, part in (self._weights().items() if self._by_weight else self._turns()) if part
+        }
         for index in taking_part:
             most = left[index]
             if most is None:
@@ -89,10 +96,14 @@ class Stretch:
         return max(min(self.asked, self.start + available), self.start)
 
     def picks(self, epoch: int, counts: Sequence[int] | None = None) -> Iterator[int]:
-        """The loaders' indices to the end of the epoch, one a batch: from the start, or from where these counts are reached."""
+        """The loaders' indices to the end of the epoch, one a batch: from the start, or from where these
+        counts are reached.
+        """
         total = self.end - self.start
         given = [now - before for now, before in zip(counts or self.counts, self.counts, strict=True)]
-        flat = itertools.chain.from_iterable(itertools.starmap(itertools.repeat, self._bursts(epoch, total, given)))
+        flat = itertools.chain.from_iterable(
+            itertools.starmap(itertools.repeat, self._bursts(epoch, total, given))
+        )
         if self.mixture.order == "weighted":  # goes on from the counts by itself
             return itertools.islice(flat, total - sum(given))
         return itertools.islice(flat, sum(given), total)
@@ -139,18 +150,28 @@ class Stretch:
         return [(index_of[name], self.mixture.burst) for name in self.mixture.pattern or index_of]
 
     def _unfinished(self) -> list[Burst]:
-        """In sequence: what is left of the round under way, which is all of the first one unless the mixture was changed."""
+        """In sequence: what is left of the round under way, which is all of the first one unless the mixture
+        was changed.
+        """
         given = {index: self.counts[index] for index, _ in self._turns()}
         rounds = min(given[index] // length for index, length in self._turns())
-        return [(index, rest) for index, length in self._turns() if (rest := (rounds + 1) * length - given[index]) > 0]
+        return [
+            (index, rest)
+            for index, length in self._turns()
+            if (rest := (rounds + 1) * length - given[index]) > 0
+        ]
 
     def _whole(self, name: str) -> int:
         length = self.lengths[name]
-        return max(self.asked, 1) if length is None else length  # one without end takes all that is left of the epoch
+        return (
+            max(self.asked, 1) if length is None else length
+        )  # one without end takes all that is left of the epoch
 
 
 def asked_batches(mixture: Mixture, lengths: Mapping[str, int | None], taken_out: int = 0) -> int:
-    """What `epoch_length` comes to; a sum counts the batches of loaders that were taken out after they had given some."""
+    """What `epoch_length` comes to; a sum counts the batches of loaders that were taken out after they had
+    given some.
+    """
     if not isinstance(mixture.epoch_length, str):
         return mixture.epoch_length
     finite = [length for length in lengths.values() if length is not None]

@@ -26,47 +26,67 @@ class Mixture:
     """
 
     order: Literal["sequential", "round_robin", "weighted", "random", "alternating"] = "round_robin"
-    """`sequential`: one loader after the other. `round_robin`: each in turn. `alternating`: as `pattern` says. `weighted`: in
-    exact proportion, spread evenly over the epoch. `random`: drawn by chance, from `seed` and the epoch."""
+    """`sequential`: one loader after the other. `round_robin`: each in turn. `alternating`: as `pattern`
+    says. `weighted`: in exact proportion, spread evenly over the epoch. `random`: drawn by chance, from
+    `seed` and the epoch.
+    """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """For `weighted` and `random`: every loader's part of the batches. They need not sum to 1; 0 leaves a loader out for now.
-    `random` without weights draws from all alike."""
+    """For `weighted` and `random`: every loader's part of the batches. They need not sum to 1; 0 leaves a
+    loader out for now. `random` without weights draws from all alike.
+    """
 
     pattern: Sequence[str] = ()
-    """For `alternating`: the names in the order in which they take turns, over and over: `["web", "web", "code"]`."""
+    """For `alternating`: the names in the order in which they take turns, over and over: `["web", "web",
+    "code"]`.
+    """
 
     burst: int = 1
     """Batches in a row from one loader each time it is chosen."""
 
     epoch_length: Literal["sum", "max", "min"] | int = "sum"
-    """Batches in an epoch, over all loaders: the sum of their lengths, the longest one's, the shortest one's, or a number."""
+    """Batches in an epoch, over all loaders: the sum of their lengths, the longest one's, the shortest one's,
+    or a number.
+    """
 
     when_exhausted: Literal["cycle", "end"] | None = None
-    """What a loader does that has given all its batches before the epoch is over: `cycle` starts it again, `end` lets the others
-    go on without it. None: `end` if the epoch is the sum and nothing is weighted, so that each batch comes once; else `cycle`."""
+    """What a loader does that has given all its batches before the epoch is over: `cycle` starts it again,
+    `end` lets the others go on without it. None: `end` if the epoch is the sum and nothing is weighted, so
+    that each batch comes once; else `cycle`.
+    """
 
     seed: int = 0
     """For `random`, together with the number of the epoch."""
 
     loss_weights: Mapping[str, float] = field(default_factory=dict)
-    """What the losses of a loader's batches are multiplied by before backward; 1 if it is not named. The loss that is logged
-    stays the user's."""
+    """What the losses of a loader's batches are multiplied by before backward; 1 if it is not named. The loss
+    that is logged stays the user's.
+    """
 
     optimizers: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    """Which optimizers a loader's batches train, by their numbers; a loader that is not named trains all of them."""
+    """Which optimizers a loader's batches train, by their numbers; a loader that is not named trains all of
+    them.
+    """
 
     window: int = 100
-    """A change of the mixture takes effect at the next position in the epoch that is a multiple of this many batches. The picks
-    up to there are fixed, so batches can be fetched ahead without changing what is trained."""
+    """A change of the mixture takes effect at the next position in the epoch that is a multiple of this many
+    batches. The picks up to there are fixed, so batches can be fetched ahead without changing what is
+    trained.
+    """
 
     def __post_init__(self) -> None:
         problems = list(_shape_problems(self))
         if not problems:
-            object.__setattr__(self, "weights", {str(name): float(weight) for name, weight in self.weights.items()})
+            object.__setattr__(
+                self, "weights", {str(name): float(weight) for name, weight in self.weights.items()}
+            )
             object.__setattr__(self, "pattern", tuple(self.pattern))
-            object.__setattr__(self, "loss_weights", {str(name): float(each) for name, each in self.loss_weights.items()})
-            object.__setattr__(self, "optimizers", {str(name): _numbers(each) for name, each in self.optimizers.items()})
+            object.__setattr__(
+                self, "loss_weights", {str(name): float(each) for name, each in self.loss_weights.items()}
+            )
+            object.__setattr__(
+                self, "optimizers", {str(name): _numbers(each) for name, each in self.optimizers.items()}
+            )
             problems = [*_weight_problems(self), *_combination_problems(self)]
         refuse(problems, vars(self))
 
@@ -87,12 +107,18 @@ def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
     if isinstance(given, Mixture):
         return given
     if not isinstance(given, Mapping):
-        raise OptionError(f"mixture= takes a hookline.Mixture or a table of its settings, not {type(given).__name__}.")
+        raise OptionError(
+            f"mixture= takes a hookline.Mixture or a table of its settings, not {type(given).__name__}."
+        )
     known = [each.name for each in fields(Mixture)]
     for name in given:
         if name not in known:
-            raise OptionError(f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.",
-                              option=str(name), value=given[name], allowed=tuple(known))  # fmt: skip
+            raise OptionError(
+                f"Mixture has no setting {name!r}.{closest(str(name), known)} Settings: {', '.join(known)}.",
+                option=str(name),
+                value=given[name],
+                allowed=tuple(known),
+            )
     return Mixture(**given)
 
 
@@ -102,7 +128,9 @@ def refuse(problems: Sequence[Problem], settings: Mapping[str, Any] | None = Non
         option, text = problems[0]
         raise OptionError(f"Mixture: {text}", option=option, value=(settings or {}).get(option))
     if problems:
-        raise OptionError("\n  - ".join([f"Mixture: {len(problems)} things are wrong.", *(text for _, text in problems)]))
+        raise OptionError(
+            "\n  - ".join([f"Mixture: {len(problems)} things are wrong.", *(text for _, text in problems)])
+        )
 
 
 def _shape_problems(mixture: Mixture) -> list[Problem]:
@@ -115,34 +143,70 @@ def _shape_problems(mixture: Mixture) -> list[Problem]:
         if value not in allowed:
             hint = closest(value, [each for each in allowed if each]) if isinstance(value, str) else ""
             more = ", or a whole number of batches" if name == "epoch_length" else ""
-            found.append((name, f"{name}={value!r} is unknown.{hint} Allowed: {', '.join(map(repr, allowed))}{more}."))
-    for name in ("burst", "window") if isinstance(mixture.epoch_length, str) else ("burst", "window", "epoch_length"):
+            found.append(
+                (name, f"{name}={value!r} is unknown.{hint} Allowed: {', '.join(map(repr, allowed))}{more}.")
+            )
+    for name in (
+        ("burst", "window") if isinstance(mixture.epoch_length, str) else ("burst", "window", "epoch_length")
+    ):
         value = getattr(mixture, name)
         if not _is_whole(value) or value < 1:
             found.append((name, f"{name}={value!r} must be a whole number of batches, 1 or more."))
     if not _is_whole(mixture.seed):
         found.append(("seed", f"seed={mixture.seed!r} must be a whole number."))
     if not isinstance(mixture.weights, Mapping):
-        found.append(("weights", f"weights={mixture.weights!r} must map names of loaders to numbers, as in {{'web': 0.7, 'code': "
-                      "0.3}."))  # fmt: skip
-    if not isinstance(mixture.loss_weights, Mapping) or not all(_is_number(each) for each in mixture.loss_weights.values()):
-        found.append(("loss_weights", f"loss_weights={mixture.loss_weights!r} must map names of loaders to finite numbers, as in "
-                      "{'code': 0.5}."))  # fmt: skip
-    if not isinstance(mixture.optimizers, Mapping) or not all(_numbers(each) for each in mixture.optimizers.values()):
-        found.append(("optimizers", f"optimizers={mixture.optimizers!r} must map names of loaders to numbers of optimizers, as "
-                      "in {'web': 0, 'code': [0, 1]}."))  # fmt: skip
+        found.append(
+            (
+                "weights",
+                f"weights={mixture.weights!r} must map names of loaders to numbers, as in {{'web': 0.7, "
+                "'code': 0.3}.",
+            )
+        )
+    if not isinstance(mixture.loss_weights, Mapping) or not all(
+        _is_number(each) for each in mixture.loss_weights.values()
+    ):
+        found.append(
+            (
+                "loss_weights",
+                f"loss_weights={mixture.loss_weights!r} must map names of loaders to finite numbers, as in "
+                "{'code': 0.5}.",
+            )
+        )
+    if not isinstance(mixture.optimizers, Mapping) or not all(
+        _numbers(each) for each in mixture.optimizers.values()
+    ):
+        found.append(
+            (
+                "optimizers",
+                f"optimizers={mixture.optimizers!r} must map names of loaders to numbers of optimizers, as "
+                "in {'web': 0, 'code': [0, 1]}.",
+            )
+        )
     if isinstance(mixture.pattern, str) or not isinstance(mixture.pattern, Sequence):
-        found.append(("pattern", f"pattern={mixture.pattern!r} must be a list of names of loaders, as in ['web', 'web', "
-                      "'code']."))  # fmt: skip
+        found.append(
+            (
+                "pattern",
+                f"pattern={mixture.pattern!r} must be a list of names of loaders, as in ['web', 'web', "
+                "'code'].",
+            )
+        )
     return found
 
 
 def _weight_problems(mixture: Mixture) -> list[Problem]:
-    found = [("weights", f"the weight of {name!r} is {weight}; it must be 0 or more, and finite.")
-             for name, weight in mixture.weights.items() if not 0 <= weight < math.inf]  # fmt: skip
+    found = [
+        ("weights", f"the weight of {name!r} is {weight}; it must be 0 or more, and finite.")
+        for name, weight in mixture.weights.items()
+        if not 0 <= weight < math.inf
+    ]
     if mixture.weights and not found and not any(mixture.weights.values()):
-        found.append(("weights", f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; give one of "
-                      "them more."))  # fmt: skip
+        found.append(
+            (
+                "weights",
+                f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; give one of "
+                "them more.",
+            )
+        )
     return found
 
 
@@ -151,17 +215,29 @@ def _combination_problems(mixture: Mixture) -> list[Problem]:
     order = mixture.order
     found: list[Problem] = []
     if mixture.weights and order not in WEIGHTED:
-        found.append(("order", f"order={order!r} takes no weights; use order='weighted' (exact shares) or 'random', or leave "
-                      "them out."))  # fmt: skip
+        found.append(
+            (
+                "order",
+                f"order={order!r} takes no weights; use order='weighted' (exact shares) or 'random', or "
+                "leave them out.",
+            )
+        )
     if order == "weighted" and not mixture.weights:
         found.append(("order", "order='weighted' needs weights, as in weights={'web': 0.7, 'code': 0.3}."))
     if mixture.pattern and order != "alternating":
-        found.append(("order", f"order={order!r} takes no pattern; use order='alternating', or leave it out."))
+        found.append(
+            ("order", f"order={order!r} takes no pattern; use order='alternating', or leave it out.")
+        )
     if order == "alternating" and not mixture.pattern:
         found.append(("order", "order='alternating' needs a pattern, as in pattern=['web', 'web', 'code']."))
     if order == "sequential" and mixture.burst != 1:
-        found.append(("order", f"order='sequential' takes no burst (it is {mixture.burst}): each loader gives all its batches "
-                      "in a row."))  # fmt: skip
+        found.append(
+            (
+                "order",
+                f"order='sequential' takes no burst (it is {mixture.burst}): each loader gives all its "
+                "batches in a row.",
+            )
+        )
     return found
 
 

@@ -18,10 +18,14 @@ class Proportion(NamedTuple):
 
 
 def proportions(counts: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, Proportion]:
-    """What each loader gave (batches, samples or tokens) against what was asked of it, as parts of the whole."""
+    """What each loader gave (batches, samples or tokens) against what was asked of it, as
+    parts of the whole.
+    """
     given, asked = sum(counts.values()), sum(weights.values())
     return {
-        name: Proportion(counts.get(name, 0) / given if given else 0.0, weights.get(name, 0) / asked if asked else 0.0)
+        name: Proportion(
+            counts.get(name, 0) / given if given else 0.0, weights.get(name, 0) / asked if asked else 0.0
+        )
         for name in dict.fromkeys([*counts, *weights])
     }
 
@@ -33,7 +37,10 @@ def describe(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0
     lines = [_headline(mixture, total)]
     about = "about " if mixture.order == "random" else ""
     for name, batches in planned(mixture, lengths, epoch).items():
-        lines.append(f"  {name:<{width}}  {_weight(mixture, name)}{about}{batches} batches{_use(batches, lengths[name])}")
+        lines.append(
+            f"  {name:<{width}}  {_weight(mixture, name)}{about}{batches} "
+            f"batches{_use(batches, lengths[name])}"
+        )
     names = list(lengths)
     shown = [names[pick.loader] for pick in itertools.islice(schedule(mixture, lengths, epoch), picks)]
     more = " ..." if total > picks else ""

@@ -12,7 +12,9 @@ SETTINGS: Mapping[str, Callable[[Any], bool]] = {
     "ranks": lambda given: isinstance(given, str | set | frozenset),
     "on_error": lambda given: isinstance(given, str),
 }
-"""What hooks of Hookline are told about themselves; a callback may have something else of this name for its own use."""
+"""What hooks of Hookline are told about themselves; a callback may have something else of this name for its
+own use.
+"""
 
 
 class AdoptedCallback:
@@ -27,8 +29,11 @@ class AdoptedCallback:
 
     def __init__(self, original: Any, packages: tuple[str, ...], base: str) -> None:
         self.original = original
-        self.base = next(cls for cls in type(original).__mro__
-                         if cls.__name__ == base and cls.__module__.partition(".")[0] in packages)  # fmt: skip
+        self.base = next(
+            cls
+            for cls in type(original).__mro__
+            if cls.__name__ == base and cls.__module__.partition(".")[0] in packages
+        )
         self.tier = self.usual_tier()
         for setting, is_ours in SETTINGS.items():
             given = self._set_on_original(setting)
@@ -47,7 +52,9 @@ class AdoptedCallback:
 
     def overrides(self, method: str) -> bool:
         """Whether the callback's class, or the instance itself (a LambdaCallback), has its own."""
-        return method in vars(self.original) or getattr(type(self.original), method, None) is not getattr(self.base, method, None)
+        return method in vars(self.original) or getattr(type(self.original), method, None) is not getattr(
+            self.base, method, None
+        )
 
     def before_optimizers(self) -> None:
         """A checkpoint's optimizers are put back next."""

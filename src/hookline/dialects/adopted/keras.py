@@ -1,4 +1,6 @@
-"""Keras callbacks among Hookline's hooks, unchanged: EarlyStopping, CSVLogger, LearningRateScheduler, and people's own."""
+"""Keras callbacks among Hookline's hooks, unchanged: EarlyStopping, CSVLogger, LearningRateScheduler, and
+people's own.
+"""
 
 from __future__ import annotations
 
@@ -51,22 +53,30 @@ METHODS: Mapping[str, Method] = {
 
 
 class KerasCallback(AdoptedCallback):
-    """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning rate."""
+    """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning
+    rate.
+    """
 
     kind = "Keras callback"
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("keras",), "Callback")
-        refuse_misspelled(original, {name: 2 for method, row in METHODS.items() for name in (method, row.older) if name})
+        refuse_misspelled(
+            original, {name: 2 for method, row in METHODS.items() for name in (method, row.older) if name}
+        )
         self.view = ModelView()
         who = type(original).__name__
-        if type(original).__module__.partition(".")[0] == "keras":  # one's own may be written for a module that has them
+        if (
+            type(original).__module__.partition(".")[0] == "keras"
+        ):  # one's own may be written for a module that has them
             for attribute, where in self._asks():
                 raise self._refusal(attribute, where)
         metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
         if getattr(original, "mode", None) == "auto" and metric != "loss":
-            raise HookError(f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
-                            "and only a Keras model could say. Pass mode='min' or mode='max'.")  # fmt: skip
+            raise HookError(
+                f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
+                "and only a Keras model could say. Pass mode='min' or mode='max'."
+            )
 
     def _asks(self) -> Iterator[tuple[str, str]]:
         """What it wants of a Keras model and no other has; each with the method."""
@@ -80,19 +90,35 @@ class KerasCallback(AdoptedCallback):
 
     def _refusal(self, attribute: str, where: str) -> HookError:
         who = type(self.original).__name__
-        return HookError(f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model has. "
-                         f"{INSTEAD.get(who, '')}".rstrip())  # fmt: skip
+        return HookError(
+            f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model "
+            f"has. {INSTEAD.get(who, '')}".rstrip()
+        )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each event of an overridden method; before them, when training starts, the loaders can be measured."""
+        """One for each event of an overridden method; before them, when training starts, the loaders can be
+        measured.
+        """
         started = table["on_train_start"]
-        found = [Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])]
+        found = [
+            Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])
+        ]
         for method, row in METHODS.items():
             if self.overrides(method) or (row.older and self.overrides(row.older)):
                 function = getattr(self.original, method)
                 for event in row.events:
                     facts = ("metrics",) if row.logs and "metrics" in table[event].facts else ()
-                    found.append(Listener("H", name, self, table[event], function, Binding(_caller(function, row), facts), []))
+                    found.append(
+                        Listener(
+                            "H",
+                            name,
+                            self,
+                            table[event],
+                            function,
+                            Binding(_caller(function, row), facts),
+                            [],
+                        )
+                    )
         return found
 
     def begin_run(self, state: Any) -> None:
@@ -106,7 +132,9 @@ class KerasCallback(AdoptedCallback):
 
     def _tell_length(self, s: Any) -> None:
         trainer = s.trainer
-        self.original.set_params({"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches})
+        self.original.set_params(
+            {"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches}
+        )
 
 
 def _caller(function: Callable[..., Any], row: Method) -> Caller:
@@ -128,7 +156,9 @@ def _caller(function: Callable[..., Any], row: Method) -> Caller:
         if not s.sanity_checking:
             made(s)
 
-    return call_in_earnest if "on_validation" in row.events[0] else made  # Keras tries nothing out before it trains
+    return (
+        call_in_earnest if "on_validation" in row.events[0] else made
+    )  # Keras tries nothing out before it trains
 
 
 def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -98,12 +98,16 @@ class OptimizerView:
         """Only reached for what is not there. Keras itself looks for `optimizers` and `inner_optimizer`."""
         if name.startswith("_") or name in ("optimizers", "inner_optimizer"):
             raise AttributeError(name)
-        raise HookError(f"A Keras callback asks for model.optimizer.{name}. In a Hookline run there are learning_rate and "
-                        "iterations; torch's own optimizers are in `trainer.optimizers`.")  # fmt: skip
+        raise HookError(
+            f"A Keras callback asks for model.optimizer.{name}. In a Hookline run there are learning_rate "
+            "and iterations; torch's own optimizers are in `trainer.optimizers`."
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("learning_rate", "lr"):
-            raise HookError(f"A Keras callback sets model.optimizer.{name}, which would change nothing in a Hookline run.")
+            raise HookError(
+                f"A Keras callback sets model.optimizer.{name}, which would change nothing in a Hookline run."
+            )
         object.__setattr__(self, name, value)
 
 

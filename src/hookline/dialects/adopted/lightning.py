@@ -1,4 +1,6 @@
-"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint, and people's own."""
+"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint,
+and people's own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MONITORS = ("EarlyStopping", "Checkpoint")
 
 
 class LightningCallback(AdoptedCallback):
-    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as Lightning does."""
+    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as
+    Lightning does.
+    """
 
     kind = "Lightning callback"
 
@@ -42,12 +46,16 @@ class LightningCallback(AdoptedCallback):
         refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
         if asked := out_of_reach(self.original, self.base):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
-            raise HookError(f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
-                            f"{missing(asked[0][0], owner_of(asked[0][0]))}")  # fmt: skip
+            raise HookError(
+                f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
+                f"{missing(asked[0][0], owner_of(asked[0][0]))}"
+            )
         for method in vars(self.base):
             if method.startswith("on_") and method not in CALLBACK_ROWS and self.overrides(method):
-                raise HookError(f"{who} listens to {method}, an event of Lightning that Hookline does not have. "
-                                f"There are: {', '.join(CALLBACK_ROWS)}.")  # fmt: skip
+                raise HookError(
+                    f"{who} listens to {method}, an event of Lightning that Hookline does not have. "
+                    f"There are: {', '.join(CALLBACK_ROWS)}."
+                )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
@@ -73,9 +81,11 @@ class LightningCallback(AdoptedCallback):
             self.original.log, self.original.log_dict = face.log, face.log_dict
 
     def before_optimizers(self) -> None:
-        """A finetuning makes the parameter groups again that it had added, and what is in them is trained again.
+        """A finetuning makes the parameter groups again that it had added, and what is in them is trained
+        again.
 
-        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in them frozen.
+        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in
+        them frozen.
         """
         for cls in type(self.original).__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
@@ -83,17 +93,21 @@ class LightningCallback(AdoptedCallback):
                 known = [len(each.param_groups) for each in optimizers]
                 cls.on_fit_start(self.original, self.view, self.view.moment.face)  # type: ignore[attr-defined]
                 for optimizer, groups in zip(optimizers, known, strict=True):
-                    for parameter in itertools.chain(*(each["params"] for each in optimizer.param_groups[groups:])):
+                    for parameter in itertools.chain(
+                        *(each["params"] for each in optimizer.param_groups[groups:])
+                    ):
                         parameter.requires_grad_(True)
 
-    # ---- state --------------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The callback's own state, with the key under which Lightning would look for it."""
         return {"state_key": self.original.state_key, "state": self.original.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever order they are."""
+        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever
+        order they are.
+        """
         key = self.original.state_key
         saved = (self.view._own.state.checkpoint or {}).get("hooks", {})
         for each in (state, *saved.values()):

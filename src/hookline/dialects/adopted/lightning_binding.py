@@ -1,4 +1,6 @@
-"""Methods of Lightning's classes made callable with the live state: by position, trimmed to what they accept."""
+"""Methods of Lightning's classes made callable with the live state: by position, trimmed to
+what they accept.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_bat
 """Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
 
 
-def bind(function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool) -> Binding:
+def bind(
+    function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool
+) -> Binding:
     """The caller of one hook. `trainer` is the view, `module` the module as the view shows it."""
     event = table[row.event]
     by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
@@ -43,7 +47,9 @@ def bind(function: Callable[..., Any], method: str, row: Row, table: EventTable,
         facts.append(fact.name)
     # it writes down which hook is called while it calls it
     begin = f"names = d[1].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}"
-    call = Source(function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers)
+    call = Source(
+        function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers
+    )
     return Binding(call.caller(), tuple(facts), call)
 
 
@@ -73,7 +79,8 @@ def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> C
 def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(
-        each.kind is each.VAR_KEYWORD or (each.name == name and each.kind is not each.POSITIONAL_ONLY) for each in parameters
+        each.kind is each.VAR_KEYWORD or (each.name == name and each.kind is not each.POSITIONAL_ONLY)
+        for each in parameters
     )
 
 
@@ -82,14 +89,21 @@ def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: s
     takes, offered = 0, len(arguments)
     for parameter in inspect.signature(function).parameters.values():
         required = parameter.default is parameter.empty
-        if parameter.kind is parameter.VAR_POSITIONAL or (parameter.name == "stage" and arguments[-1:] == ("stage",)):
+        if parameter.kind is parameter.VAR_POSITIONAL or (
+            parameter.name == "stage" and arguments[-1:] == ("stage",)
+        ):
             return offered
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             takes += 1
             if takes > offered and required:
-                raise HookError(f"{_shown(function)} takes {parameter.name!r}, but {method} is called with {offered} arguments.")
+                raise HookError(
+                    f"{_shown(function)} takes {parameter.name!r}, but {method} is called with {offered} "
+                    f"arguments."
+                )
         elif parameter.kind is parameter.KEYWORD_ONLY and required:
-            raise HookError(f"{_shown(function)} needs {parameter.name!r} by keyword, but {method} is called by position.")
+            raise HookError(
+                f"{_shown(function)} needs {parameter.name!r} by keyword, but {method} is called by position."
+            )
     return min(takes, offered)
 
 
@@ -108,8 +122,11 @@ class CheckpointView(MutableMapping[str, Any]):
     """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
 
     NAMES: Mapping[str, str] = {
-        "state_dict": "module", "optimizer_states": "optimizers", "lr_schedulers": "schedulers", "callbacks": "hooks",
-    }  # fmt: skip
+        "state_dict": "module",
+        "optimizer_states": "optimizers",
+        "lr_schedulers": "schedulers",
+        "callbacks": "hooks",
+    }
     COUNTS: Mapping[str, str] = {"epoch": "epoch", "global_step": "step"}
     OWN = "lightning"
 
@@ -123,8 +140,10 @@ class CheckpointView(MutableMapping[str, Any]):
         if key in self.COUNTS:
             return self.contents["counters"][self.COUNTS[key]]
         if key not in self:
-            raise MissingEntry(f"checkpoint[{key!r}]: there is no such entry.{closest(key, list(self))} "
-                               f"There are: {', '.join(self)}.")  # fmt: skip
+            raise MissingEntry(
+                f"checkpoint[{key!r}]: there is no such entry.{closest(key, list(self))} "
+                f"There are: {', '.join(self)}."
+            )
         return self.contents[self.NAMES[key]] if key in self.NAMES else self._own()[key]
 
     def __contains__(self, key: object) -> bool:
@@ -139,7 +158,9 @@ class CheckpointView(MutableMapping[str, Any]):
         del self._own()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.COUNTS, *(key for key, name in self.NAMES.items() if name in self.contents), *self._own()])
+        return iter(
+            [*self.COUNTS, *(key for key, name in self.NAMES.items() if name in self.contents), *self._own()]
+        )
 
     def __len__(self) -> int:
         return len(list(iter(self)))

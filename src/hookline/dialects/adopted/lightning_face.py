@@ -27,7 +27,9 @@ def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
 
 
 class ModuleFace:
-    """The user's module with `log`, `trainer` and the other names of a LightningModule. Everything else is the module's own."""
+    """The user's module with `log`, `trainer` and the other names of a LightningModule. Everything else is
+    the module's own.
+    """
 
     def __init__(self, module: nn.Module, view: TrainerView) -> None:
         base = view.of_lightning("core.module", "LightningModule")
@@ -39,7 +41,9 @@ class ModuleFace:
 
     def __getattr__(self, name: str) -> Any:
         if name in MODULE_ACTIONS and not overrides(self._module, name):
-            return types.MethodType(getattr(self._base, name), self)  # how Lightning finds out that nobody has overridden it
+            return types.MethodType(
+                getattr(self._base, name), self
+            )  # how Lightning finds out that nobody has overridden it
         return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -116,7 +120,9 @@ class ModuleFace:
 
 
 def _both(own: type, base: type) -> type:
-    """A class that is both, for isinstance only; the user's alone if it wants to know of its subclasses, or they do not mix."""
+    """A class that is both, for isinstance only; the user's alone if it wants to know of its subclasses, or
+    they do not mix.
+    """
     if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
         return base
     try:

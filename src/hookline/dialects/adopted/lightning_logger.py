@@ -12,7 +12,9 @@ from hookline.errors import closest
 
 
 class Experiment:
-    """`trainer.logger.experiment`: add_scalar, add_histogram, ... go to all loggers; anything else is the client's own."""
+    """`trainer.logger.experiment`: add_scalar, add_histogram, ... go to all loggers; anything else is the
+    client's own.
+    """
 
     def __init__(self, loggers: Any) -> None:
         self._loggers = loggers
@@ -23,7 +25,11 @@ class Experiment:
         client = self._loggers.client
         if hasattr(client, name):
             return getattr(client, name)
-        whose = f"{type(client).__name__} has it not" if client is not None else "none of the loggers has a client of its own"
+        whose = (
+            f"{type(client).__name__} has it not"
+            if client is not None
+            else "none of the loggers has a client of its own"
+        )
         raise _not_there(f"trainer.logger.experiment.{name}", whose, type(self._loggers))
 
 
@@ -41,7 +47,9 @@ class LoggerView:
 
     @property
     def experiment(self) -> Experiment:
-        """What takes add_scalar, add_histogram, add_text, ..., with the client of the first logger that has one behind it."""
+        """What takes add_scalar, add_histogram, add_text, ..., with the client of the first logger that has
+        one behind it.
+        """
         return Experiment(self._trainer.loggers)
 
     @property
@@ -75,9 +83,13 @@ class LoggerView:
         values = {name: float(value) for name, value in metrics.items()}
         self._trainer.loggers.log_metrics(values, state.step if step is None else step, state.epoch)
 
-    def log_hyperparams(self, params: Mapping[str, Any] | argparse.Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(
+        self, params: Mapping[str, Any] | argparse.Namespace, *args: Any, **kwargs: Any
+    ) -> None:
         """What the run was made with."""
-        self._trainer.loggers.log_hyperparams(dict(vars(params) if isinstance(params, argparse.Namespace) else params))
+        self._trainer.loggers.log_hyperparams(
+            dict(vars(params) if isinstance(params, argparse.Namespace) else params)
+        )
 
     def log_graph(self, *args: Any, **kwargs: Any) -> None:
         """Hookline's loggers draw no graph of the model."""
@@ -94,5 +106,7 @@ class LoggerView:
 
 def _not_there(path: str, why: str, owner: type) -> NotInView:
     has = [name for name in dir(owner) if not name.startswith("_")]
-    return NotInView(f"{path}: {why}.{closest(path.rpartition('.')[2], has)} There are: {', '.join(has)}. "
-                     "For one logger's own interface take it from hookline.Trainer(logger=...).")  # fmt: skip
+    return NotInView(
+        f"{path}: {why}.{closest(path.rpartition('.')[2], has)} There are: {', '.join(has)}. "
+        "For one logger's own interface take it from hookline.Trainer(logger=...)."
+    )

@@ -35,7 +35,11 @@ def steps_of(module: Any) -> LightningSteps:
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
         own["configure_optimizers"] = functools.wraps(ask)(lambda: _in_our_forms(ask()))
-    own |= {name: asked_in_turn(own[name], name, view.of_lightning) for name in own if name.endswith("_dataloader")}
+    own |= {
+        name: asked_in_turn(own[name], name, view.of_lightning)
+        for name in own
+        if name.endswith("_dataloader")
+    }
     actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
     # a class of its own, because what a class overrides is what the loop looks at
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
@@ -46,23 +50,34 @@ def _check(module: Any) -> None:
     refuse_lightning_1(module)
     refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
     who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
-    for declared in [cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)]:
+    for declared in [
+        cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)
+    ]:
         for method in vars(declared):
             if not method.startswith("_") and method not in known and _is_own(module, method):
-                raise HookError(f"{who}.{method} is a hook of Lightning that Hookline does not have. It has: {', '.join(known)}.")
+                raise HookError(
+                    f"{who}.{method} is a hook of Lightning that Hookline does not have. It has: "
+                    f"{', '.join(known)}."
+                )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise HookError(
-            f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, batch_idx."
+            f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, "
+            f"batch_idx."
         )
 
 
 def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
     """How many arguments each method gets."""
-    return {**{name: len(EVENTS[name].facts) for name in actions}, **{name: len(row.arguments) for name, row in rows.items()}}
+    return {
+        **{name: len(EVENTS[name].facts) for name in actions},
+        **{name: len(row.arguments) for name, row in rows.items()},
+    }
 
 
 class LightningSteps(Actions):
-    """What the loop calls for a Lightning module. Actions that the module overrides are in a subclass made for it."""
+    """What the loop calls for a Lightning module. Actions that the module overrides are in a subclass made
+    for it.
+    """
 
     __hookline_base__: ClassVar[bool] = True
     kind = "Lightning module"
@@ -88,9 +103,13 @@ class LightningSteps(Actions):
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view
             self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
-            run.data.given |= given_in_turn(run.data.given, self.view.of_lightning, run.data.mixture is not None)
+            run.data.given |= given_in_turn(
+                run.data.given, self.view.of_lightning, run.data.mixture is not None
+            )
             if run.stage == "fit" and not overrides(self, "validation_step"):
-                run.data.given["val"] = []  # then Lightning trains without validating, whatever loaders there are
+                run.data.given[
+                    "val"
+                ] = []  # then Lightning trains without validating, whatever loaders there are
 
 
 def data_of(datamodule: Any) -> LightningData:
@@ -98,8 +117,14 @@ def data_of(datamodule: Any) -> LightningData:
     base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
     refuse_misspelled(datamodule, _called_with(DATA_ACTIONS, DATA_ROWS))
     view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
-    own: dict[str, Any] = {name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)}
-    own |= {name: asked_in_turn(own[name], name, view.of_lightning) for name in own if name.endswith("_dataloader")}
+    own: dict[str, Any] = {
+        name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
+    }
+    own |= {
+        name: asked_in_turn(own[name], name, view.of_lightning)
+        for name in own
+        if name.endswith("_dataloader")
+    }
     actions = {name: staticmethod(each) for name, each in own.items()}
     return type(type(datamodule).__name__, (LightningData,), actions)(datamodule, view)  # type: ignore[no-any-return]
 
@@ -131,30 +156,40 @@ class LightningData(DataModule):
         self.original.load_state_dict(state)
 
 
-def _listeners(owner: Any, receiver: str, rows: Mapping[str, Row], name: str, table: EventTable) -> list[Listener]:
+def _listeners(
+    owner: Any, receiver: str, rows: Mapping[str, Row], name: str, table: EventTable
+) -> list[Listener]:
     found = []
     for method, row in rows.items():
         if _is_own(owner.original, method):
             function = getattr(owner.original, method)
             binding = bind(function, method, row, table, owner.view, answers=method in RETURNED)
             steers = method in RETURNED and table[row.event].returns == SIGNAL
-            found.append(Listener(receiver, name, owner, table[row.event], function, binding, [], declares_steering=steers))
+            found.append(
+                Listener(
+                    receiver, name, owner, table[row.event], function, binding, [], declares_steering=steers
+                )
+            )
     return found
 
 
 def _is_own(owner: Any, method: str) -> bool:
-    """Whether the user's class, and not Lightning's, has this method. Models that Lightning brings for demonstration count."""
+    """Whether the user's class, and not Lightning's, has this method. Models that Lightning brings for
+    demonstration count.
+    """
     if method in vars(owner):
         return True
     written = next((cls for cls in type(owner).__mro__ if method in vars(cls)), object)
     return written is not object and (not is_lightnings(written) or ".demos." in written.__module__)
 
 
-# ---- what Lightning's modules return -----------------------------------------------------------------------------
+# ---- what Lightning's modules return -----------------------------------------------------------------------
 
 
 def _in_our_forms(returned: Any) -> Any:
-    """Lightning's forms that Hookline has not: a monitor beside the scheduler, one scheduler beside a list of optimizers."""
+    """Lightning's forms that Hookline has not: a monitor beside the scheduler, one scheduler beside a list of
+    optimizers.
+    """
     if isinstance(returned, dict):
         given = dict(returned)
         monitor, scheduler = given.pop("monitor", None), given.pop("lr_scheduler", None)
@@ -172,8 +207,10 @@ def _in_our_forms(returned: Any) -> Any:
 def _schedule(given: Any, monitor: str | None) -> Any:
     schedule = dict(given) if isinstance(given, dict) else {"scheduler": given}
     if schedule.pop("reduce_on_plateau", False) and not isinstance(schedule["scheduler"], ReduceLROnPlateau):
-        raise OptionError("lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that needs "
-                          "a metric is advanced in an override of lr_scheduler_step.")  # fmt: skip
+        raise OptionError(
+            "lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that "
+            "needs a metric is advanced in an override of lr_scheduler_step."
+        )
     if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
         schedule.setdefault("monitor", monitor)
     return schedule

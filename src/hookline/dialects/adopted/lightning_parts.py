@@ -18,17 +18,34 @@ class NotInView(HookError, AttributeError):
     """A callback asked for something of Lightning's trainer that Hookline's has not."""
 
 
-HIDDEN = ("PARTS", "STATUS", "path", "attach", "of_lightning", "remove_later", "remove_replaced", "removals", "moment", "asked")
+HIDDEN = (
+    "PARTS",
+    "STATUS",
+    "path",
+    "attach",
+    "of_lightning",
+    "remove_later",
+    "remove_replaced",
+    "removals",
+    "moment",
+    "asked",
+)
 """What a view has for Hookline's own use."""
 
 
 def missing(path: str, owner: type) -> NotInView:
     """What to raise for an attribute that is not there."""
-    has = sorted({*(name for name in dir(owner) if not name.startswith("_") and name not in HIDDEN),
-                  *(name for name in owner.PARTS if not name.startswith("_"))})  # type: ignore[attr-defined] # fmt: skip
+    has = sorted(
+        {
+            *(name for name in dir(owner) if not name.startswith("_") and name not in HIDDEN),
+            *(name for name in owner.PARTS if not name.startswith("_")),  # type: ignore[attr-defined]
+        }
+    )
     asked = path.rpartition(".")[2].partition(" ")[0]
-    return NotInView(f"{path} is not among what Hookline's trainer shows to Lightning's hooks.{closest(asked, has)} "
-                     f"There are: {', '.join(has)}.")  # fmt: skip
+    return NotInView(
+        f"{path} is not among what Hookline's trainer shows to Lightning's hooks.{closest(asked, has)} "
+        f"There are: {', '.join(has)}."
+    )
 
 
 class Part:
@@ -57,9 +74,13 @@ class RunState(Part):
 
     path = "state"
     STATUS: ClassVar[Mapping[str, str]] = {
-        "waiting": "initializing", "training": "running", "running": "running", "error": "interrupted",
-        "interrupted": "interrupted", "preempted": "interrupted",
-    }  # fmt: skip
+        "waiting": "initializing",
+        "training": "running",
+        "running": "running",
+        "error": "interrupted",
+        "interrupted": "interrupted",
+        "preempted": "interrupted",
+    }
     """Hookline's words for how a run is, and Lightning's; any other ending is one that was meant."""
 
     @property
@@ -88,7 +109,15 @@ class RunState(Part):
     def stage(self) -> Any:
         """Training, validating, ... in Lightning's enumeration."""
         view = self._view
-        word = "sanity_check" if view.sanity_checking else "train" if view.training else "validate" if view.validating else None
+        word = (
+            "sanity_check"
+            if view.sanity_checking
+            else "train"
+            if view.training
+            else "validate"
+            if view.validating
+            else None
+        )
         return view.of_lightning("trainer.states", "RunningStage")(word or self._own.state.stage)
 
 
@@ -126,7 +155,9 @@ class StrategyView(Part):
 
     @property
     def _ranks(self) -> Any:
-        """What processes say to each other; a loop that is not the trainer's (`hookline.Line`) has no strategy."""
+        """What processes say to each other; a loop that is not the trainer's (`hookline.Line`) has no
+        strategy.
+        """
         own = self._own
         return own.ranks if hasattr(own, "ranks") else own.strategy.ranks
 
@@ -163,7 +194,7 @@ class StrategyView(Part):
         """Delete a checkpoint, once what replaces it is written."""
         self._view.remove_later(filepath)
 
-    # ---- manual optimization, for modules -----------------------------------------------------------------------
+    # ---- manual optimization, for modules ------------------------------------------------------------------
 
     @property
     def _lightning_optimizers(self) -> list[Any]:
@@ -175,7 +206,9 @@ class StrategyView(Part):
         self._own._last.manual.backward(closure_loss, **kwargs)
         return closure_loss
 
-    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
         """Update the weights, with the events around it."""
         handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
         is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
@@ -192,7 +225,9 @@ class PrecisionView(Part):
         own = self._own.strategy.precision
         return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
 
-    def clip_gradients(self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm") -> None:
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
+    ) -> None:
         """Clip by total norm or by value, true gradients also where they are scaled."""
         run = self._own._last
         if run.traits.is_manual:
@@ -285,7 +320,9 @@ class Connector(Part):
 
 
 class DataConnector(Part):
-    """`trainer._data_connector`: who moves a batch, for a Lightning module that moves one itself (its summary does)."""
+    """`trainer._data_connector`: who moves a batch, for a Lightning module that moves one itself (its summary
+    does).
+    """
 
     path = "_data_connector"
 
@@ -314,16 +351,38 @@ class Results(Part):
     path = "_results"
 
     def log(
-        self, fx: str, name: str, value: Any, *, prog_bar: bool = False, logger: bool = True, on_step: bool = False,
-        on_epoch: bool = True, reduce_fx: Any = "mean", add_dataloader_idx: bool = True, batch_size: int | None = None,
+        self,
+        fx: str,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool = False,
+        logger: bool = True,
+        on_step: bool = False,
+        on_epoch: bool = True,
+        reduce_fx: Any = "mean",
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
         **others: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Log one value. Hookline detaches it and reduces it over ranks by itself."""
         run = self._own._last
-        if fx == "training_step" and run.state.log.mode == "eval":  # one of Hookline's hooks, in a validation: its mean counts
+        if (
+            fx == "training_step" and run.state.log.mode == "eval"
+        ):  # one of Hookline's hooks, in a validation: its mean counts
             on_step, on_epoch = on_step and on_epoch, True
-        log_value(run, name, value, prog_bar=prog_bar, logger=logger, on_step=on_step, on_epoch=on_epoch,
-                  reduce_fx=reduce_fx, add_dataloader_idx=add_dataloader_idx, batch_size=batch_size)  # fmt: skip
+        log_value(
+            run,
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=batch_size,
+        )
 
     def reset(self, *args: Any, **kwargs: Any) -> None:
         """Hookline's log begins each pass anew by itself."""

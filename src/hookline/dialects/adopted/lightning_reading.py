@@ -1,4 +1,6 @@
-"""What a Lightning callback asks of its trainer, read from its code, so that it is refused when it is added."""
+"""What a Lightning callback asks of its trainer, read from its code, so that it is refused
+when it is added.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from hookline.dialects.lightning.table import CALLBACK_ROWS
 
 OWN = "self.trainer"
 DEEPEST = 2
-"""Functions of Lightning that a method hands the trainer on to are read as well, and those that these call."""
+"""Functions of Lightning that a method hands the trainer on to are read as well, and those that these call.
+"""
 ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
 """Code that asks one of these about the trainer knows that not every trainer has what it is after."""
 
@@ -32,7 +35,9 @@ def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
 
 
 def is_known(package: str, name: str) -> bool:
-    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its own use."""
+    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its
+    own use.
+    """
     return hasattr(TrainerView, name) or is_of_trainer(package, name)
 
 
@@ -87,7 +92,9 @@ def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]
 def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
     """The parameters that are the trainer: by their name or type, and the first one of a hook."""
     parameters = [*tree.args.posonlyargs, *tree.args.args]
-    types = {each.arg: ast.unparse(each.annotation) if each.annotation is not None else "" for each in parameters}
+    types = {
+        each.arg: ast.unparse(each.annotation) if each.annotation is not None else "" for each in parameters
+    }
     named = {name for name, kind in types.items() if name == "trainer" or "Trainer" in kind}
     return named | ({parameters[1].arg} if method in CALLBACK_ROWS and len(parameters) > 1 else set())
 
@@ -103,7 +110,9 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         given = [*node.args, *(each.value for each in node.keywords)]
-        if isinstance(node.func, ast.Name) and any(isinstance(each, ast.Name) and each.id in self.trainers for each in given):
+        if isinstance(node.func, ast.Name) and any(
+            isinstance(each, ast.Name) and each.id in self.trainers for each in given
+        ):
             self.called.append(node.func.id)
         self.generic_visit(node)
 
@@ -133,13 +142,24 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Try(self, node: ast.Try) -> None:
         handled = " ".join(ast.unparse(each.type) for each in node.handlers if each.type is not None)
-        for each in [*([] if "AttributeError" in handled else node.body), *node.handlers, *node.orelse, *node.finalbody]:
+        for each in [
+            *([] if "AttributeError" in handled else node.body),
+            *node.handlers,
+            *node.orelse,
+            *node.finalbody,
+        ]:
             self.visit(each)
 
     def _asks_first(self, test: ast.expr) -> bool:
-        calls = [each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
+        calls = [
+            each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
+        ]
         asking = [each for each in calls if each.func.id in ASKS_FIRST]  # type: ignore[attr-defined]
-        return any(isinstance(each, ast.Name) and each.id in self.trainers for call in asking for each in ast.walk(call))
+        return any(
+            isinstance(each, ast.Name) and each.id in self.trainers
+            for call in asking
+            for each in ast.walk(call)
+        )
 
 
 def _path(node: ast.expr) -> tuple[list[str], ast.expr]:
@@ -157,7 +177,9 @@ def _missing(path: list[str], is_set: bool) -> list[str]:
         is_last = index == len(path) - 1
         if name in part.PARTS:
             part = part.PARTS[name]
-        elif not hasattr(part, name) or (is_set and is_last and getattr(getattr(part, name), "fset", None) is None):
+        elif not hasattr(part, name) or (
+            is_set and is_last and getattr(getattr(part, name), "fset", None) is None
+        ):
             return path[: index + 1]
         else:
             return []

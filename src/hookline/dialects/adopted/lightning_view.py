@@ -39,18 +39,26 @@ OF_USERS = "_of_lightning_users"
 
 @functools.cache
 def _names_of_trainer(package: str) -> set[str]:
-    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.trainer") and module is not None]
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(f"{package}.trainer") and module is not None
+    ]
     names = {word for tree in filter(None, map(parsed, modules)) for word in words_of(tree)}
     return names | set(dir(sys.modules[f"{package}.trainer.trainer"].Trainer))
 
 
 def is_of_trainer(package: str, name: str) -> bool:
-    """Whether Lightning's own trainer has something of this name, or gives it to itself: then it is not the user's."""
+    """Whether Lightning's own trainer has something of this name, or gives it to itself: then it is not the
+    user's.
+    """
     return name in _names_of_trainer(package)
 
 
 class Moment:
-    """What every call of a hook needs, where it is found at once: the view itself looks further for what it has not."""
+    """What every call of a hook needs, where it is found at once: the view itself looks further for what it
+    has not.
+    """
 
     __slots__ = ("face", "names")
 
@@ -65,10 +73,15 @@ class TrainerView(LightningNames):
     """What is here works as in Lightning; anything else is an error that names it and lists what is here."""
 
     PARTS: ClassVar[dict[str, type[Part]]] = {
-        "state": RunState, "strategy": StrategyView, "fit_loop": FitLoop, "_logger_connector": Connector,
-        "_results": Results, "precision_plugin": PrecisionView, "_accelerator_connector": Distributed,
+        "state": RunState,
+        "strategy": StrategyView,
+        "fit_loop": FitLoop,
+        "_logger_connector": Connector,
+        "_results": Results,
+        "precision_plugin": PrecisionView,
+        "_accelerator_connector": Distributed,
         "_data_connector": DataConnector,
-    }  # fmt: skip
+    }
     """Attributes that have attributes of their own."""
 
     barebones: ClassVar[bool] = False
@@ -120,7 +133,7 @@ class TrainerView(LightningNames):
         """Something of the package itself, which is imported already: its enumerations, its wrappers."""
         return getattr(sys.modules[f"{self._package}.{module}"], name)
 
-    # ---- where the run is ---------------------------------------------------------------------------------------
+    # ---- where the run is ----------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
@@ -155,7 +168,7 @@ class TrainerView(LightningNames):
         run = self._own._run
         return bool(run is not None and run.signals.number)
 
-    # ---- who takes part -----------------------------------------------------------------------------------------
+    # ---- who takes part ------------------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
@@ -185,7 +198,9 @@ class TrainerView(LightningNames):
     @property
     def accelerator(self) -> Any:
         """Lightning's own accelerator for the device, which knows how to measure it."""
-        kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(self._own.device.type, "CPUAccelerator")
+        kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(
+            self._own.device.type, "CPUAccelerator"
+        )
         return self.of_lightning("accelerators", kind)()
 
     @property
@@ -198,26 +213,43 @@ class TrainerView(LightningNames):
         """Lightning's own that measures nothing; Hookline's Profiler is a hook."""
         return self.of_lightning("profilers", "PassThroughProfiler")()
 
-    # ---- saving -------------------------------------------------------------------------------------------------
+    # ---- saving --------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
-        """Ask for a checkpoint of Hookline's, a directory of this name; it is written at the next save point of the run.
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Ask for a checkpoint of Hookline's, a directory of this name; it is written at the next save point
+        of the run.
 
-        weights_only: the weights are in it either way, and `hookline.load_weights` takes them out of a whole one.
+        weights_only: the weights are in it either way, and `hookline.load_weights` takes them out of a whole
+        one.
         """
         if "://" not in str(filepath):
-            Path(filepath).absolute().parent.mkdir(parents=True, exist_ok=True)  # a link may be put beside it at once
+            Path(filepath).absolute().parent.mkdir(
+                parents=True, exist_ok=True
+            )  # a link may be put beside it at once
         monitor, caller = None, self._caller
-        if getattr(caller, "monitor", None) is not None and getattr(caller, "current_score", None) is not None:
-            monitor = {"name": caller.monitor, "mode": getattr(caller, "mode", "min"), "score": float(caller.current_score)}
+        if (
+            getattr(caller, "monitor", None) is not None
+            and getattr(caller, "current_score", None) is not None
+        ):
+            monitor = {
+                "name": caller.monitor,
+                "mode": getattr(caller, "mode", "min"),
+                "score": float(caller.current_score),
+            }
         self.__dict__["asked"] = str(filepath) if "://" in str(filepath) else str(Path(filepath))
         is_last = str(filepath) == getattr(caller, "last_model_path", None)
         failed = self._own.state.exception is not None
         reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
-        self._own.save_checkpoint(str(filepath), reason if caller is not None else "manual", None if is_last else monitor)
+        self._own.save_checkpoint(
+            str(filepath), reason if caller is not None else "manual", None if is_last else monitor
+        )
 
     def remove_later(self, filepath: str | Path) -> None:
-        """Delete a checkpoint once what replaces it is written: killed in between, a run has one too many, never one too few."""
+        """Delete a checkpoint once what replaces it is written: killed in between, a run has one too many,
+        never one too few.
+        """
         if self._own._run is None or self.asked is None:
             self._remove(filepath)
         else:
@@ -233,7 +265,7 @@ class TrainerView(LightningNames):
         if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
             self._own.remove_checkpoint(path)
 
-    # ---- going on by hand ---------------------------------------------------------------------------------------
+    # ---- going on by hand ----------------------------------------------------------------------------------
 
     def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
         """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""

@@ -1,4 +1,6 @@
-"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and people's own."""
+"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and
+people's own.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,18 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "on_save": ("on_checkpoint_save",),
 }
 """Their method -> our events. At one event they are called in this order."""
-NOT_HERE = {"on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints anywhere"}
+NOT_HERE = {
+    "on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints "
+    "anywhere"
+}
 INSIDE = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
-"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is complete."""
+"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is
+complete.
+"""
 REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
-"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are called."""
+"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are
+called.
+"""
 
 
 class TransformersCallback(AdoptedCallback):
@@ -54,18 +63,25 @@ class TransformersCallback(AdoptedCallback):
         self._given: dict[str, dict[str, Any]] = {}
         """What each method takes of it."""
         self._accumulate = 1
-        self._own = {event for method, events in METHODS.items() if self.overrides(method) for event in events}
+        self._own = {
+            event for method, events in METHODS.items() if self.overrides(method) for event in events
+        }
         """The events at which a method of the callback is called."""
         self._asleep: list[Listener] = []
-        """Called only after the callback has asked for something, so that asking for nothing costs nothing."""
+        """Called only after the callback has asked for something, so that asking for nothing costs nothing.
+        """
         for method, reason in NOT_HERE.items():
             if self.overrides(method):
-                raise HookError(f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}.")
+                raise HookError(
+                    f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}."
+                )
 
-    # ---- listening --------------------------------------------------------------------------------------------------
+    # ---- listening -----------------------------------------------------------------------------------------
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One per event: what all callbacks share is kept up, then come the methods that this one overrides."""
+        """One per event: what all callbacks share is kept up, then come the methods that this
+        one overrides.
+        """
         looks_inside = any(self.overrides(method) for method in INSIDE)
         heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
         heard["on_fit_start"], heard["on_train_start"] = [self._take_in], [self._measure, self._refresh]
@@ -81,10 +97,26 @@ class TransformersCallback(AdoptedCallback):
         heard.setdefault("on_train_epoch_end", []).append(self._settle_epoch)
 
         def listener(event: str, *calls: Caller) -> Listener:
-            return Listener("H", name, self, table[event], self._origin(event), Binding(_one(calls), facts.get(event, ())), [])
+            return Listener(
+                "H",
+                name,
+                self,
+                table[event],
+                self._origin(event),
+                Binding(_one(calls), facts.get(event, ())),
+                [],
+            )
 
-        ends = Listener("H", name, self, table["on_train_batch_start"], self._end_epoch, Binding(self._end_epoch, ()), [],
-                        declares_steering=True)  # fmt: skip
+        ends = Listener(
+            "H",
+            name,
+            self,
+            table["on_train_batch_start"],
+            self._end_epoch,
+            Binding(self._end_epoch, ()),
+            [],
+            declares_steering=True,
+        )
         self._asleep = [ends, listener("on_step_end", self._settle_step)]
         return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
 
@@ -95,7 +127,11 @@ class TransformersCallback(AdoptedCallback):
         return function
 
     def _caller(self, method: str, event: str) -> Caller:
-        function, extra, applies = getattr(self.original, method), EXTRAS.get((method, event)), APPLIES.get(method)
+        function, extra, applies = (
+            getattr(self.original, method),
+            EXTRAS.get((method, event)),
+            APPLIES.get(method),
+        )
         moves_on = method not in INSIDE
 
         def call(s: Any) -> None:
@@ -106,14 +142,23 @@ class TransformersCallback(AdoptedCallback):
             if moves_on:
                 state.global_step = s.step
                 state.epoch = s.batches_seen / batches if batches else float(s.epochs_seen)
-            given = self._given[method] if extra is None else {**self._given[method], **self._named(method, extra(self, s))}
+            given = (
+                self._given[method]
+                if extra is None
+                else {**self._given[method], **self._named(method, extra(self, s))}
+            )
             control = function(shared.args, state, shared.control, **given)
             if control is None:
                 control = shared.control
             else:
                 shared.control = control
-            if (control.should_log or control.should_evaluate or control.should_save or control.should_epoch_stop
-                    or control.should_training_stop):  # fmt: skip
+            if (
+                control.should_log
+                or control.should_evaluate
+                or control.should_save
+                or control.should_epoch_stop
+                or control.should_training_stop
+            ):
                 self._asked(s, event)
 
         return call
@@ -125,7 +170,7 @@ class TransformersCallback(AdoptedCallback):
             return given
         return {key: value for key, value in given.items() if key in parameters}
 
-    # ---- what is asked for ------------------------------------------------------------------------------------------
+    # ---- what is asked for ---------------------------------------------------------------------------------
 
     def _asked(self, s: Any, event: str) -> None:
         """Something is set in `control`: it is done once no other callback can take it back at this event."""
@@ -164,14 +209,20 @@ class TransformersCallback(AdoptedCallback):
         plan.remove([each for each in self._asleep if each in plan])
 
     def _end_epoch(self, s: Any) -> Any:
-        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this was woken."""
+        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this
+        was woken.
+        """
         run = getattr(s.trainer, "_run", None)
         waited_for = run is None or run.boundary.waits_for_signals
         return END_EPOCH if self.shared.ends_epoch and waited_for else None
 
     def _in_turn(self, s: Any, event: str) -> list[Any]:
         """The transformers callbacks that hear this event, in the order in which they are called."""
-        found = [each.owner for each in s.trainer.plan.listeners(event) if isinstance(each.owner, TransformersCallback)]
+        found = [
+            each.owner
+            for each in s.trainer.plan.listeners(event)
+            if isinstance(each.owner, TransformersCallback)
+        ]
         return found or [self]  # it may have taken itself out
 
     def _is_first(self, s: Any, event: str) -> bool:
@@ -180,11 +231,15 @@ class TransformersCallback(AdoptedCallback):
     def _is_last(self, s: Any, event: str) -> bool:
         return self._in_turn(s, event)[-1] is self
 
-    # ---- the run ----------------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     def begin_run(self, state: Any) -> None:
         """A run begins: what the callback is shown is of this run, and the same for all of its kind."""
-        others = [entry.hook.shared for entry in state.hooks.entries() if isinstance(entry.hook, TransformersCallback)]
+        others = [
+            entry.hook.shared
+            for entry in state.hooks.entries()
+            if isinstance(entry.hook, TransformersCallback)
+        ]
         known = next((each for each in others if each is not None and each.facts is state), None)
         self.shared = known or SharedRun(state, sys.modules[self.base.__module__])
         self.shared.members.append(self)
@@ -198,10 +253,13 @@ class TransformersCallback(AdoptedCallback):
         run = getattr(trainer, "_run", None)
         loaders = {} if run is None else run.data.given
         self.given = {
-            "model": s.module, "processing_class": None, "optimizer": s.optimizers[0] if s.optimizers else None,
+            "model": s.module,
+            "processing_class": None,
+            "optimizer": s.optimizers[0] if s.optimizers else None,
             "lr_scheduler": s.schedulers[0] if s.schedulers else None,
-            "train_dataloader": loaders.get("train"), "eval_dataloader": loaders.get("val"),
-        }  # fmt: skip
+            "train_dataloader": loaders.get("train"),
+            "eval_dataloader": loaders.get("val"),
+        }
         self._given = {method: self._named(method, self.given) for method in METHODS}
         shared.state.logging_steps = options.log_every_n_steps
         shared.state.num_train_epochs = max(0, options.max_epochs or 0)
@@ -230,7 +288,7 @@ class TransformersCallback(AdoptedCallback):
         if not s.sanity_checking and self._is_last(s, "on_validation_end"):
             self.shared.note_best(s)
 
-    # ---- state ------------------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What the callback exports, and the best metric that it goes by."""
@@ -244,7 +302,7 @@ class TransformersCallback(AdoptedCallback):
         self.shared.load_state_dict(state)
 
 
-# ---- what some methods are given, and when they are not called -------------------------------------------------------
+# ---- what some methods are given, and when they are not called ---------------------------------------------
 
 
 def _logged(callback: TransformersCallback, s: Any) -> dict[str, Any]:
@@ -256,7 +314,13 @@ def _evaluated(callback: TransformersCallback, s: Any) -> dict[str, Any]:
 
 
 def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
-    return {"metrics": {key.replace("test/", "test_", 1): value for key, value in s.metrics.items() if key.startswith("test/")}}
+    return {
+        "metrics": {
+            key.replace("test/", "test_", 1): value
+            for key, value in s.metrics.items()
+            if key.startswith("test/")
+        }
+    }
 
 
 EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
@@ -268,7 +332,9 @@ EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str,
 }
 APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
     # a step of theirs is a window of ours
-    "on_step_begin": lambda callback, s: s.batch_idx % callback._accumulate == 0 and not callback.shared.ends_epoch,
+    "on_step_begin": lambda callback, s: (
+        s.batch_idx % callback._accumulate == 0 and not callback.shared.ends_epoch
+    ),
     "on_substep_end": lambda callback, s: (
         (s.batch_idx + 1) % callback._accumulate != 0 and s.batch_idx + 1 != callback.shared.batches
     ),

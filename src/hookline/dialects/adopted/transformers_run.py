@@ -8,7 +8,9 @@ from hookline.dialects.adopted.transformers_view import ArgsView, eval_name, eva
 
 
 class SharedRun:
-    """A run as transformers has it. Each callback sees what those before it have set in `control`, and may take it back."""
+    """A run as transformers has it. Each callback sees what those before it have set in `control`, and may
+    take it back.
+    """
 
     def __init__(self, facts: Any, theirs: Any) -> None:
         self.facts = facts
@@ -16,12 +18,17 @@ class SharedRun:
         self.args: Any = facts.config if hasattr(facts.config, "metric_for_best_model") else ArgsView(facts)
         self.state: Any = theirs.TrainerState()
         self.control: Any = theirs.TrainerControl()
-        self.state.is_world_process_zero, self.state.is_local_process_zero = facts.rank == 0, facts.local_rank == 0
+        self.state.is_world_process_zero, self.state.is_local_process_zero = (
+            facts.rank == 0,
+            facts.local_rank == 0,
+        )
         self.members: list[Any] = []
         self.batches: int | None = None
         """Batches of an epoch, if known."""
         self.ends_epoch = False
-        """Whether should_epoch_stop was set when a method had been called: that counts, whatever is set later."""
+        """Whether should_epoch_stop was set when a method had been called: that counts, whatever is set
+        later.
+        """
         self.logs: dict[str, Any] = {}
         """The newest row, as on_log gets it."""
         self.metrics: dict[str, Any] = {}
@@ -31,7 +38,7 @@ class SharedRun:
         self._stop: tuple[str, int] = ("", -1)
         """Who has asked for the end, and at which step."""
 
-    # ---- where it is ------------------------------------------------------------------------------------------------
+    # ---- where it is ---------------------------------------------------------------------------------------
 
     def refresh(self, s: Any) -> None:
         """How far the run is."""
@@ -53,7 +60,7 @@ class SharedRun:
         elif self.batches is not None and state.num_train_epochs:
             state.max_steps = -(-self.batches // accumulate) * state.num_train_epochs
 
-    # ---- what is written down ---------------------------------------------------------------------------------------
+    # ---- what is written down ------------------------------------------------------------------------------
 
     def note_row(self, s: Any) -> None:
         """A row of training metrics."""
@@ -75,10 +82,12 @@ class SharedRun:
         """After all have judged an evaluation by the best one before it, as transformers does it."""
         name, best = self.args.metric_for_best_model, self.state.best_metric
         value = self.metrics.get(eval_name(name)) if name else None
-        if value is not None and (best is None or (value > best if self.args.greater_is_better else value < best)):
+        if value is not None and (
+            best is None or (value > best if self.args.greater_is_better else value < best)
+        ):
             self.state.best_metric, self.state.best_global_step = value, s.step
 
-    # ---- what is asked for ------------------------------------------------------------------------------------------
+    # ---- what is asked for ---------------------------------------------------------------------------------
 
     def note_stop(self, who: str, step: int) -> None:
         """Who was the first to ask for the end at this step."""
@@ -101,20 +110,30 @@ class SharedRun:
             write({key: value for key, value in values.items() if value is not None})
         if control.should_evaluate:
             control.should_evaluate = False
-            if self._evaluated_at != (s.step, s.batches_seen):  # the epoch's own validation may have come first
+            if self._evaluated_at != (
+                s.step,
+                s.batches_seen,
+            ):  # the epoch's own validation may have come first
                 trainer.validate()
         if control.should_save:
             control.should_save = False
             trainer.save_checkpoint()
 
-    # ---- state ------------------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What the callbacks go by."""
         state = self.state
-        return {"best_metric": state.best_metric, "best_global_step": state.best_global_step, "log_history": state.log_history}
+        return {
+            "best_metric": state.best_metric,
+            "best_global_step": state.best_global_step,
+            "log_history": state.log_history,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take it back."""
-        self.state.best_metric, self.state.best_global_step = saved.get("best_metric"), saved.get("best_global_step")
+        self.state.best_metric, self.state.best_global_step = (
+            saved.get("best_metric"),
+            saved.get("best_global_step"),
+        )
         self.state.log_history = list(saved.get("log_history", []))

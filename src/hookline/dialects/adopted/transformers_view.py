@@ -9,11 +9,17 @@ from hookline.errors import HookError, closest
 
 
 class ArgsView:
-    """The part of TrainingArguments that a Hookline run has. `Trainer(config=TrainingArguments(...))` shows those instead."""
+    """The part of TrainingArguments that a Hookline run has. `Trainer(config=TrainingArguments(...))` shows
+    those instead.
+    """
 
     def __init__(self, state: Any) -> None:
         options = state.trainer.options
-        watches = [each.watch for each in state.hooks if getattr(each, "tier", "") == "monitor" and hasattr(each, "watch")]
+        watches = [
+            each.watch
+            for each in state.hooks
+            if getattr(each, "tier", "") == "monitor" and hasattr(each, "watch")
+        ]
         watched = next((each for each in watches if each.monitor != "-"), None)
         self.metric_for_best_model = eval_name(watched.monitor) if watched is not None else "loss"
         self.greater_is_better = watched is not None and watched.mode == "max"
@@ -28,7 +34,11 @@ class ArgsView:
         self.output_dir = str(options.run_dir or options.default_root_dir)
         self.seed = options.seed
         self.device = state.device
-        self.world_size, self.process_index, self.local_process_index = state.world_size, state.rank, state.local_rank
+        self.world_size, self.process_index, self.local_process_index = (
+            state.world_size,
+            state.rank,
+            state.local_rank,
+        )
         self.local_rank = state.local_rank
         self.disable_tqdm = not options.enable_progress_bar
         self.report_to: list[str] = []
@@ -45,8 +55,10 @@ class ArgsView:
         if name.startswith("__"):
             raise AttributeError(name)
         known = [each for each in vars(self) if not each.startswith("_")]
-        raise HookError(f"A transformers callback asks for args.{name}, which no Hookline run has.{closest(name, known)} "
-                        f"There are: {', '.join(known)}. For others pass Trainer(config=TrainingArguments(...)).")  # fmt: skip
+        raise HookError(
+            f"A transformers callback asks for args.{name}, which no Hookline run has.{closest(name, known)} "
+            f"There are: {', '.join(known)}. For others pass Trainer(config=TrainingArguments(...))."
+        )
 
 
 def eval_name(name: str) -> str:
@@ -55,9 +67,17 @@ def eval_name(name: str) -> str:
 
 
 def eval_names(metrics: Mapping[str, float], watched: str = "") -> dict[str, float]:
-    """The metrics of a validation under transformers' names; `watched`: one that is of it, whatever it is called."""
-    found = {eval_name(key): value for key, value in metrics.items() if key.startswith(("val/", "val_", "eval_"))}
-    return {**found, eval_name(watched): metrics[watched]} if watched in metrics and not watched.startswith("train") else found
+    """The metrics of a validation under transformers' names; `watched`: one that is of it, whatever it is
+    called.
+    """
+    found = {
+        eval_name(key): value for key, value in metrics.items() if key.startswith(("val/", "val_", "eval_"))
+    }
+    return (
+        {**found, eval_name(watched): metrics[watched]}
+        if watched in metrics and not watched.startswith("train")
+        else found
+    )
 
 
 def logged_names(row: Mapping[str, float], epoch: float) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""Lightning's `Trainer`, `LightningModule`, `LightningDataModule` and `Callback`: change the import line, and code runs.
+"""Lightning's `Trainer`, `LightningModule`, `LightningDataModule` and `Callback`: change the import line, and
+code runs.
 
-Lightning itself need not be installed. Its own classes, where it is, go into `hookline.Trainer` as they are: see
-`hookline.dialects.adopted`.
+Lightning itself need not be installed. Its own classes, where it is, go into `hookline.Trainer` as they are:
+see `hookline.dialects.adopted`.
 """
 
 from __future__ import annotations

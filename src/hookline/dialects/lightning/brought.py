@@ -1,4 +1,6 @@
-"""What a module brings into a run: its callbacks, in the place of the trainer's of the same class, and its hyper-parameters."""
+"""What a module brings into a run: its callbacks, in the place of the trainer's of the same class, and its
+hyper-parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ log = logging.getLogger("hookline")
 
 def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     """The hooks to add; `returned` is what `configure_callbacks` gave."""
-    callbacks = list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
+    callbacks = (
+        list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
+    )
     hooks = run.state.hooks
     kinds = {type(each) for each in callbacks}
     displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
     for entry in displaced:
-        log.warning("%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
-                    type(module).__name__, type(entry.given).__name__, entry.name)  # fmt: skip
+        log.warning(
+            "%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
+            type(module).__name__,
+            type(entry.given).__name__,
+            entry.name,
+        )
     if displaced:
         run.participants.on_close.append(hooks.set_aside(displaced))
     data = getattr(run.datamodule, "original", run.datamodule)

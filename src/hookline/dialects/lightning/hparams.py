@@ -1,4 +1,6 @@
-"""`self.save_hyperparameters()` and `self.hparams`: what a module or data module was made with, as Lightning keeps it."""
+"""`self.save_hyperparameters()` and `self.hparams`: what a module or data module was made with, as Lightning
+keeps it.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +50,30 @@ class HyperParameters:
         record_init(cls)
 
     def save_hyperparameters(
-        self, *args: Any, ignore: str | Iterable[str] | None = None, frame: FrameType | None = None, logger: bool = True
+        self,
+        *args: Any,
+        ignore: str | Iterable[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
     ) -> None:
-        """Keep the arguments of `__init__`: all, those that are named here, or those in the one mapping or namespace given.
+        """Keep the arguments of `__init__`: all, those that are named here, or those in the one mapping or
+        namespace given.
 
-        logger: whether they are logged as well. frame: not needed, because every call of `__init__` records its arguments.
+        logger: whether they are logged as well. frame: not needed, because every call of `__init__` records
+        its arguments.
         """
         made_with = running_arguments(self)
         objects = [each for each in args if not isinstance(each, str)]
         if objects:
             kept = _as_dict(objects[0])
-            self._hparams_name = next((name for name, value in made_with.items() if value is objects[0]), None)
+            self._hparams_name = next(
+                (name for name, value in made_with.items() if value is objects[0]), None
+            )
         elif unknown := [name for name in args if name not in made_with]:
-            raise OptionError(f"save_hyperparameters({unknown[0]!r}): {type(self).__name__}.__init__ has no such argument. "
-                              f"It has: {', '.join(made_with) or 'none'}.")  # fmt: skip
+            raise OptionError(
+                f"save_hyperparameters({unknown[0]!r}): {type(self).__name__}.__init__ has no such argument. "
+                f"It has: {', '.join(made_with) or 'none'}."
+            )
         else:
             kept = {name: made_with[name] for name in args or made_with}
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
@@ -77,7 +89,10 @@ def _as_dict(given: Any) -> dict[str, Any]:
         return dataclasses.asdict(given)
     if isinstance(given, Mapping):
         return dict(given)
-    raise OptionError(f"save_hyperparameters takes names, a mapping, a namespace or a dataclass, not {type(given).__name__}.")
+    raise OptionError(
+        f"save_hyperparameters takes names, a mapping, a namespace or a dataclass, not "
+        f"{type(given).__name__}."
+    )
 
 
 def _copied(value: Any) -> Any:
@@ -88,7 +103,9 @@ def _copied(value: Any) -> Any:
 
 
 class KeptHParams(HParams):
-    """Puts what a module has kept into every checkpoint, for `load_from_checkpoint`, and with the data module's into the log."""
+    """Puts what a module has kept into every checkpoint, for `load_from_checkpoint`, and with the data
+    module's into the log.
+    """
 
     name = "hparams"
 

@@ -10,7 +10,9 @@ from hookline.data.sources import length_of
 
 
 class SideBySide:
-    """One batch from each loader, in the shape in which they were given; shorter ones begin again until the longest is over."""
+    """One batch from each loader, in the shape in which they were given; shorter ones begin again until the
+    longest is over.
+    """
 
     def __init__(self, loaders: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> None:
         self.names = list(loaders) if isinstance(loaders, Mapping) else None
@@ -41,7 +43,9 @@ class SideBySide:
 
 def are_loaders(given: Any) -> bool:
     """Whether it is several loaders; a list of batches is one."""
-    is_list = isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
+    is_list = (
+        isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
+    )
     return is_list or isinstance(given, Mapping)
 
 

@@ -13,10 +13,21 @@ Reduction = str | Callable[..., Any]
 
 
 def log_value(
-    run: Any, name: str, value: Any, *, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
-    on_epoch: bool | None = None, reduce_fx: Reduction = "mean", add_dataloader_idx: bool = True, batch_size: int | None = None,
-) -> None:  # fmt: skip
-    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told otherwise."""
+    run: Any,
+    name: str,
+    value: Any,
+    *,
+    prog_bar: bool = False,
+    logger: bool | None = None,
+    on_step: bool | None = None,
+    on_epoch: bool | None = None,
+    reduce_fx: Reduction = "mean",
+    add_dataloader_idx: bool = True,
+    batch_size: int | None = None,
+) -> None:
+    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told
+    otherwise.
+    """
     log, state = run.state.log, run.state
     loaders = run.data.loaders.get("test" if state.stage == "test" else "val", ())
     if log.mode == "eval" and add_dataloader_idx and len(loaders) > 1:
@@ -38,8 +49,20 @@ def log_value(
         log.pending.pop(with_ending(name, "_step"), None)
 
 
-PLACES = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist", "sync_dist_group",
-          "add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only")  # fmt: skip
+PLACES = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "enable_graph",
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "batch_size",
+    "metric_attribute",
+    "rank_zero_only",
+)
 """The arguments of Lightning's `log` after the name and the value, in their order."""
 MEANT = {"prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size"}
 """Those that change something here; ranks are brought together by themselves."""
@@ -49,8 +72,10 @@ def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], opt
     """Log one value, with whatever Lightning's `log` takes."""
     given = {**dict(zip(PLACES, args, strict=False)), **options}
     if unknown := [each for each in given if each not in PLACES]:
-        raise OptionError(f"log({name!r}, {unknown[0]}=...): there is no such option.{closest(unknown[0], PLACES)} "
-                          f"There are: {', '.join(PLACES)}.")  # fmt: skip
+        raise OptionError(
+            f"log({name!r}, {unknown[0]}=...): there is no such option.{closest(unknown[0], PLACES)} "
+            f"There are: {', '.join(PLACES)}."
+        )
     log_value(run, name, value, **{key: each for key, each in given.items() if key in MEANT})
 
 
@@ -59,6 +84,8 @@ def reduction(name: str, asked: Reduction) -> str:
     word = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
     word = {"amin": "min", "amax": "max", "avg": "mean"}.get(word, word)
     if word not in REDUCTIONS:
-        raise OptionError(f"log({name!r}, reduce_fx={asked!r}): allowed are {', '.join(REDUCTIONS)} and torch's functions of "
-                          "these names. A torchmetrics.Metric can be logged as it is.")  # fmt: skip
+        raise OptionError(
+            f"log({name!r}, reduce_fx={asked!r}): allowed are {', '.join(REDUCTIONS)} and torch's functions "
+            "of these names. A torchmetrics.Metric can be logged as it is."
+        )
     return word

@@ -1,4 +1,6 @@
-"""`LightningModule`, `LightningDataModule` and `Callback`: Hookline's own under Lightning's names and arguments."""
+"""`LightningModule`, `LightningDataModule` and `Callback`: Hookline's own under Lightning's names and
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ OF_2019: Mapping[str, Row] = {
 
 
 class LightningModule(HyperParameters, Module):
-    """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their names."""
+    """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their
+    names.
+    """
 
     __hookline_base__: ClassVar[bool] = True
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
@@ -57,20 +61,51 @@ class LightningModule(HyperParameters, Module):
         return brought(self._run, self, None)
 
     def log(  # type: ignore[override]
-        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
-        on_epoch: bool | None = None, reduce_fx: Reduction = "mean", enable_graph: bool = False, sync_dist: bool = False,
-        sync_dist_group: Any = None, add_dataloader_idx: bool = True, batch_size: int | None = None,
-        metric_attribute: str | None = None, rank_zero_only: bool = False,
-    ) -> None:  # fmt: skip
-        """Log a number. Hookline reduces over ranks by itself where decisions need it, so `sync_dist` changes nothing."""
-        log_value(self._run, name, value, prog_bar=prog_bar, logger=logger, on_step=on_step, on_epoch=on_epoch,
-                  reduce_fx=reduce_fx, add_dataloader_idx=add_dataloader_idx, batch_size=batch_size)  # fmt: skip
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Reduction = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log a number. Hookline reduces over ranks by itself where decisions need it, so `sync_dist` changes
+        nothing.
+        """
+        log_value(
+            self._run,
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=batch_size,
+        )
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only the parameters of this optimizer have gradients, until `untoggle_optimizer`."""
         mine = {each for group in optimizer.param_groups for each in group["params"]}
-        every = [each for known in self._run.state.optimizers for group in known.param_groups for each in group["params"]]
-        self._toggled = {**{each: each.requires_grad for each in every}, **self._toggled}  # as they were before the first toggle
+        every = [
+            each
+            for known in self._run.state.optimizers
+            for group in known.param_groups
+            for each in group["params"]
+        ]
+        self._toggled = {
+            **{each: each.requires_grad for each in every},
+            **self._toggled,
+        }  # as they were before the first toggle
         for each, has_gradient in self._toggled.items():
             each.requires_grad_(has_gradient and each in mine)
 
@@ -126,7 +161,8 @@ class LightningDataModule(HyperParameters, DataModule):
 class Callback(RunAware, DialectHook):
     """A hook whose methods begin with `trainer, pl_module`. What they return steers as the lifecycle says.
 
-    Ask for further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module, outputs, grad_norm)`.
+    Ask for further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module,
+    outputs, grad_norm)`.
     """
 
     __hookline_base__: ClassVar[bool] = True

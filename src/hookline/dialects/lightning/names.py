@@ -43,13 +43,17 @@ def _option(name: str, doc: str) -> Any:
 
 
 def epoch_of(state: Any) -> int:
-    """The current epoch, from 0; once the training is over, the number of epochs that it has begun, as Lightning counts."""
+    """The current epoch, from 0; once the training is over, the number of epochs that it has begun, as
+    Lightning counts.
+    """
     is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
     return int(state.epoch + (is_over and state.batches_seen > 0))
 
 
 def directory_of(trainer: Any) -> Path:
-    """The run's directory. Outside of fit it need not exist: whoever only asks where things would go makes none."""
+    """The run's directory. Outside of fit it need not exist: whoever only asks where things would go makes
+    none.
+    """
     return trainer.run_dir if trainer.state.stage == "fit" else trainer._directory.intended()  # type: ignore[no-any-return]
 
 
@@ -58,7 +62,7 @@ class LightningNames:
 
     _own: Any
 
-    # ---- how far it is ------------------------------------------------------------------------------------------
+    # ---- how far it is -------------------------------------------------------------------------------------
 
     @property
     def current_epoch(self) -> int:
@@ -93,7 +97,9 @@ class LightningNames:
 
     @property
     def validating(self) -> bool:
-        """Whether validation batches are being measured, in a fit or by themselves; not in the sanity check."""
+        """Whether validation batches are being measured, in a fit or by themselves; not in
+        the sanity check.
+        """
         in_fit = self._own.state.stage == "fit" and self._evaluating and not self.sanity_checking
         return self._own.state.stage == "validate" or in_fit
 
@@ -132,16 +138,26 @@ class LightningNames:
         """Whether a signal or Ctrl-C has ended the run."""
         return self._own.status in ("interrupted", "preempted")
 
-    # ---- what it was told ---------------------------------------------------------------------------------------
+    # ---- what it was told ----------------------------------------------------------------------------------
 
     max_epochs = _option("max_epochs", "Epochs to train; None or -1: no limit.")
     max_steps = _option("max_steps", "Updates to make; -1: no limit.")
-    val_check_interval = _option("val_check_interval", "Batches, or the fraction of an epoch, between validations.")
+    val_check_interval = _option(
+        "val_check_interval", "Batches, or the fraction of an epoch, between validations."
+    )
     check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
-    limit_train_batches = _option("limit_train_batches", "Batches of an epoch that are used, or the fraction of them.")
-    limit_val_batches = _option("limit_val_batches", "Batches of a validation that are used, or the fraction of them.")
-    limit_test_batches = _option("limit_test_batches", "Batches of a test that are used, or the fraction of them.")
-    limit_predict_batches = _option("limit_predict_batches", "Batches that are predicted on, or the fraction of them.")
+    limit_train_batches = _option(
+        "limit_train_batches", "Batches of an epoch that are used, or the fraction of them."
+    )
+    limit_val_batches = _option(
+        "limit_val_batches", "Batches of a validation that are used, or the fraction of them."
+    )
+    limit_test_batches = _option(
+        "limit_test_batches", "Batches of a test that are used, or the fraction of them."
+    )
+    limit_predict_batches = _option(
+        "limit_predict_batches", "Batches that are predicted on, or the fraction of them."
+    )
     overfit_batches = _option("overfit_batches", "Training batches that are used again and again; 0: no.")
     log_every_n_steps = _option("log_every_n_steps", "Updates between rows of the log.")
     fast_dev_run = _option("fast_dev_run", "Whether this only tries out whether everything works.")
@@ -193,12 +209,18 @@ class LightningNames:
         run = self._own._last
         return str(run.resume.path) if run is not None and run.resume.path is not None else None
 
-    # ---- who takes part -----------------------------------------------------------------------------------------
+    # ---- who takes part ------------------------------------------------------------------------------------
 
     @property
     def callbacks(self) -> list[Any]:
-        """The hooks, as they were given; after a run those that took part in it, with what its module brought."""
-        brought = [entry.given for entry in self._own._last.participants.module_hooks] if self._own._last is not None else []
+        """The hooks, as they were given; after a run those that took part in it, with what its module
+        brought.
+        """
+        brought = (
+            [entry.given for entry in self._own._last.participants.module_hooks]
+            if self._own._last is not None
+            else []
+        )
         kinds = {type(each) for each in brought}
         return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
 
@@ -215,7 +237,11 @@ class LightningNames:
     @property
     def early_stopping_callbacks(self) -> list[Any]:
         """Those that stop early."""
-        return [each for each in self.callbacks if any(cls.__name__ == "EarlyStopping" for cls in type(each).__mro__)]
+        return [
+            each
+            for each in self.callbacks
+            if any(cls.__name__ == "EarlyStopping" for cls in type(each).__mro__)
+        ]
 
     @property
     def early_stopping_callback(self) -> Any:
@@ -297,7 +323,7 @@ class LightningNames:
         known: Mapping[str, int | None] = self._own.num_batches(kind)
         return [float("inf") if length is None else length for length in known.values()]
 
-    # ---- processes ----------------------------------------------------------------------------------------------
+    # ---- processes -----------------------------------------------------------------------------------------
 
     @property
     def is_global_zero(self) -> bool:
@@ -322,7 +348,9 @@ class LightningNames:
     @property
     def node_rank(self) -> int:
         """This machine's number."""
-        return (self.global_rank - self.local_rank) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
+        return (self.global_rank - self.local_rank) // max(
+            1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+        )
 
     @property
     def num_nodes(self) -> int:
@@ -341,7 +369,11 @@ class LightningNames:
 
 
 def _tensor(value: Any) -> Tensor:
-    return value.detach().to(torch.get_default_dtype()) if isinstance(value, Tensor) else torch.tensor(float(value))
+    return (
+        value.detach().to(torch.get_default_dtype())
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value))
+    )
 
 
 def _one_or_all(loaders: list[Any]) -> Any:

@@ -34,8 +34,25 @@ from hookline.dialects.model_training_framework.settings import (
 from hookline.dialects.model_training_framework.trainer import GenericTrainer
 
 __all__ = [
-    "CheckpointConfig", "EarlyStoppingHook", "EpochLengthPolicy", "FaultToleranceConfig", "GenericTrainer",
-    "GenericTrainerConfig", "GradientMonitorHook", "HookManager", "HooksConfig", "LRMonitorHook", "LoggingConfig", "LoggingHook",
-    "ModelCheckpointHook", "MultiDataLoaderConfig", "PerformanceConfig", "PreemptionConfig", "SamplingStrategy", "TrainerHooks",
-    "ValAggregation", "ValidationConfig", "ValidationFrequency",
-]  # fmt: skip
+    "CheckpointConfig",
+    "EarlyStoppingHook",
+    "EpochLengthPolicy",
+    "FaultToleranceConfig",
+    "GenericTrainer",
+    "GenericTrainerConfig",
+    "GradientMonitorHook",
+    "HookManager",
+    "HooksConfig",
+    "LRMonitorHook",
+    "LoggingConfig",
+    "LoggingHook",
+    "ModelCheckpointHook",
+    "MultiDataLoaderConfig",
+    "PerformanceConfig",
+    "PreemptionConfig",
+    "SamplingStrategy",
+    "TrainerHooks",
+    "ValAggregation",
+    "ValidationConfig",
+    "ValidationFrequency",
+]

@@ -1,4 +1,6 @@
-"""The built-in hooks under the names, parameters and defaults of the Model Training Framework, and the switches for them."""
+"""The built-in hooks under the names, parameters and defaults of the Model Training Framework, and the
+switches for them.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ class LoggingHook(ConsoleLog):
     def check(self) -> None:
         """The level must be one that Python's logging knows."""
         if self.log_level not in LEVELS:
-            raise OptionError(f"LoggingHook: log_level={self.log_level!r}, allowed: {', '.join(LEVELS)}."
-                              f"{closest(str(self.log_level).upper(), LEVELS)}", option="log_level", value=self.log_level,
-                              allowed=tuple(LEVELS))  # fmt: skip
+            raise OptionError(
+                f"LoggingHook: log_level={self.log_level!r}, allowed: {', '.join(LEVELS)}."
+                f"{closest(str(self.log_level).upper(), LEVELS)}",
+                option="log_level",
+                value=self.log_level,
+                allowed=tuple(LEVELS),
+            )
 
     def _say(self, text: str) -> None:
         if logging.getLevelNamesMapping()[self.log_level] <= logging.INFO:
@@ -43,9 +49,13 @@ class GradientMonitorHook(GradientMonitor):
     """Norms, percentiles and histograms of the gradients, every so many updates."""
 
     def __init__(
-        self, log_frequency: int = 100, log_histogram: bool = False, log_norm: bool = True,
-        param_filter: Sequence[str] | None = None, percentiles: Sequence[float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        log_frequency: int = 100,
+        log_histogram: bool = False,
+        log_norm: bool = True,
+        param_filter: Sequence[str] | None = None,
+        percentiles: Sequence[float] | None = None,
+    ) -> None:
         """As in `GradientMonitor`, which has more to choose from."""
         super().__init__(log_frequency, log_histogram, log_norm, param_filter, percentiles)
 
@@ -54,22 +64,46 @@ class ModelCheckpointHook(ModelCheckpoint):
     """Keeps the best checkpoints by a metric."""
 
     def __init__(
-        self, save_top_k: int = 3, monitor: str = "val/loss", mode: str = "min", save_last: bool = False,
-        save_on_train_epoch_end: bool | None = None, filename: str | None = None, auto_insert_metric_name: bool = True,
-    ) -> None:  # fmt: skip
-        """As in `ModelCheckpoint`, which has more to choose from; into the folder `best` of the run's directory."""
-        super().__init__(monitor, mode, save_top_k, save_last, filename, auto_insert_metric_name,
-                         save_on_train_epoch_end=save_on_train_epoch_end, dirpath="best")  # fmt: skip
+        self,
+        save_top_k: int = 3,
+        monitor: str = "val/loss",
+        mode: str = "min",
+        save_last: bool = False,
+        save_on_train_epoch_end: bool | None = None,
+        filename: str | None = None,
+        auto_insert_metric_name: bool = True,
+    ) -> None:
+        """As in `ModelCheckpoint`, which has more to choose from; into the folder `best` of the run's
+        directory.
+        """
+        super().__init__(
+            monitor,
+            mode,
+            save_top_k,
+            save_last,
+            filename,
+            auto_insert_metric_name,
+            save_on_train_epoch_end=save_on_train_epoch_end,
+            dirpath="best",
+        )
 
 
 class EarlyStoppingHook(EarlyStopping):
     """Stops the run when a metric stops improving."""
 
     def __init__(
-        self, monitor: str = "val/loss", patience: int = 10, mode: str = "min", min_delta: float = 0.0001,
-        check_on_train_epoch_end: bool | None = None, strict: bool = True, verbose: bool = False,
-    ) -> None:  # fmt: skip
-        """As in `EarlyStopping`, which has more to choose from; patience counts checks, of which an epoch has one."""
+        self,
+        monitor: str = "val/loss",
+        patience: int = 10,
+        mode: str = "min",
+        min_delta: float = 0.0001,
+        check_on_train_epoch_end: bool | None = None,
+        strict: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        """As in `EarlyStopping`, which has more to choose from; patience counts checks, of which an epoch has
+        one.
+        """
         super().__init__(monitor, patience, mode, min_delta, check_on_train_epoch_end, strict, verbose)
 
 

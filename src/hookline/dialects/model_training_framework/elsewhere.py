@@ -1,4 +1,6 @@
-"""Keys of a configuration that there are not, or that Hookline does otherwise: refused with the right ones, never ignored."""
+"""Keys of a configuration that there are not, or that Hookline does otherwise: refused with the right ones,
+never ignored.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from hookline.errors import OptionError, closest
 
 
 class Settings:
-    """Base of the configuration's classes, which are data classes: an unknown key is an error with the nearest right one."""
+    """Base of the configuration's classes, which are data classes: an unknown key is an error with the
+    nearest right one.
+    """
 
     __slots__ = ()
 
@@ -18,7 +22,9 @@ class Settings:
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
         for key in given:
             if key not in known:
-                raise OptionError(f"{cls.__name__} has no {key!r}.{closest(key, known)} It has: {', '.join(known)}.")
+                raise OptionError(
+                    f"{cls.__name__} has no {key!r}.{closest(key, known)} It has: {', '.join(known)}."
+                )
         return super().__new__(cls)
 
 
@@ -34,4 +40,6 @@ def refuse_what_is_elsewhere(config: Any, where: str = "") -> None:
         if is_dataclass(value):
             refuse_what_is_elsewhere(value, f"{key}.")
         elif value is not None and "instead" in each.metadata:
-            raise OptionError(f"{key}={value!r} is not taken here: {each.metadata['instead']}.", option=key, value=value)
+            raise OptionError(
+                f"{key}={value!r} is not taken here: {each.metadata['instead']}.", option=key, value=value
+            )

@@ -1,4 +1,6 @@
-"""`TrainerHooks`: hooks whose methods get the trainer first and the rest by position, under whatever names people gave them."""
+"""`TrainerHooks`: hooks whose methods get the trainer first and the rest by position, under whatever names
+people gave them.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +16,33 @@ _BATCH = ("trainer", "batch", "batch_idx", "dataloader_idx", "dataloader_name")
 _BATCH_OF_LOADER = ("trainer", "batch", "dataloader_idx", "dataloader_name")
 _PATH = ("trainer", "checkpoint_path")
 
-METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType({
-    "on_train_start": (("trainer",),),
-    "on_train_end": (("trainer",),),
-    "on_training_end": (("trainer",),),
-    "on_epoch_start": (("trainer", "epoch"),),
-    "on_epoch_end": (("trainer", "epoch"), ("trainer", "epoch", "metrics")),
-    "on_train_batch_start": (_BATCH, _BATCH_OF_LOADER),
-    "on_train_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
-    "on_validation_start": (("trainer", "epoch"),),
-    "on_validation_end": (("trainer", "epoch", "metrics"),),
-    "on_validation_batch_start": (_BATCH, _BATCH_OF_LOADER),
-    "on_validation_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
-    "on_before_forward": (("trainer",),),
-    "on_after_forward": (("trainer", "duration_ms"),),
-    "on_before_backward": (("trainer", "loss"),),
-    "on_after_backward": (("trainer",),),
-    "on_before_optimizer_step": (("trainer", "optimizer_idx"),),
-    "on_after_optimizer_step": (("trainer", "optimizer_idx"),),
-    "on_gradient_clip": (("trainer", "grad_norm"),),
-    "on_checkpoint_save": (_PATH,),
-    "on_checkpoint_load": (_PATH,),
-    "on_exception": (("trainer", "exception"),),
-})  # fmt: skip
-"""Every method with its documented parameters, then other forms in which people have written and called it."""
+METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
+    {
+        "on_train_start": (("trainer",),),
+        "on_train_end": (("trainer",),),
+        "on_training_end": (("trainer",),),
+        "on_epoch_start": (("trainer", "epoch"),),
+        "on_epoch_end": (("trainer", "epoch"), ("trainer", "epoch", "metrics")),
+        "on_train_batch_start": (_BATCH, _BATCH_OF_LOADER),
+        "on_train_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
+        "on_validation_start": (("trainer", "epoch"),),
+        "on_validation_end": (("trainer", "epoch", "metrics"),),
+        "on_validation_batch_start": (_BATCH, _BATCH_OF_LOADER),
+        "on_validation_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
+        "on_before_forward": (("trainer",),),
+        "on_after_forward": (("trainer", "duration_ms"),),
+        "on_before_backward": (("trainer", "loss"),),
+        "on_after_backward": (("trainer",),),
+        "on_before_optimizer_step": (("trainer", "optimizer_idx"),),
+        "on_after_optimizer_step": (("trainer", "optimizer_idx"),),
+        "on_gradient_clip": (("trainer", "grad_norm"),),
+        "on_checkpoint_save": (_PATH,),
+        "on_checkpoint_load": (_PATH,),
+        "on_exception": (("trainer", "exception"),),
+    }
+)
+"""Every method with its documented parameters, then other forms in which people have written and called it.
+"""
 
 for _name, _facts, _doc in (
     ("on_before_forward", (), "A training or validation step function is about to be called."),
@@ -69,8 +74,9 @@ def _fact(name: str, event: Event) -> str:
 class TrainerHooks(DialectHook):
     """Base of hooks of the Model Training Framework: override what you need, as you did there.
 
-    Parameters go by their names where those are names of facts, otherwise by their place. A method that takes fewer
-    arguments than its documented form can be called directly with all of them, which is how such hooks are tested.
+    Parameters go by their names where those are names of facts, otherwise by their place. A method that takes
+    fewer arguments than its documented form can be called directly with all of them, which is how such hooks
+    are tested.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -78,7 +84,9 @@ class TrainerHooks(DialectHook):
 
 
 def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
-    """Takes what any form passes, so that `super().on_...()` works from each, and shows the documented one."""
+    """Takes what any form passes, so that `super().on_...()` works from each, and shows the
+    documented one.
+    """
 
     def stub(self: Any, *args: Any, **kwargs: Any) -> None: ...
 

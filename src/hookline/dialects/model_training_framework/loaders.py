@@ -1,4 +1,6 @@
-"""Several loaders: the framework's settings for them, as Hookline's `Mixture`, and the manager that changes it in a run."""
+"""Several loaders: the framework's settings for them, as Hookline's `Mixture`, and the manager that changes
+it in a run.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class MultiDataLoaderConfig(Settings):
     steps_per_epoch: int | None = None
     """For FIXED_NUM_STEPS: batches."""
     cycle_short_loaders: bool | None = None
-    """Whether a loader that is through starts again. None: if the epoch is not the sum of their lengths, or weights are given."""
+    """Whether a loader that is through starts again. None: if the epoch is not the sum of their lengths, or
+    weights are given.
+    """
     burst_size: int = 1
     choice_rng_seed: int | None = None
     """Nothing depends on it so far: WEIGHTED is exact, nothing is drawn by chance."""
@@ -90,22 +94,31 @@ def named(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     """Loaders by name: from a list as the framework takes it, a dictionary of names, or a single one."""
     if isinstance(loaders, Mapping):
         if names and list(names) != list(loaders):
-            raise OptionError(f"{what} are named {', '.join(loaders)}, but dataloader_names says {', '.join(names)}.")
+            raise OptionError(
+                f"{what} are named {', '.join(loaders)}, but dataloader_names says {', '.join(names)}."
+            )
         return dict(loaders)
     members = list(loaders) if isinstance(loaders, list | tuple) else [loaders]
     if not members:
         raise OptionError(f"{what} is an empty list; it needs at least one loader.")
     if names and len(names) != len(members):
-        raise OptionError(f"{what}: there are {len(members)} loaders and {len(names)} dataloader_names ({', '.join(names)}).")
+        raise OptionError(
+            f"{what}: there are {len(members)} loaders and {len(names)} dataloader_names "
+            f"({', '.join(names)})."
+        )
     if len(set(names)) != len(names):
-        raise OptionError(f"{what}: dataloader_names={list(names)} has a name twice; each loader needs its own.")
+        raise OptionError(
+            f"{what}: dataloader_names={list(names)} has a name twice; each loader needs its own."
+        )
     return dict(zip(names or [f"dl{index}" for index in range(len(members))], members, strict=True))
 
 
 def mixture_of(
-    config: MultiDataLoaderConfig, names: Sequence[str], loss_weights: Sequence[float] | None = None,
+    config: MultiDataLoaderConfig,
+    names: Sequence[str],
+    loss_weights: Sequence[float] | None = None,
     optimizers: Sequence[int] | None = None,
-) -> Mixture:  # fmt: skip
+) -> Mixture:
     """The settings as a `Mixture`, which refuses what makes no sense."""
     return Mixture(
         **settings_of(config, names),
@@ -120,8 +133,10 @@ def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str
     policy = _member(EpochLengthPolicy, config.epoch_length_policy, "epoch_length_policy")
     fixed = policy is EpochLengthPolicy.FIXED_NUM_STEPS
     if fixed != (config.steps_per_epoch is not None):
-        raise OptionError(f"epoch_length_policy={policy.name} with steps_per_epoch={config.steps_per_epoch}: "
-                          "FIXED_NUM_STEPS needs steps_per_epoch, and nothing else takes it.")  # fmt: skip
+        raise OptionError(
+            f"epoch_length_policy={policy.name} with steps_per_epoch={config.steps_per_epoch}: "
+            "FIXED_NUM_STEPS needs steps_per_epoch, and nothing else takes it."
+        )
     cycle = config.cycle_short_loaders
     return {
         "order": strategy.value,
@@ -136,7 +151,9 @@ def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str
 
 def _number(names: Sequence[str], index: int) -> str:
     if not isinstance(index, int) or not 0 <= index < len(names):
-        raise OptionError(f"alternating_pattern has {index!r}; loaders are numbered from 0 to {len(names) - 1}.")
+        raise OptionError(
+            f"alternating_pattern has {index!r}; loaders are numbered from 0 to {len(names) - 1}."
+        )
     return names[index]
 
 
@@ -144,7 +161,9 @@ def _by_name(values: Sequence[Any] | None, names: Sequence[str], what: str) -> d
     if values is None:
         return {}
     if len(values) != len(names):
-        raise OptionError(f"{what}={list(values)} has {len(values)} entries for {len(names)} loaders ({', '.join(names)}).")
+        raise OptionError(
+            f"{what}={list(values)} has {len(values)} entries for {len(names)} loaders ({', '.join(names)})."
+        )
     return dict(zip(names, values, strict=True))
 
 
@@ -154,8 +173,13 @@ def _member(kind: type[Enum], value: Any, what: str) -> Any:
     if isinstance(value, kind):
         return value
     if value not in words:
-        raise OptionError(f"{what}={value!r}, allowed: {', '.join(f'{kind.__name__}.{each.name}' for each in kind)}."
-                          f"{closest(str(value), words)}", option=what, value=value, allowed=tuple(words))  # fmt: skip
+        raise OptionError(
+            f"{what}={value!r}, allowed: {', '.join(f'{kind.__name__}.{each.name}' for each in kind)}."
+            f"{closest(str(value), words)}",
+            option=what,
+            value=value,
+            allowed=tuple(words),
+        )
     return kind(value)
 
 
@@ -165,8 +189,10 @@ def aggregation_of(config: ValidationConfig, names: Sequence[str]) -> Any:
     if config.aggregation_fn is not None and config.validation_weights is not None:
         raise OptionError("ValidationConfig: aggregation_fn and validation_weights cannot be combined.")
     if how is ValAggregation.CUSTOM and config.aggregation_fn is None:
-        raise OptionError("ValidationConfig: aggregation=CUSTOM needs aggregation_fn, from {loader: {metric: value}} to "
-                          "{metric: value}.")  # fmt: skip
+        raise OptionError(
+            "ValidationConfig: aggregation=CUSTOM needs aggregation_fn, from {loader: {metric: value}} to "
+            "{metric: value}."
+        )
     if config.aggregation_fn is not None:
         return config.aggregation_fn
     if config.validation_weights is not None:
@@ -179,14 +205,18 @@ def _weighted(weights: dict[str, float]) -> Callable[[dict[str, dict[str, float]
         made: dict[str, float] = {}
         for key in dict.fromkeys(key for values in results.values() for key in values):
             having = [name for name, values in results.items() if key in values]
-            made[key] = sum(weights[name] * results[name][key] for name in having) / sum(weights[name] for name in having)
+            made[key] = sum(weights[name] * results[name][key] for name in having) / sum(
+                weights[name] for name in having
+            )
         return made
 
     return aggregate
 
 
 class LoaderManager:
-    """`trainer.multi_loader_manager`: changes what is drawn while the run goes on; part of checkpoints, written to the log."""
+    """`trainer.multi_loader_manager`: changes what is drawn while the run goes on; part of checkpoints,
+    written to the log.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -197,10 +227,16 @@ class LoaderManager:
         return list(self._trainer.loaders.names)
 
     def update_weights(self, weights: Sequence[float] | Mapping[str, float]) -> int:
-        """New weights, by the loaders' order or by name. Returns the position in the epoch from which they hold."""
+        """New weights, by the loaders' order or by name. Returns the position in the epoch from which they
+        hold.
+        """
         given = dict(weights) if isinstance(weights, Mapping) else _by_name(weights, self.names, "weights")
         return int(self._trainer.loaders.set_weights(given))
 
     def rebuild_schedule(self) -> int:
         """Take over what was changed in `trainer.multi_loader_config`."""
-        return int(self._trainer.loaders.rebuild_schedule(**settings_of(self._trainer.multi_loader_config, self.names)))
+        return int(
+            self._trainer.loaders.rebuild_schedule(
+                **settings_of(self._trainer.multi_loader_config, self.names)
+            )
+        )

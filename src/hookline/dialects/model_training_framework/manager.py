@@ -11,7 +11,9 @@ from hookline.hooklist import Handle, HookList
 
 
 class HookManager:
-    """A view of the trainer's hooks: the user's run in the order they came, before the built-in ones, however late they come."""
+    """A view of the trainer's hooks: the user's run in the order they came, before the built-in ones, however
+    late they come.
+    """
 
     def __init__(self, hooks: HookList, on_error: str | None = None) -> None:
         self._hooks = hooks
@@ -24,9 +26,14 @@ class HookManager:
         return list(self._hooks)
 
     def register_hook(self, hook: Any) -> Handle:
-        """Add an instance, or a class that can be made without arguments; a hook of Hookline's own kind as well."""
+        """Add an instance, or a class that can be made without arguments; a hook of Hookline's own kind as
+        well.
+        """
         if isinstance(hook, str):
-            raise HookError(f"register_hook({hook!r}) takes a hook. For a class path: HooksConfig(hook_classes=[{hook!r}]).")
+            raise HookError(
+                f"register_hook({hook!r}) takes a hook. For a class path: "
+                f"HooksConfig(hook_classes=[{hook!r}])."
+            )
         if self._on_error is not None:
             hook = hook() if inspect.isclass(hook) else hook
             hook.on_error = self._on_error

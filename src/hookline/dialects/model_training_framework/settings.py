@@ -59,13 +59,17 @@ class PreemptionConfig(Settings):
     """What happens when the machine is taken away."""
 
     signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
-    """The signal after which a SLURM job is put back into its queue; SIGTERM and SIGUSR1 both save and end the run."""
+    """The signal after which a SLURM job is put back into its queue; SIGTERM and SIGUSR1 both save and end
+    the run.
+    """
     max_checkpoint_sec: float = 300.0
     """How long the step that is going on and the save may take."""
     requeue_job: bool = True
     resume_from_latest_symlink: bool | None = None
-    """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in a job that SLURM
-    has started again, if requeue_job is set. False: never. There is no link: the checkpoint is found by its manifest."""
+    """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in
+    a job that SLURM has started again, if requeue_job is set. False: never. There is no link: the checkpoint
+    is found by its manifest.
+    """
     cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
     backup_checkpoints: bool | None = elsewhere("UploadCheckpoint copies checkpoints to another place")
 
@@ -101,13 +105,23 @@ class LoggingConfig(Settings):
     log_system_metrics: bool = False
     """Memory and use of CPU and GPU."""
     csv_log_dir: str | None = elsewhere("metrics.csv is in the run's directory")
-    console_log_format: str | None = elsewhere("a Logger of your own prints as you like: GenericTrainer(..., logger=[...])")
-    log_per_loader_metrics: bool | None = elsewhere("they are always there; a hook at on_train_metrics may take them out")
-    log_global_metrics: bool | None = elsewhere("they are always there; a hook at on_train_metrics may take them out")
+    console_log_format: str | None = elsewhere(
+        "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
+    )
+    log_per_loader_metrics: bool | None = elsewhere(
+        "they are always there; a hook at on_train_metrics may take them out"
+    )
+    log_global_metrics: bool | None = elsewhere(
+        "they are always there; a hook at on_train_metrics may take them out"
+    )
     log_loader_proportions: bool | None = elsewhere("they are always there, as train/dl_NAME/proportion")
-    all_reduce_metrics: bool | None = elsewhere("metrics that decisions rest on are always reduced over ranks")
+    all_reduce_metrics: bool | None = elsewhere(
+        "metrics that decisions rest on are always reduced over ranks"
+    )
     log_images_every_n_steps: int | None = elsewhere("a hook logs images when it wants: @every('500 steps')")
-    log_model_parameters: bool | None = elsewhere("a hook can: trainer.logger.add_histogram(name, weights, step)")
+    log_model_parameters: bool | None = elsewhere(
+        "a hook can: trainer.logger.add_histogram(name, weights, step)"
+    )
 
 
 @dataclass
@@ -116,13 +130,19 @@ class FaultToleranceConfig(Settings):
 
     save_sampler_state: bool | None = elsewhere(_ALWAYS)
     save_dataset_state: bool | None = elsewhere(_ALWAYS)
-    verify_deterministic_resume: bool | None = elsewhere("a resume is exact, and says so if the loader has changed")
-    checkpoint_timeout_sec: float | None = elsewhere("preemption.max_checkpoint_sec is the limit after a signal")
+    verify_deterministic_resume: bool | None = elsewhere(
+        "a resume is exact, and says so if the loader has changed"
+    )
+    checkpoint_timeout_sec: float | None = elsewhere(
+        "preemption.max_checkpoint_sec is the limit after a signal"
+    )
 
 
 @dataclass
 class GenericTrainerConfig(Settings):
-    """Everything that a `GenericTrainer` is told. Attributes of your own may be added, for your hooks to read."""
+    """Everything that a `GenericTrainer` is told. Attributes of your own may be added, for your hooks to
+    read.
+    """
 
     experiment_name: str = "experiment"
     seed: int | None = None

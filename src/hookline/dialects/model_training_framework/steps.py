@@ -31,25 +31,38 @@ def check_step(what: str, function: Any) -> None:
 
 
 class StepFunctions(PlainSteps):
-    """Calls them with the trainer and where the batch comes from; fires the events around forward if somebody listens."""
+    """Calls them with the trainer and where the batch comes from; fires the events around forward if somebody
+    listens.
+    """
 
     __hookline_base__: ClassVar[bool] = True
 
     def __init__(
-        self, trainer: Any, net: nn.Module, train: StepFunction | None, validate: StepFunction | None, optimizers: Any
+        self,
+        trainer: Any,
+        net: nn.Module,
+        train: StepFunction | None,
+        validate: StepFunction | None,
+        optimizers: Any,
     ) -> None:
         super().__init__(net, None, None, optimizers)
         self.trainer, self.train, self.validate = trainer, train, validate
 
-    def training_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = "") -> Any:
+    def training_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
+    ) -> Any:
         """What `set_training_step` was given."""
         return self._called(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = "") -> Any:
+    def validation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
+    ) -> Any:
         """What `set_validation_step` was given."""
         return self._called(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
 
-    def _called(self, function: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str) -> Any:
+    def _called(
+        self, function: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+    ) -> Any:
         trainer = self.trainer
         plan = trainer.plan
         if plan.on_before_forward is noop and plan.on_after_forward is noop:

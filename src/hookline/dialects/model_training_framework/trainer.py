@@ -45,19 +45,33 @@ class GenericTrainer(Trainer):
     """
 
     def __init__(
-        self, config: Any, model: nn.Module, optimizers: Any, schedulers: Any = None, fabric: None = None, **options: Any
+        self,
+        config: Any,
+        model: nn.Module,
+        optimizers: Any,
+        schedulers: Any = None,
+        fabric: None = None,
+        **options: Any,
     ) -> None:
-        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`, instead of the config's."""
+        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`, instead of
+        the config's.
+        """
         config = checked(config)
         if not isinstance(model, nn.Module) or isinstance(model, Module):
-            raise OptionError(f"GenericTrainer takes a plain nn.Module and step functions, not {type(model).__name__}; "
-                              "a hookline.Module is trained by hookline.Trainer.")  # fmt: skip
+            raise OptionError(
+                f"GenericTrainer takes a plain nn.Module and step functions, not {type(model).__name__}; "
+                "a hookline.Module is trained by hookline.Trainer."
+            )
         if fabric is not None:
-            raise OptionError("fabric: Hookline runs on torch.distributed itself. Leave it out and pass strategy= instead.")
+            raise OptionError(
+                "fabric: Hookline runs on torch.distributed itself. Leave it out and pass strategy= instead."
+            )
         self._optimizers = _several(optimizers, "optimizers")
         for each in self._optimizers:
             if not isinstance(each, Optimizer):
-                raise OptionError(f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them.")
+                raise OptionError(
+                    f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them."
+                )
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
         settings = options_of(config)
@@ -77,11 +91,15 @@ class GenericTrainer(Trainer):
 
     @property
     def multi_loader_config(self) -> MultiDataLoaderConfig:
-        """How the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` takes over what a hook changes in it."""
+        """How the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` takes over what a
+        hook changes in it.
+        """
         return self.config.train_loader_config  # type: ignore[no-any-return]
 
     def set_training_step(self, function: StepFunction) -> None:
-        """`function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)` returns {'loss': ...} or the loss itself."""
+        """`function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)` returns {'loss': ...} or the
+        loss itself.
+        """
         check_step("set_training_step", function)
         self._train_step = function
 
@@ -91,21 +109,32 @@ class GenericTrainer(Trainer):
         self._validation_step = function
 
     def fit(  # type: ignore[override]
-        self, train_loaders: Any, val_loaders: Any = None, max_epochs: int = 1,
+        self,
+        train_loaders: Any,
+        val_loaders: Any = None,
+        max_epochs: int = 1,
         resume_from_checkpoint: str | Path | None = None,
-    ) -> Metrics:  # fmt: skip
+    ) -> Metrics:
         """Train. Loaders: a list, a dictionary of names, or one.
 
-        resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: a new run, unless the configuration says
-        `resume_from_latest_symlink=True` or SLURM has started the job again: then from the newest one of this experiment.
+        resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: a new run, unless the
+        configuration says `resume_from_latest_symlink=True` or SLURM has started the job again: then from the
+        newest one of this experiment.
         """
         config = self.config
         train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
-        val = None if val_loaders is None else named(val_loaders, config.val_loader_config.dataloader_names, "val_loaders")
+        val = (
+            None
+            if val_loaders is None
+            else named(val_loaders, config.val_loader_config.dataloader_names, "val_loaders")
+        )
         if self._train_step is None:
             raise OptionError("fit() needs a step: call trainer.set_training_step(function) before.")
         if val is not None and self._validation_step is None:
-            raise OptionError("There are val_loaders, but no step for them: call trainer.set_validation_step(function) before.")
+            raise OptionError(
+                "There are val_loaders, but no step for them: call trainer.set_validation_step(function) "
+                "before."
+            )
         if not isinstance(max_epochs, int) or isinstance(max_epochs, bool) or max_epochs < 1:
             raise refused("max_epochs", max_epochs, "a whole number from 1")
         if not config.dry_run:
@@ -116,27 +145,37 @@ class GenericTrainer(Trainer):
         mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
         asked = mixture if len(train) > 1 or mixture != Mixture() else None
         start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
-        by_itself = start is None and _resumes_by_itself(config.preemption) and self._directory.existing() is not None
+        by_itself = (
+            start is None and _resumes_by_itself(config.preemption) and self._directory.existing() is not None
+        )
         if start is None and not by_itself:
             self._report_earlier_run()
         try:
             return super().fit(self._net, train, val, mixture=asked, resume="auto" if by_itself else start)
         except CheckpointError as error:
             if by_itself:
-                error.add_note(f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it another "
-                               "experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)")  # fmt: skip
+                error.add_note(
+                    f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it "
+                    "another experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)"
+                )
             raise
 
     def _report_earlier_run(self) -> None:
-        """Log that a new run begins where another one was: most experiments keep the default name, and so the directory."""
+        """Log that a new run begins where another one was: most experiments keep the default name, and so the
+        directory.
+        """
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
         if record and known is not None and find(known)[0]:
             said = {"training": "has not ended", "error": f"failed at step {record['step']}"}
             ended = said.get(record["status"], f"was {record['status']} at step {record['step']}")
-            log.warning("A new run begins in %s, where an earlier one %s. To continue that one: "
-                        'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another experiment_name.',
-                        known, ended)  # fmt: skip
+            log.warning(
+                "A new run begins in %s, where an earlier one %s. To continue that one: "
+                'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another '
+                "experiment_name.",
+                known,
+                ended,
+            )
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
         """What a run calls: always the step functions."""

@@ -1,4 +1,6 @@
-"""From the framework's configuration to what `hookline.Trainer` is given: a table of keys, and the hooks that others become."""
+"""From the framework's configuration to what `hookline.Trainer` is given: a table of keys, and the hooks that
+others become.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,18 @@ import torch
 
 from hookline.checks import check_choice
 from hookline.config.hooks_config import HooksConfig as Switches
-from hookline.dialects.model_training_framework.builtin import EarlyStoppingHook, GradientMonitorHook, LoggingHook
+from hookline.dialects.model_training_framework.builtin import (
+    EarlyStoppingHook,
+    GradientMonitorHook,
+    LoggingHook,
+)
 from hookline.dialects.model_training_framework.elsewhere import refuse_what_is_elsewhere
 from hookline.dialects.model_training_framework.loaders import ValidationFrequency
-from hookline.dialects.model_training_framework.settings import CheckpointConfig, GenericTrainerConfig, LoggingConfig
+from hookline.dialects.model_training_framework.settings import (
+    CheckpointConfig,
+    GenericTrainerConfig,
+    LoggingConfig,
+)
 from hookline.errors import OptionError, closest
 from hookline.filters import When
 from hookline.hook import FunctionHook
@@ -36,7 +46,10 @@ def checked(config: Any) -> GenericTrainerConfig:
     if isinstance(config, Switches):
         config = GenericTrainerConfig(hooks=config)
     if not isinstance(config, GenericTrainerConfig):
-        raise OptionError(f"GenericTrainer takes a GenericTrainerConfig or a HooksConfig first, not {type(config).__name__}.")
+        raise OptionError(
+            f"GenericTrainer takes a GenericTrainerConfig or a HooksConfig first, not "
+            f"{type(config).__name__}."
+        )
     refuse_what_is_elsewhere(config)
     return config
 
@@ -60,10 +73,15 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
         "checkpoint": False,  # `CheckpointConfig` says what is saved
         "logger": loggers_of(config.logging, config.experiment_name),
     }
-    by_steps = validation.frequency in (ValidationFrequency.EVERY_N_STEPS, ValidationFrequency.EVERY_N_STEPS.value)
+    by_steps = validation.frequency in (
+        ValidationFrequency.EVERY_N_STEPS,
+        ValidationFrequency.EVERY_N_STEPS.value,
+    )
     if by_steps != (validation.every_n_steps is not None):
-        raise OptionError(f"validation: frequency={validation.frequency} with every_n_steps={validation.every_n_steps}: "
-                          "EVERY_N_STEPS needs every_n_steps, and nothing else takes it.")  # fmt: skip
+        raise OptionError(
+            f"validation: frequency={validation.frequency} with every_n_steps={validation.every_n_steps}: "
+            "EVERY_N_STEPS needs every_n_steps, and nothing else takes it."
+        )
     if validation.every_n_steps is not None:
         options["val_check_interval"] = validation.every_n_steps * performance.gradient_accumulation_steps
     return options
@@ -73,29 +91,39 @@ def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
     """Each of the loggers that are asked for, in one way or another."""
     kinds = config.composite_loggers or [] if config.logger_type == "composite" else [config.logger_type]
     if config.logger_type == "composite" and not kinds:
-        raise OptionError("logging: logger_type='composite' needs composite_loggers, such as ['console', 'tensorboard'].")
+        raise OptionError(
+            "logging: logger_type='composite' needs composite_loggers, such as ['console', 'tensorboard']."
+        )
     if config.logger_type != "composite" and config.composite_loggers is not None:
         raise OptionError("logging: composite_loggers would do nothing; it needs logger_type='composite'.")
     kinds = [*kinds, *(kind for kind in ("wandb", "tensorboard", "csv") if getattr(config, f"use_{kind}"))]
     for kind in kinds:
         if kind not in LOGGERS or kind == "composite":
-            raise OptionError(f"logging: there is no logger {kind!r}.{closest(str(kind), LOGGERS)} "
-                              f"There are: {', '.join(LOGGERS)}.")  # fmt: skip
+            raise OptionError(
+                f"logging: there is no logger {kind!r}.{closest(str(kind), LOGGERS)} "
+                f"There are: {', '.join(LOGGERS)}."
+            )
     return [_logger(kind, config, experiment) for kind in dict.fromkeys(kinds)]
 
 
 def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
     if kind == "wandb":
         return WandB(
-            config.wandb_project or experiment, config.wandb_name, config.wandb_mode, config.wandb_id, config.wandb_resume,
-            config.wandb_tags, config.wandb_entity, config.wandb_notes,
-        )  # fmt: skip
+            config.wandb_project or experiment,
+            config.wandb_name,
+            config.wandb_mode,
+            config.wandb_id,
+            config.wandb_resume,
+            config.wandb_tags,
+            config.wandb_entity,
+            config.wandb_notes,
+        )
     if kind == "tensorboard":
         return TensorBoard(config.tensorboard_dir or "tensorboard")
     return CSV() if kind == "csv" else Console()
 
 
-# ---- keys that become hooks ------------------------------------------------------------------------------------------
+# ---- keys that become hooks --------------------------------------------------------------------------------
 
 
 def hooks_of(config: GenericTrainerConfig) -> list[Any]:
@@ -112,10 +140,22 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     if config.logging.log_gradients and not any(isinstance(each, GradientMonitor) for each in hooks):
         hooks.append(GradientMonitorHook())
     if config.early_stopping_patience is not None and source != "hook":
-        hooks.append(_named("early_stopping_patience", EarlyStoppingHook(
-            metric_name(config.early_stopping_metric), config.early_stopping_patience, config.early_stopping_mode)))  # fmt: skip
+        hooks.append(
+            _named(
+                "early_stopping_patience",
+                EarlyStoppingHook(
+                    metric_name(config.early_stopping_metric),
+                    config.early_stopping_patience,
+                    config.early_stopping_mode,
+                ),
+            )
+        )
     if config.log_loss_every_n_steps is not None:
-        hooks.append(FunctionHook(_say_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"))
+        hooks.append(
+            FunctionHook(
+                _say_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
+            )
+        )
     if config.preemption.requeue_job:
         hooks.append(SlurmRequeue(_requeued_after(config.preemption.signal)))
     if config.logging.log_system_metrics:
@@ -126,22 +166,49 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
 
 
 def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
-    """One hook per way of saving, each with a folder of its own, so that none removes what another has kept."""
+    """One hook per way of saving, each with a folder of its own, so that none removes what
+    another has kept.
+    """
     naming: dict[str, Any] = {"filename": config.filename_template, "auto_insert_metric_name": False}
     keep = {**naming, "save_top_k": config.max_checkpoints}
     made = []
     if config.save_every_n_epochs is not None:
-        made.append(ModelCheckpoint(**keep, every_n_epochs=config.save_every_n_epochs, save_on_train_epoch_end=True,
-                                    name="save_every_n_epochs"))  # fmt: skip
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                every_n_epochs=config.save_every_n_epochs,
+                save_on_train_epoch_end=True,
+                name="save_every_n_epochs",
+            )
+        )
     if config.save_every_n_steps is not None:
-        made.append(ModelCheckpoint(**keep, every_n_train_steps=config.save_every_n_steps, dirpath="checkpoints_by_step",
-                                    name="save_every_n_steps"))  # fmt: skip
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                every_n_train_steps=config.save_every_n_steps,
+                dirpath="checkpoints_by_step",
+                name="save_every_n_steps",
+            )
+        )
     if config.save_every_n_minutes is not None:
-        made.append(ModelCheckpoint(**keep, train_time_interval=60 * config.save_every_n_minutes, dirpath="checkpoints_by_time",
-                                    name="save_every_n_minutes"))  # fmt: skip
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                train_time_interval=60 * config.save_every_n_minutes,
+                dirpath="checkpoints_by_time",
+                name="save_every_n_minutes",
+            )
+        )
     if config.monitor_metric is not None and config.save_best:
-        made.append(ModelCheckpoint(metric_name(config.monitor_metric), config.monitor_mode, **naming,
-                                    dirpath="checkpoints_best", name="save_best"))  # fmt: skip
+        made.append(
+            ModelCheckpoint(
+                metric_name(config.monitor_metric),
+                config.monitor_mode,
+                **naming,
+                dirpath="checkpoints_best",
+                name="save_best",
+            )
+        )
     return made
 
 
@@ -154,8 +221,12 @@ def metric_name(name: str) -> str:
 def _requeued_after(number: int) -> str:
     known = {getattr(signal, each): each for each in ("SIGUSR1", "SIGTERM") if hasattr(signal, each)}
     if number not in known:
-        raise OptionError(f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
-                          option="signal", value=number, allowed=tuple(known))  # fmt: skip
+        raise OptionError(
+            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
+            option="signal",
+            value=number,
+            allowed=tuple(known),
+        )
     return known[number]
 
 

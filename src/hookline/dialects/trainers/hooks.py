@@ -45,7 +45,9 @@ class TrainingHook(DialectHook):
         """An epoch starts; the first is 1. Called with epoch, state."""
 
     def on_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """After each batch. A parameter called `batch` is the batch itself. Called with batch_idx, loss, state."""
+        """After each batch. A parameter called `batch` is the batch itself. Called with batch_idx, loss,
+        state.
+        """
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """An epoch ends. Called with epoch, state."""
@@ -61,14 +63,18 @@ class TrainingHook(DialectHook):
 
 
 class HookManager:
-    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves a loop of one's own, which calls `on_...`."""
+    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves a loop of one's own, which
+    calls `on_...`.
+    """
 
     def __init__(self, hooks: HookList | None = None) -> None:
         self._hooks = HookList(Plan(EVENTS), EVENTS) if hooks is None else hooks
 
     def add_hook(self, hook: Any) -> Handle:
         """Add a hook; it takes the place of one with the same name."""
-        fresh = HookList(Plan(EVENTS), EVENTS).add(hook)  # a wrong hook is refused before the one it replaces is gone
+        fresh = HookList(Plan(EVENTS), EVENTS).add(
+            hook
+        )  # a wrong hook is refused before the one it replaces is gone
         if fresh.name in self._hooks and fresh.name == getattr(fresh.hook, "name", ""):
             self._hooks.remove(fresh.name)
         return self._hooks.add(fresh.hook)
@@ -102,7 +108,7 @@ class HookManager:
     def __contains__(self, hook: Any) -> bool:
         return hook in self._hooks
 
-    # ---- for a loop of one's own ---------------------------------------------------------------------------------
+    # ---- for a loop of one's own ---------------------------------------------------------------------------
 
     def on_train_begin(self, state: Any) -> None:
         """Training starts."""
@@ -136,12 +142,14 @@ class HookManager:
         for entry in self._hooks.entries():
             if entry.enabled and entry.name != LEDGER:
                 if not isinstance(entry.hook, TrainingHook):
-                    raise HookError(f"hook {entry.name!r} is no TrainingHook of this dialect, so a loop of your own cannot "
-                                    f"call its {method}; trainer.train() can, and disable_hook leaves it out.")  # fmt: skip
+                    raise HookError(
+                        f"hook {entry.name!r} is no TrainingHook of this dialect, so a loop of your own "
+                        f"cannot call its {method}; trainer.train() can, and disable_hook leaves it out."
+                    )
                 getattr(entry.hook, method)(*arguments)
 
 
-# ---- the documented built-in hooks: Hookline's, under their documented names ---------------------------------------
+# ---- the documented built-in hooks: Hookline's, under their documented names -------------------------------
 
 
 class ConsoleLogHook(ConsoleLog):

@@ -14,7 +14,9 @@ Loss = Callable[[Any, Any], Any]
 
 
 class Measure:
-    """The step of a plain model. A batch is a dictionary of the model's arguments, (inputs, targets), or its one input."""
+    """The step of a plain model. A batch is a dictionary of the model's arguments, (inputs, targets), or its
+    one input.
+    """
 
     def __init__(self, loss: Loss | None) -> None:
         self.loss = loss
@@ -43,11 +45,14 @@ def guessed(outputs: Any, targets: Any) -> Tensor:
         if targets.is_floating_point() and outputs.shape == targets.shape:
             return mse_loss(outputs, targets)
     raise OptionError(
-        f"The model returns {_shape(outputs)} and no loss; with {_shape(targets)} as targets there is no telling which is meant. "
-        "Return {'loss': ...} from the model, or pass loss=torch.nn.functional.cross_entropy (or another function of outputs and "
-        "targets) to get_trainer."
+        f"The model returns {_shape(outputs)} and no loss; with {_shape(targets)} as targets there is no "
+        "telling which is meant. Return {'loss': ...} from the model, or pass "
+        "loss=torch.nn.functional.cross_entropy (or another function of outputs and targets) to "
+        "get_trainer."
     )
 
 
 def _shape(value: Any) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+    return (
+        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+    )

@@ -9,8 +9,16 @@ from hookline.errors import closest
 from hookline.state import State
 
 KEYS = (
-    "model", "optimizer", "device", "current_epoch", "current_batch_idx", "latest_loss", "avg_loss", "model_params", "status",
-)  # fmt: skip
+    "model",
+    "optimizer",
+    "device",
+    "current_epoch",
+    "current_batch_idx",
+    "latest_loss",
+    "avg_loss",
+    "model_params",
+    "status",
+)
 
 
 def from_one(epoch: int) -> int:
@@ -19,7 +27,9 @@ def from_one(epoch: int) -> int:
 
 
 class StateDict(MutableMapping[str, Any]):
-    """The nine documented keys, true whenever they are looked at; keys of your own; and, if asked for, any fact of Hookline."""
+    """The nine documented keys, true whenever they are looked at; keys of your own; and, if asked for, any
+    fact of Hookline.
+    """
 
     __slots__ = ("live",)
 
