@@ -17,8 +17,8 @@ from tiny import Net, batches, quiet, shown
 from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
 from hookline._arguments import OptionArguments, TrainerArguments
 from hookline.arguments import ARGUMENTS, Parts, documentation
-from hookline.checks import parse_time, rule_of
-from hookline.options import OPTIONS, Options, Saving, make_options, parse_precision
+from hookline.checks import parse_precision, parse_time, rule_of
+from hookline.options import OPTIONS, Options, Saving, make_options
 from hookline.strategies import SingleDevice
 
 WHOLE = "must be a whole number from"

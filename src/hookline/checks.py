@@ -370,3 +370,32 @@ def check_file(name: str, path: Any) -> None:
         raise refused(
             name, path, "the path of a file, without '..'; a relative one is below the run's directory"
         )
+
+
+PRECISIONS = {
+    "32": "32",
+    "32-true": "32",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "16": "16-mixed",
+    "16-mixed": "16-mixed",
+}
+
+
+def parse_precision(precision: str | int) -> str:
+    """32, 'bf16-mixed' or '16-mixed'."""
+    name = PRECISIONS.get(str(precision))
+    if name is None:
+        plain = re.sub(
+            r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf")
+        )  # fp16, float32, bfloat16
+        near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
+        meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        raise OptionError(
+            f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
+            option="precision",
+            value=precision,
+            allowed=tuple(dict.fromkeys(PRECISIONS.values())),
+        )
+    return name

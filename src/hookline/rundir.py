@@ -16,6 +16,10 @@ from hookline.options import Options
 if TYPE_CHECKING:
     from hookline.runlock import RunLock
 
+LAST = "last"
+LAST_STATE = "last-state"
+"""Names of the final checkpoint. The second is used where another checkpoint has the first name."""
+
 
 class RunDirectory:
     """`run_dir`, or a new name below `default_root_dir/runs` for every run; made when something is first

@@ -64,3 +64,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice"
         )
     return table
+
+
+def is_count(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
+    """Return whether a value is a plain integer within these limits."""
+    return type(value) is int and least <= value <= most

@@ -23,6 +23,7 @@ from hookline.checkpoint.limits import (
     MANIFEST_LEVELS,
     STRUCTURE_BYTES,
     TooLarge,
+    is_count,
     parse_json,
     read_within,
 )
@@ -162,10 +163,6 @@ def _wrong(manifest: Mapping[str, Any]) -> str:
     return f"files without {missing[0]}" if missing else ""
 
 
-def _is_whole(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
-    return type(value) is int and least <= value <= most
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -180,7 +177,7 @@ def _is_table_of_text(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """What is not finite is text in JSON."""
-    return type(value) is float or _is_whole(value, -(2**63)) or value in ("nan", "inf", "-inf")
+    return type(value) is float or is_count(value, -(2**63)) or value in ("nan", "inf", "-inf")
 
 
 def _is_monitor(value: Any) -> bool:
@@ -202,21 +199,21 @@ def _is_file_entry(name: str, facts: Any) -> bool:
     most = STRUCTURE_BYTES if name.endswith(".json") else 2**63 - 1
     return (
         isinstance(facts, dict)
-        and _is_whole(facts.get("bytes"), most=most)
+        and is_count(facts.get("bytes"), most=most)
         and _is_text(facts.get("sha256"))
         and SHA256.fullmatch(facts["sha256"]) is not None
     )
 
 
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(COUNTERS, (_is_whole, "a whole number from 0 on")),
+    **dict.fromkeys(COUNTERS, (is_count, "a whole number from 0 on")),
     "reason": (_is_text, "text"),
     "status": (_is_text, "text"),
     "saved_at": (
         lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None,
         "a time such as 2026-01-31T12:00:00",
     ),
-    "world_size": (lambda value: _is_whole(value, 1), "a whole number from 1 on"),
+    "world_size": (lambda value: is_count(value, 1), "a whole number from 1 on"),
     "metrics": (_is_table, "a table"),
     "versions": (_is_table_of_text, "a table of text"),
     "shared": (_is_table_of_text, "a table of text"),

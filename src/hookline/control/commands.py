@@ -16,7 +16,6 @@ from hookline.checkpoint.saves import Saved
 from hookline.control.attaching import MARK, attached, check_name, make_hook, read_file, replaced_by
 from hookline.control.intervals import change_interval, check_interval, interval_of
 from hookline.errors import HookError, closest
-from hookline.loops.guests import see_off
 from hookline.loops.run import Run
 from hookline.state import progress
 from hookline.urls import is_url, shown
@@ -158,7 +157,7 @@ def _detach(run: Run, asked: Plain) -> Plain:
 def _tear_down_removed(run: Run) -> None:
     """Call the teardown of hooks that were removed; what fails there is of no consequence for the run."""
     try:
-        see_off(run)
+        run.participants.teardown_removed()
     except Exception as error:
         log.warning("a hook that was removed from outside failed in its teardown: %s", _problem(error))
 

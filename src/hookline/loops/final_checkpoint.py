@@ -19,13 +19,11 @@ from hookline.loops.finite import state_tensors
 from hookline.loops.run import Run
 from hookline.loops.saving import finish_saving, save
 from hookline.processes import join
+from hookline.rundir import LAST, LAST_STATE
 from hookline.strategies.sharded import held
 from hookline.urls import beside, is_url, shown
 
 log = logging.getLogger("hookline")
-NAME = "last"
-OTHER_NAME = "last-state"
-"""Used where a hook, or the user, has something else of the first name."""
 OWN_REASONS = ("last", "signal", "exception")
 """A checkpoint called `last` that was written for another reason is somebody else's."""
 ENDING = 5.0
@@ -101,7 +99,7 @@ class LastCheckpoint:
         return (
             known is not None
             and saved.reason in OWN_REASONS
-            and Path(saved.path) == known / "checkpoints" / NAME
+            and Path(saved.path) == known / "checkpoints" / LAST
         )
 
     def path(self) -> Path:
@@ -110,14 +108,14 @@ class LastCheckpoint:
         """
         path, problem = self.run.strategy.ranks.decide(self._choose_path)
         if problem:
-            raise CheckpointError(f"checkpoints/{NAME} could not be written: {problem}")
+            raise CheckpointError(f"checkpoints/{LAST} could not be written: {problem}")
         return Path(path)
 
     def _choose_path(self) -> tuple[str, str]:
         """Return the path, or why there is none: an error of rank zero alone would part the ranks."""
         try:
             folder = self.run.run_dir() / "checkpoints"
-            return str(folder / (NAME if _is_free(folder / NAME, self.run) else OTHER_NAME)), ""
+            return str(folder / (LAST if _is_free(folder / LAST, self.run) else LAST_STATE)), ""
         except (OptionError, OSError) as error:
             return "", str(error)
 
@@ -141,7 +139,7 @@ class LastCheckpoint:
             or newest.progress == self.run.stamp
         ):
             return None
-        return beside(str(newest.path), NAME)
+        return beside(str(newest.path), LAST)
 
 
 @carries_out("keep_last")

@@ -30,7 +30,7 @@ from hookline.loops.loading import asked_mixture, load, mixture_of
 from hookline.loops.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.loops.noting import dismiss_everywhere, note_ending
 from hookline.loops.record import begin_record, note_end
-from hookline.loops.restoring import restore_module, restore_progress, was_refused
+from hookline.loops.restoring import restore_module, restore_progress
 from hookline.loops.run import Run, ending
 from hookline.loops.run_events import end_as
 from hookline.loops.saving import finish_saving, save_due
@@ -81,7 +81,7 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
         note_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
-        note_end(run, was_refused(run))
+        note_end(run, run.resume.was_refused)
         if strategy_is_up:
             failures += run_events.tear_down_strategy(run)
     failures += tear_down(run)

@@ -20,10 +20,10 @@ from torch import nn
 from hookline.checkpoint.finding import best_first, find
 from hookline.errors import CheckpointError
 from hookline.init_arguments import init_arguments
-from hookline.loops.final_checkpoint import NAME, OTHER_NAME
 from hookline.loops.record import read_record
 from hookline.loops.run import Run
 from hookline.module import Module
+from hookline.rundir import LAST, LAST_STATE
 from hookline.urls import is_url, shown
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def model_line_after_failure(run: Run) -> str:
     of its own.
     """
     last, resumed = run.saves.last, run.resume.path
-    began_with_it = resumed is not None and Path(resumed).name in (NAME, OTHER_NAME)
+    began_with_it = resumed is not None and Path(resumed).name in (LAST, LAST_STATE)
     if last is None or (last.saved is None and not began_with_it):
         return ""
     try:

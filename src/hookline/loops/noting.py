@@ -19,7 +19,6 @@ from hookline.loops.errands import carries_out
 from hookline.loops.loader_advice import check_waiting
 from hookline.loops.model_location import model_line_after_failure, show_model
 from hookline.loops.record import read_record
-from hookline.loops.restoring import was_refused
 from hookline.loops.run import Run
 from hookline.slots import blamed
 from hookline.state import progress
@@ -120,7 +119,7 @@ def note_ending(run: Run) -> None:
 def _as_it_was(run: Run) -> dict[str, Any]:
     """How a run had ended that could not be taken up again; nothing, if it had not ended, or was taken up."""
     known = run.directory.existing()
-    record = read_record(known) if known is not None and was_refused(run) else {}
+    record = read_record(known) if known is not None and run.resume.was_refused else {}
     if record.get("id") != run.identity.id or record["status"] == "training":
         return {}
     return {
@@ -261,7 +260,7 @@ class LastWords:
             shown(path) if exists else "",
             step,
             s.step > 0,
-            run.saves.newest is None and was_refused(run),
+            run.saves.newest is None and run.resume.was_refused,
             model_line_after_failure(run) if exists else "",
         )
 

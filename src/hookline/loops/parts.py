@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hookline.accounting import Cost
 from hookline.checkpoint.saves import Saved, SaveRequest
@@ -13,13 +13,10 @@ from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.loops.errands import Errands
 from hookline.loops.feeding import Feeding
-from hookline.loops.roles import ControlSocket, FirstBatch, Graphs
+from hookline.loops.roles import BackgroundWriter, ControlSocket, FirstBatch, Graphs
 from hookline.loops.rows import MetricRows
 from hookline.plan import Plan
 from hookline.state import State
-
-if TYPE_CHECKING:
-    from hookline.checkpoint.background import BackgroundSaver
 
 
 class Window:
@@ -210,6 +207,8 @@ class Participants:
     """
     module_hooks: list[Any] = field(default_factory=list)
     """Entries of the hooks that the module brought, once the run is over."""
+    teardown_removed: Callable[[], object] = bool
+    """Calls the teardown of hooks that were removed in the middle of the run."""
     on_close: list[Callable[[], None]] = field(default_factory=list)
     """Called once the run is over: to put back hooks that the module's have stood in for."""
     costs: list[Cost] = field(default_factory=list)
@@ -232,6 +231,10 @@ class Identity:
     """
 
 
+STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
+"""Parts of a checkpoint that are restored after the run has begun."""
+
+
 @dataclass(slots=True, eq=False)
 class Resume:
     """What a run is resumed from."""
@@ -246,9 +249,14 @@ class Resume:
         """Take the contents of a checkpoint; they are restored part by part, as soon as each can be."""
         self.path, self.contents = path, contents
 
-    def keep_only(self, names: Iterable[str]) -> None:
+    def keep_needed(self) -> None:
         """Drop what was restored."""
-        self.contents = {name: self.contents.get(name) for name in names}
+        self.contents = {name: self.contents.get(name) for name in STILL_NEEDED}
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the run has failed before the checkpoint that it resumes from was restored."""
+        return self.path is not None and not self.contents.keys() <= set(STILL_NEEDED)
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +275,7 @@ class Saves:
 
     requests: list[SaveRequest | None] = field(default_factory=list)
     """What the loop looks at after every batch; None: a checkpoint was written in the background."""
-    background: BackgroundSaver | None = None
+    background: BackgroundWriter | None = None
     """Writes in the background, if asked to."""
     results: list[Saved] = field(default_factory=list)
     newest: Saved | None = None

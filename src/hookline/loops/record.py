@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.contents import is_whole
-from hookline.checkpoint.limits import RECORD_BYTES, parse_json, read_within
+from hookline.checkpoint.limits import RECORD_BYTES, is_count, parse_json, read_within
 from hookline.loops.provenance import data_settings, provenance
 from hookline.loops.run import Run
 from hookline.redaction import mask, mask_text
@@ -61,7 +60,7 @@ class RunRecord:
         at = (
             [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
         )
-        step, epochs = (each if is_whole(each) else 0 for each in at)
+        step, epochs = (each if is_count(each) else 0 for each in at)
         self.session: dict[str, Any] = {
             "started_at": now,
             "ended_at": None,
@@ -243,7 +242,7 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     fits = isinstance(record, dict) and all(
         isinstance(record.get(name), kind) for name, kind in WHOLE.items()
     )
-    return record if fits and is_whole(record["step"]) else {}
+    return record if fits and is_count(record["step"]) else {}
 
 
 # ---- what is in it -----------------------------------------------------------------------------------------
@@ -273,7 +272,7 @@ def _started_with(run: Run) -> dict[str, Any]:
 
 
 def _count(record: dict[str, Any]) -> int:
-    return record["starts"] if is_whole(record.get("starts")) else len(_ended(record))
+    return record["starts"] if is_count(record.get("starts")) else len(_ended(record))
 
 
 def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:

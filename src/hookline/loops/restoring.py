@@ -35,10 +35,6 @@ from hookline.state import State
 from hookline.urls import shown
 
 log = logging.getLogger("hookline")
-STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
-"""What hooks that come late, and the first epoch, still need; the rest would stay in memory for the whole
-run.
-"""
 
 
 def restore_module(run: Run) -> None:
@@ -220,7 +216,7 @@ def restore_progress(run: Run) -> None:
         contents["rng"] = rng_state()
     with restoring(run.resume.path, "the state of a random stream"):
         set_rng_state(contents["rng"])
-    run.resume.keep_only(STILL_NEEDED)
+    run.resume.keep_needed()
     run.saves.on_disk = run.stamp
 
 
@@ -244,11 +240,6 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
     put_gradients(run.module, run.state.wrapped_model, grads)
     if run.together is not None:
         run.together.is_clear = bool(grads)
-
-
-def was_refused(run: Run) -> bool:
-    """Whether the run has failed before the checkpoint that it was to go on from was back in place."""
-    return run.resume.path is not None and not run.resume.contents.keys() <= set(STILL_NEEDED)
 
 
 @torch.no_grad()

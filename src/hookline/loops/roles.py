@@ -146,3 +146,19 @@ class FirstBatch(Protocol):
     def fetched(self) -> None:
         """A batch was fetched."""
         ...
+
+
+class BackgroundWriter(Protocol):
+    """Writes checkpoints in the background: `BackgroundSaver`."""
+
+    def start(self, contents: Any, path: Any, about: Any, on_done: Any, staging: Any = None) -> None:
+        """Copy the contents and write them in a thread."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being written."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what is being written, and free the memory."""
+        ...

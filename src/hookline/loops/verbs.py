@@ -5,12 +5,14 @@ called.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 from hookline.checkpoint.saves import COUNTERS, asked_for
 from hookline.loops.compiling import explain_graphs
 from hookline.loops.evaluate import evaluate
 from hookline.loops.fit import fit
+from hookline.loops.guests import see_off
 from hookline.loops.lifecycle import Determinism, Guests, carry_out
 from hookline.loops.loading import is_off, limit_of, load
 from hookline.loops.locking import locked
@@ -70,6 +72,7 @@ def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     from hookline.control.server import Control
 
+    run.participants.teardown_removed = functools.partial(see_off, run)
     return Control(run)
 
 

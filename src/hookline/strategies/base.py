@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookline._methods import StrategyMethods
-from hookline.options import parse_precision
+from hookline.checks import parse_precision
 from hookline.ranks import Ranks
 from hookline.strategies.precision import Precision
 
