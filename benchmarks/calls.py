@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from hookline import Hook
-from hookline.events import EVENTS
-from hookline.hooklist import HookList
-from hookline.plan import Plan
-from hookline.state import State
+from hookline.engine.events import EVENTS
+from hookline.engine.hook_list import HookList
+from hookline.engine.plan import Plan
+from hookline.run.state import State
 from hookline.tracing.tracer import Tracer
 from hookline.tracing.writer import TraceFile
 

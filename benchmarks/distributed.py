@@ -135,7 +135,7 @@ class Talk:
     """
 
     def __init__(self) -> None:
-        from hookline import ranks
+        from hookline.distributed import comm as ranks
 
         self.spent = self.waited = 0.0
         for owner, name in (
@@ -198,7 +198,7 @@ def pieces() -> dict[str, float]:
     from torch.distributed.fsdp import fully_shard
 
     from hookline import DDP
-    from hookline.strategies.sharded import norm_of
+    from hookline.distributed.sharded_norms import norm_of
 
     strategy = DDP(device="cpu")
     strategy.connect()

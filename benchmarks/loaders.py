@@ -16,8 +16,8 @@ import torch
 
 from hookline import Mixture
 from hookline.data.loaders import Loader
-from hookline.data.mixed import MixedLoader
 from hookline.data.mixing import MixtureCursor
+from hookline.data.mixture import MixedLoader
 
 BATCHES, ROUNDS = 100_000, 9
 MIXTURES = {

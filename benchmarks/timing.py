@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-import hookline.loops.fit
+import hookline.training.fit
 from hookline import Module, Trainer
-from hookline.events import EVENTS
-from hookline.hooklist import HookList
-from hookline.loops.fetching import Fetcher
-from hookline.loops.timer import EVERY, RunTimer
-from hookline.plan import Plan
-from hookline.state import State
+from hookline.engine.events import EVENTS
+from hookline.engine.hook_list import HookList
+from hookline.engine.plan import Plan
+from hookline.run.state import State
+from hookline.run.timer import EVERY, RunTimer
+from hookline.training.data_pass import Fetcher
 
 BATCHES, TRIES = 500, 400
 STEPS, SLICE = 80_000, 4 * EVERY  # a slice has four sampled steps
@@ -137,7 +137,7 @@ def main() -> None:
         f"step; aim: at most {AIM:.0f} µs together.\n"
         f"In a run, in slices of {SLICE} batches:"
     )
-    hookline.loops.fit.Fetcher = Alternating  # type: ignore[misc]
+    hookline.training.fit.Fetcher = Alternating  # type: ignore[misc]
     batches = [(torch.randn(8, 32), torch.randn(8, 2))] * STEPS
     Trainer(max_epochs=1, enable_progress_bar=False, logger=False).fit(Small(), batches)
     print("quantile   with, µs   without, µs   difference, µs")

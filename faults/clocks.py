@@ -17,7 +17,7 @@ from training import Settings, train
 from trials import Kind, Outcome, compare, draw, some
 
 from hookline.checkpoint import manifest
-from hookline.loops import resuming
+from hookline.training import resume
 
 FARTHEST = 400 * 86400.0
 """Seconds by which a clock is set wrongly."""
@@ -84,4 +84,4 @@ def set_clock(way: str, shift: float, rng: random.Random) -> None:
             return datetime.datetime.fromtimestamp(now(), tz)
 
     time.time = now
-    manifest.datetime = resuming.datetime = Clock  # type: ignore[misc,attr-defined]
+    manifest.datetime = resume.datetime = Clock  # type: ignore[misc,attr-defined]

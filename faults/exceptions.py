@@ -18,7 +18,7 @@ from training import Settings
 from trials import Kind, Outcome, last_words
 
 from hookline import SKIP_STEP, DataModule, Hook, Module, Trainer
-from hookline.events import EVENT_ROWS, Event
+from hookline.engine.events import EVENT_ROWS, Event
 
 POSITIONS = ("first", "middle", "last", "module", "datamodule")
 ERRORS = (ValueError, KeyboardInterrupt, StopIteration, SystemExit)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 
 Call = tuple[str, str]
 """What was called, and on which path below the watched folder."""
@@ -44,7 +44,7 @@ class Calls:
         for name in BY_NUMBER:
             setattr(os, name, self._by_number(name, getattr(os, name)))
         builtins.open = io.open = self._open(io.open)
-        writing.exchange = self._exchange(writing.exchange)
+        writer.exchange = self._exchange(writer.exchange)
 
     def heard(self, name: str, path: str, half: Callable[[], Any] | None = None) -> None:
         """A call is about to be made."""

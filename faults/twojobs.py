@@ -14,7 +14,7 @@ from processes import LONGEST, Child, Hung
 from training import RUN, Settings, prepare, train
 from trials import Kind, Outcome, compare, draw, go_on, last_words, some
 
-from hookline import runlock
+from hookline.run import lock
 
 WAYS = ("together", "later", "later", "killed")
 
@@ -59,7 +59,7 @@ def start(folder: Path, number: int, settings: Settings, patience: float) -> Chi
     own = prepare(folder / f"job-{number}")
 
     def body() -> None:
-        runlock.WAITING = patience
+        lock.WAITING = patience
         train(own, settings, run_dir=folder / RUN)
 
     return Child(own, settings, body=body)

@@ -15,9 +15,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import DataModule, Hook, Recorder
-from hookline.events import EVENT_ROWS, Event
-from hookline.strategies.single import SingleDevice
-from hookline.trace import Call
+from hookline.distributed.single import SingleDevice
+from hookline.engine.events import EVENT_ROWS, Event
+from hookline.engine.recorder import Call
 
 Deed = Callable[[Any], Any]
 """What a spy does besides listening, given the live state; what it returns is the spy's answer."""

@@ -12,10 +12,10 @@ import pytest
 from tiny import Net, batches
 
 from hookline import Hook, HooklineError, OptionError, Trainer, loggers
+from hookline.data.seeding import seed_everything
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 from hookline.loggers import JSONLines
-from hookline.options import Options
-from hookline.registry import BUILTIN_HOOKS, hook_class
-from hookline.seeding import seed_everything
+from hookline.run.options import Options
 
 ABSURD: dict[str, Any] = {
     "None": None,

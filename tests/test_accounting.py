@@ -11,7 +11,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
-from hookline.accounting import SHOWN, Cost, cost_table, duration, slow_hooks
+from hookline.engine.cost import SHOWN, Cost, cost_table, duration, slow_hooks
 
 
 class Slow(Hook):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookline import Hook
-from hookline.asking import asked_of
+from hookline.engine.source_text import asked_of
 
 
 class Base(Hook):

@@ -70,7 +70,7 @@ def described() -> dict[str, set[str]]:
 
 def test_a_batch_passes_through_few_files() -> None:
     files = {file for file, _ in path_of_a_batch()}
-    assert {"trainer.py", "loops/fit.py", "loops/step.py"} <= files
+    assert {"training/trainer.py", "training/fit.py", "training/step.py"} <= files
     assert len(files) <= MOST_FILES, sorted(files)
 
 

@@ -12,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, Strategy, every
-from hookline.events import EVENTS
+from hookline.engine.events import EVENTS
 from hookline.hooks import ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer
 
 

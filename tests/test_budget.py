@@ -8,11 +8,10 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError
-from hookline.accounting import Account
-from hookline.budget import WARM_UP, Budget, parse_budget
 from hookline.config import load_config
-from hookline.events import EVENTS
-from hookline.trainer import Trainer
+from hookline.engine.cost import WARM_UP, Account, Budget, parse_budget
+from hookline.engine.events import EVENTS
+from hookline.training.trainer import Trainer
 
 
 class Sleeps(Hook):
@@ -320,7 +319,7 @@ def test_a_hook_that_leaves_in_the_call_that_is_too_dear_has_just_gone(caplog):
 
 
 def test_a_long_set_up_is_no_training_time_that_a_share_could_be_of(caplog, monkeypatch):
-    monkeypatch.setattr("hookline.budget.WARM_UP", 0)
+    monkeypatch.setattr("hookline.engine.cost.WARM_UP", 0)
 
     class Slow(Net):
         def setup(self, stage):

@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import hookline
 from hookline import Hook
+from hookline.engine.plan import noop
 from hookline.hooks import ProgressBar
-from hookline.loops.fit import fit
-from hookline.loops.step import TrainStep
-from hookline.plan import noop
-from hookline.state import detached
+from hookline.run.state import detached
+from hookline.training.fit import fit
+from hookline.training.step import TrainStep
 
 SOURCE = str(Path(hookline.__file__).parent)
 CALLS_PER_STEP, FRAMES, FILES = 25, 6, 4

@@ -20,7 +20,7 @@ import pytest
 from hookline import EVENTS
 from hookline.checkpoint.files import read_manifest
 from hookline.cli import CODES, main, make_parser
-from hookline.registry import BUILTIN_HOOKS
+from hookline.engine.registry import BUILTIN_HOOKS
 
 PARTS = """
 import os

@@ -20,7 +20,7 @@ from hookline import Hook
 from hookline.cli import main
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
-from hookline.report.listing import list_runs
+from hookline.report.runs import list_runs
 
 
 class Rich(Net):

@@ -16,21 +16,21 @@ from torch import nn
 
 from hookline import Hook, HooklineError, OptionError, Trainer
 from hookline.config import Config, ConfigError, HooksConfig, load_config, schema
+from hookline.config.classes import annotation, parameters
 from hookline.config.files import read, split_overrides
 from hookline.config.load import SECTIONS
-from hookline.config.parts import annotation, parameters
 from hookline.config.permissions import Permissions
 from hookline.config.problems import Override, spelled
 from hookline.config.schema import of_type
-from hookline.config.trainer import TrainerSettings, option_names
+from hookline.config.sections import TrainerSettings, option_names
+from hookline.distributed import DDP, FSDP, Accelerated
+from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class
 from hookline.hooks.console_log import ConsoleLog
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.hooks.lr_monitor import LRMonitor
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.loggers import CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB
-from hookline.registry import BUILTIN_HOOKS, GROUP, hook_class
-from hookline.strategies import DDP, FSDP, Accelerated
 
 LOGGERS = (CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB)
 STOP = "hookline.hooks.early_stopping.EarlyStopping"
@@ -43,7 +43,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from hookline import DataModule, Hook, Logger, Module, OptionError, on
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
 
 class Net(Module):
     def __init__(self, width: int = 4, act: nn.Module | None = None, kind: Literal["plain", "deep"] = "plain") -> None:
@@ -728,7 +728,7 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "misspelt package": (
         BASIC.replace("parts_here.Net", "hokline.demos.BoringModel"),
         "module.class_path",
-        ("Did you mean 'hookline.demos.BoringModel'?",),
+        ("Did you mean 'hookline.interop.demo.BoringModel'?",),
     ),
     "none of the choices": (
         BASIC.replace('"parts_here.Net"', '{class_path = "parts_here.Net", kind = "deap"}'),

@@ -225,7 +225,7 @@ ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "a database": ("sqlite3.connect", {"database": "made"}),
     "Hookline's own files": ("hookline.checkpoint.files.remove", {"path": "made"}),
     "a class's class": ("torch.nn.Module.__class__", {}),
-    "a function's globals": ("hookline.hook.Hook.__init__.__globals__", {}),
+    "a function's globals": ("hookline.engine.hook.Hook.__init__.__globals__", {}),
     "jsonargparse": ("jsonargparse.set_parsing_settings", {"import_path_allowlist": ["os"]}),
 }
 
@@ -374,8 +374,8 @@ FUNCTIONS = (
     "operator.attrgetter",
     "mine.operator.attrgetter",
     "hookline.checkpoint.files.remove",
-    "hookline.scaffold.write_project",
-    "hookline.hook.Hook.__init__",
+    "hookline.cli.scaffold.write_project",
+    "hookline.engine.hook.Hook.__init__",
     "torch.nn.Module.__class__",
     "logging.FileHandler",
     "mine.logging.FileHandler",

@@ -22,7 +22,7 @@ from hookline import (
     OptionError,
     StopTraining,
 )
-from hookline.errors import closest, described
+from hookline.util.errors import closest, described
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny import Net, batches, quiet
 
-import hookline.errors
+import hookline.util.errors
 from hookline import (
     EVENTS,
     SKIP_STEP,
@@ -25,9 +25,9 @@ from hookline import (
     Recorder,
     declare_event,
 )
-from hookline.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
-from hookline.plan import Plan
-from hookline.state import State
+from hookline.engine.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
+from hookline.engine.plan import Plan
+from hookline.run.state import State
 
 ROOT = Path(__file__).resolve().parent.parent
 LOOPS = ROOT / "src" / "hookline" / "loops"
@@ -65,7 +65,9 @@ def test_a_row_is_consistent(event):
     assert set(event.verbs) <= set(EVERY_VERB) and event.verbs
     assert event.doc.endswith((".", "'."))
     assert bool(event.signals) == (event.returns == SIGNAL)
-    assert all(isinstance(getattr(hookline.errors, name), hookline.errors.Signal) for name in event.signals)
+    assert all(
+        isinstance(getattr(hookline.util.errors, name), hookline.util.errors.Signal) for name in event.signals
+    )
     assert bool(event.replaces) == (event.returns == REPLACE)
     assert not (event.action and "H" in event.receivers), "a hook watches, it does not do the run's work"
 

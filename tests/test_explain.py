@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import hookline
 from hookline import EVENTS, DataModule, Hook, HookError, HooklineError, Recorder, Trainer, every
-from hookline.events import EVENT_ROWS
+from hookline.engine.events import EVENT_ROWS
 
 
 class Watch(Hook):

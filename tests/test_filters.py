@@ -8,7 +8,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import SKIP_STEP, Hook, HookError, after, before, every, on, once, when
-from hookline.filters import parse_interval
+from hookline.engine.filters import parse_interval
 
 
 def described(value):
@@ -34,7 +34,7 @@ def heard(event="train_batch_end", *, data=6, epochs=1, note=lambda s: s.batches
 def clock(monkeypatch):
     """A clock of the run that only moves when told to."""
     clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("hookline.state_parts.time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("hookline.run.state_parts.time", types.SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -6,7 +6,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError, on
-from hookline.hook import snake_case
+from hookline.engine.hook import snake_case
 
 
 @pytest.mark.parametrize(

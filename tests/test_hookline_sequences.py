@@ -21,7 +21,7 @@ from spies import RETURN_NONE, Scene
 from torch.optim import LBFGS, SGD
 
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE
-from hookline.trace import Call
+from hookline.engine.recorder import Call
 
 FILE = Path(__file__).parent / "recorded" / "hookline.json"
 RECEIVERS = {"M": "module", "D": "data", "S": "strategy"}

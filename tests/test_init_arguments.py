@@ -16,7 +16,7 @@ from tiny import Net
 from torch import nn
 
 from hookline import DataModule, Module
-from hookline.init_arguments import InitArguments, init_arguments
+from hookline.engine.init_arguments import InitArguments, init_arguments
 
 T = TypeVar("T")
 

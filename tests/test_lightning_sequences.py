@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from spies import Scene, method_of, stepped_by_step, stepped_on_metric
 
-from hookline.events import EVENT_ROWS
-from hookline.trace import Call
+from hookline.engine.events import EVENT_ROWS
+from hookline.engine.recorder import Call
 
 RECORDED: dict[str, list[str]] = json.loads(
     (Path(__file__).parent / "recorded" / "lightning-2.6.6.json").read_text()

@@ -29,7 +29,7 @@ from hookline.hooks import (
     SlurmRequeue,
     Webhook,
 )
-from hookline.hosts.tables import HOSTS, RAW_LOOP
+from hookline.interop.hosted.host import HOSTS, RAW_LOOP
 
 CALLS_PER_STEP = 23
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hookline import Hook, HooklineError, Logger, Metrics
-from hookline.accumulator import FOLD_AFTER, Accumulator
-from hookline.metrics import MissingMetric
+from hookline.metrics.accumulator import FOLD_AFTER, Accumulator
+from hookline.metrics.metric_log import MissingMetric
 
 READS = {"item", "tolist", "__float__", "__int__", "__bool__", "numpy"}
 

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import OptionError
-from hookline.optimizers import Schedule, bare, needs_closure, parse
+from hookline.run.optimizers import Schedule, bare, needs_closure, parse
 
 
 @pytest.fixture

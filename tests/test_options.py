@@ -15,11 +15,10 @@ import torch
 from tiny import Net, batches, quiet, shown
 
 from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
-from hookline._arguments import OptionArguments, TrainerArguments
-from hookline.arguments import ARGUMENTS, Parts, documentation
-from hookline.checks import parse_precision, parse_time, rule_of
-from hookline.options import OPTIONS, Options, Saving, make_options
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
+from hookline.engine.checks import parse_precision, parse_time, rule_of
+from hookline.run._arguments import OptionArguments, TrainerArguments
+from hookline.run.options import ARGUMENTS, OPTIONS, Options, Parts, Saving, documentation, make_options
 
 WHOLE = "must be a whole number from"
 AMOUNT = "must be a number of batches .* or a fraction"

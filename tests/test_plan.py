@@ -22,9 +22,9 @@ from hookline import (
     Strategy,
     every,
 )
-from hookline.hook import TIERS
-from hookline.plan import noop
-from hookline.slots import MOST_UNROLLED
+from hookline.engine.hook import TIERS
+from hookline.engine.plan import noop
+from hookline.engine.slots import MOST_UNROLLED
 
 # ---- order -------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hookline.processes import close_in_children, ends, join
+from hookline.util.processes import close_in_children, ends, join
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookline.redaction import (
+from hookline.util.text import (
     DEEPEST,
     HIDDEN,
     MOST_ITEMS,

@@ -6,8 +6,8 @@ import pytest
 from tiny import quiet
 
 from hookline import Hook, HookError, Trainer
-from hookline.hook import TIERS, snake_case
-from hookline.registry import BUILTIN_HOOKS, hook_class
+from hookline.engine.hook import TIERS, snake_case
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 
 
 @pytest.mark.parametrize("name", BUILTIN_HOOKS)

@@ -21,7 +21,7 @@ from hookline import (
     on,
 )
 from hookline.hooks import EarlyStopping
-from hookline.replay import NotRecorded, replay
+from hookline.tracing.replay import NotRecorded, replay
 
 
 class Notes(Hook):

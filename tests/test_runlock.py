@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HooklineError, RunLockedError, runlock
+from hookline import Hook, HooklineError, RunLockedError
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
-from hookline.runlock import NAME, RunLock
+from hookline.run import lock as runlock
+from hookline.run.lock import NAME, RunLock
 
 TESTS = Path(__file__).parent
 LOCK = Path("run", NAME)
@@ -138,8 +139,8 @@ def test_of_jobs_that_start_in_the_same_instant_one_gets_the_directory(tmp_path:
         textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from hookline.runlock import RunLock
-        from hookline.errors import RunLockedError
+        from hookline.run.lock import RunLock
+        from hookline.util.errors import RunLockedError
         name, rounds, racers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
         for number in range(rounds):
             Path(f"ready-{number}-{name}").touch()

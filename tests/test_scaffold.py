@@ -15,7 +15,7 @@ import pytest
 
 from hookline import OptionError
 from hookline.cli import main
-from hookline.scaffold import PROJECT, write_project
+from hookline.cli.scaffold import PROJECT, write_project
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import seed_everything
 from hookline.data.rng_exchange import OwnStream
-from hookline.seeding import key_of
+from hookline.data.seeding import key_of
 
 
 def draw() -> tuple[float, float, float]:

@@ -43,8 +43,8 @@ from hookline import (
     every,
     when,
 )
-from hookline.strategies import SingleDevice
-from hookline.trace import Call
+from hookline.distributed import SingleDevice
+from hookline.engine.recorder import Call
 
 
 class Rows(Logger):

@@ -22,7 +22,7 @@ from hookline import Hook, Logger, Module, Trainer
 from hookline.config import HooksConfig, load_config
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
-from hookline.options import Options
+from hookline.run.options import Options
 
 OWN_HOOKS = {
     "__init__": "",
@@ -228,7 +228,7 @@ def test_every_option_of_the_trainer_is_read_by_its_runs(monkeypatch: pytest.Mon
 
     def watched(self: Any, name: str) -> Any:
         file = sys._getframe(1).f_code.co_filename
-        if not file.endswith(("options.py", "dataclasses.py", "<string>")):
+        if not file.endswith(("run/options.py", "dataclasses.py", "<string>")):
             read.add(name)
         return object.__getattribute__(self, name)
 

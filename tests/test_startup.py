@@ -22,31 +22,31 @@ trainer.fit(net, batches, batches, loss=torch.nn.functional.mse_loss, optimizer=
 assert trainer.status == "completed" and trainer.global_step == 2
 """
 UNUSED = (
-    "hookline.loops.agreement",
-    "hookline.loops.begin",
-    "hookline.loops.counted_step",
-    "hookline.loops.nested",
-    "hookline.loops.peers",
-    "hookline.loops.predict",
-    "hookline.loops.rank_step",
-    "hookline.loops.ring",
-    "hookline.loops.same",
-    "hookline.loops.together",
-    "hookline.checkpoint.importing",
+    "hookline.training.ranks.rank_sync",
+    "hookline.training.ranks.preflight",
+    "hookline.training.counted_step",
+    "hookline.training.ranks.failure_monitor",
+    "hookline.training.ranks.failure_monitor",
+    "hookline.training.predict",
+    "hookline.training.ranks.step",
+    "hookline.training.ranks.failure_monitor",
+    "hookline.training.ranks.preflight",
+    "hookline.training.ranks.gradient_sync",
+    "hookline.checkpoint.foreign_files",
     "hookline.checkpoint.remote",
-    "hookline.checkpoint.together",
+    "hookline.checkpoint.rank_writer",
     "hookline.checkpoint.weights",
-    "hookline.data.mixed",
+    "hookline.data.mixture",
     "hookline.data.mixing",
-    "hookline.explain",
+    "hookline.engine.explain",
     "hookline.tracing.tracer",
     "hookline.tracing.writer",
-    "hookline.strategies.accelerated",
-    "hookline.strategies.ddp",
-    "hookline.strategies.distributed",
-    "hookline.strategies.fsdp",
-    "hookline.strategies.meeting",
-    "hookline.loggers.awaited",
+    "hookline.distributed.accelerate",
+    "hookline.distributed.ddp",
+    "hookline.distributed.process_group",
+    "hookline.distributed.fsdp",
+    "hookline.distributed.launch",
+    "hookline.loggers.queued",
     "hookline.loggers.console",
     "hookline.loggers.csv_file",
     "hookline.loggers.mlflow",
@@ -54,11 +54,11 @@ UNUSED = (
     "hookline.loggers.tensorboard",
     "hookline.loggers.trackio",
     "hookline.loggers.wandb",
-    "hookline.dialects",
-    "hookline.hosts",
+    "hookline.interop",
+    "hookline.interop",
     "hookline.config",
     "hookline.hooks",
-    "hookline.line",
+    "hookline.interop.loop",
     "hookline.report",
     "hookline.watch",
     "hookline.cli",
@@ -77,12 +77,12 @@ def loaded_by(code: str, folder: Path) -> set[str]:
 
 def test_importing_the_trainer_loads_few_modules_and_no_loop(tmp_path: Path) -> None:
     loaded = loaded_by("from hookline import Trainer", tmp_path)
-    assert "hookline.trainer" in loaded
+    assert "hookline.training.trainer" in loaded
     assert len(loaded) <= MOST_MODULES
     assert not {
         name
         for name in loaded
-        if name.startswith(("hookline.loops", "hookline.checkpoint", "hookline.control"))
+        if name.startswith(("hookline.training", "hookline.checkpoint", "hookline.control"))
     }
 
 
@@ -95,7 +95,7 @@ def test_making_a_trainer_loads_nothing_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("control", [True, False])
 def test_a_fit_on_one_device_leaves_out_what_it_does_not_use(tmp_path: Path, control: bool) -> None:
     loaded = loaded_by(FIT.format(options=f", control={control}"), tmp_path)
-    assert "hookline.loops.fit" in loaded
+    assert "hookline.training.fit" in loaded
     assert sorted(loaded & set(UNUSED)) == []
     assert ("hookline.control.server" in loaded) == control
 
@@ -106,7 +106,7 @@ def test_every_part_that_a_fit_leaves_out_exists() -> None:
         importlib.import_module(name)
 
 
-@pytest.mark.parametrize("package", ["hookline.loggers", "hookline.strategies"])
+@pytest.mark.parametrize("package", ["hookline.loggers", "hookline.distributed"])
 def test_a_package_offers_all_its_names_and_loads_each_when_it_is_used(package: str, tmp_path: Path) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
@@ -122,4 +122,4 @@ def test_a_package_offers_all_its_names_and_loads_each_when_it_is_used(package: 
     name = module.__all__[0]
     loaded = loaded_by(f"from {package} import {name}", tmp_path)
     assert getattr(module, name).__module__ in loaded
-    assert not loaded & {"hookline.loggers.wandb", "hookline.strategies.fsdp"}
+    assert not loaded & {"hookline.loggers.wandb", "hookline.distributed.fsdp"}

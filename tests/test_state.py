@@ -10,8 +10,8 @@ from test_metrics import CountReads
 from tiny import Net, batches, quiet
 
 from hookline import Hook, State
-from hookline.events import FACT_ROWS
-from hookline.state import PARTS, detached, is_scalar, progress
+from hookline.engine.events import FACT_ROWS
+from hookline.run.state import PARTS, detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model",

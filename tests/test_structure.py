@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import hookline
-from hookline.events import EVENT_ROWS
-from hookline.state import WRITTEN, State
+from hookline.engine.events import EVENT_ROWS
+from hookline.run.state import WRITTEN, State
 
 SOURCE = Path(hookline.__file__).parent
 NAMES = {
@@ -23,102 +23,39 @@ NAMES = {
     for path in sorted(SOURCE.rglob("*.py"))
 }
 
-# The map of the design: a module imports from its own layer or below. A package's layer is that of all its modules.
-LAYERS = {
-    # 0: words, no torch
-    "errors": 0,
-    "spelling": 0,
-    "text": 0,
-    "table": 0,
-    "events": 0,
-    "_methods": 0,
-    "_version": 0,
-    "processes": 0,
-    "redaction": 0,
-    # 1: the hook engine, no torch
-    "binding": 1,
-    "filters": 1,
-    "listener": 1,
-    "slots": 1,
-    "plan": 1,
-    "hook": 1,
-    "hooklist": 1,
-    "explain": 1,
-    "trace": 1,
-    "options": 1,
-    "registry": 1,
-    "foreign": 1,
-    "asking": 1,
-    "accounting": 1,
-    "budget": 1,
-    "timings": 1,
-    "tracing": 1,
-    "checks": 1,
-    # 2: what a run works with
-    "context": 2,
-    "accumulator": 2,
-    "metrics": 2,
-    "state": 2,
-    "state_parts": 2,
-    "state_mapping": 2,
-    "data": 2,
-    "module": 2,
-    "steps": 2,
-    "optimizers": 2,
-    "strategies": 2,
-    "loggers": 2,
-    "seeding": 2,
-    "rundir": 2,
-    "runlock": 2,
-    "urls": 2,
-    "ranks": 2,
-    "replay": 2,
-    "uncopied": 2,
-    "init_arguments": 2,
-    "arguments": 2,
-    "_arguments": 2,
-    # 3: what a run does
-    "checkpoint": 3,
-    "loops": 3,
-    "control": 3,
-    # 4: the facade
-    "trainer": 4,
-    "runview": 4,
-    "view": 4,
-    # 5: plug-ins, see PLUG_INS, and dialects
-    "hooks": 5,
-    "config": 5,
-    # 5 as well, but made of all below: a dialect offers the trainer and its plug-ins under other names
-    "dialects": 5,
-    "hosts": 5,
-    "line": 5,
-    # 6: around it all; the package itself only names what can be imported from it
-    "cli": 6,
-    "report": 6,
-    "watch": 6,
-    "testing": 6,
-    "scaffold": 6,
-    "demos": 6,
-    "__main__": 6,
-    "": 7,
-}
+
+def packages() -> dict[str, set[str]]:
+    """Return the packages and what each may import, as the third sentence of its `__init__` says."""
+    found = {}
+    for module, path in NAMES.items():
+        if path.name == "__init__.py" and module.count(".") == 1:
+            doc = " ".join((inspect.getdoc(importlib.import_module(module)) or "").split())
+            named = re.search(r"May import: ([a-z, ]+)\.", doc)
+            assert named, f"{module}: its docstring does not say what it may import"
+            found[part(module)] = set(named[1].split(", ")) - {"nothing"}
+    return found
+
+
+TOP_LEVEL = {"", "__main__", "_moved", "_version"}
+"""What is beside the packages: the package itself only names what can be imported from it."""
 PLUG_INS = ("hooks", "config")
-"""What may import 0 to 2. Dialects may import all below and beside them: they show trainer, hooks and configuration under other names."""
-TORCH_FREE = (0, 1)
+TORCH_FREE = ("util", "engine")
 HEAVY = {"torch", "numpy", "rich", "jsonargparse", "safetensors"}
 # the places that look modules up by name: lazy names, built-in hooks, and Module.load_from_checkpoint, which reads a format
 # that lies a layer above it
-BY_NAME = {"hookline", "hookline.registry", "hookline.foreign", "hookline.module"}
+BY_NAME = {
+    "hookline",
+    "hookline._moved",
+    "hookline.engine.registry",
+    "hookline.engine.foreign",
+    "hookline.run.module",
+}
 LONGEST_FILE, LONGEST_FUNCTION = 600, 48
 
 
 def part(module: str) -> str:
-    """`hookline.loops.fit` -> `loops`."""
+    """`hookline.training.fit` -> `training`."""
     return module.partition(".")[2].partition(".")[0]
-
-
-def layer(module: str) -> int:
-    return LAYERS[part(module)]
 
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:
@@ -144,32 +81,38 @@ def own_imports(module: str) -> set[str]:
     return {name for name, _ in imports(module) if name.partition(".")[0] == "hookline"}
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {part(module) for module in NAMES} <= set(LAYERS)
+def test_beside_the_packages_there_is_next_to_nothing() -> None:
+    assert {part(module) for module in NAMES} - set(packages()) == TOP_LEVEL
 
 
-@pytest.mark.parametrize("module", NAMES)
-def test_imports_point_to_the_same_layer_or_below(module: str) -> None:
-    upward = {name for name in own_imports(module) if layer(name) > layer(module)}
-    assert not upward, f"{module} (layer {layer(module)}) imports {upward}"
+def test_packages_can_be_put_in_an_order_in_which_imports_point_to_earlier_ones() -> None:
+    may, order = packages(), []
+    while len(order) < len(may):
+        ready = [name for name in may if name not in order and may[name] <= set(order)]
+        assert ready, f"a cycle among {set(may) - set(order)}"
+        order += ready
 
 
-@pytest.mark.parametrize("module", [name for name in NAMES if part(name) in PLUG_INS])
-def test_plug_ins_know_only_the_lower_layers(module: str) -> None:
-    too_high = {name for name in own_imports(module) if layer(name) > 2 and part(name) != part(module)}
-    assert not too_high, f"{module} imports {too_high}"
+@pytest.mark.parametrize("module", [name for name in NAMES if part(name) not in TOP_LEVEL])
+def test_a_module_imports_only_what_its_package_may(module: str) -> None:
+    known = {part(name) for name in own_imports(module)} - {part(module), "_version"}
+    assert known <= packages()[part(module)]
 
 
-def test_nothing_imports_a_plug_in() -> None:
-    known = {
-        (module, name)
-        for module in NAMES
-        if module != "hookline"
-        for name in own_imports(module)
-        if part(name) in (*PLUG_INS, "dialects")
-        and part(module) not in (*PLUG_INS, "dialects", "cli", "demos")
-    }
-    assert not known
+def test_no_package_may_import_what_it_does_not_use() -> None:
+    used: dict[str, set[str]] = {}
+    for module in NAMES:
+        used.setdefault(part(module), set()).update(part(name) for name in own_imports(module))
+    assert {name: may - used[name] for name, may in packages().items() if may - used[name]} == {}
+
+
+def test_plug_ins_know_neither_the_loops_nor_checkpoints() -> None:
+    high = {"checkpoint", "reliability", "tracing", "control", "training", "interop"}
+    assert {name: packages()[name] & high for name in PLUG_INS if packages()[name] & high} == {}
+
+
+def test_only_what_offers_plug_ins_imports_them() -> None:
+    assert {name for name, may in packages().items() if may & set(PLUG_INS)} == {"interop", "cli"}
 
 
 def test_no_module_takes_part_in_a_cycle_not_even_inside_a_function() -> None:
@@ -199,7 +142,7 @@ def test_modules_are_looked_up_by_name_in_few_places_only() -> None:
     assert looking <= BY_NAME
 
 
-@pytest.mark.parametrize("module", [name for name in NAMES if layer(name) in TORCH_FREE])
+@pytest.mark.parametrize("module", [name for name in NAMES if part(name) in TORCH_FREE])
 def test_the_hook_engine_imports_nothing_heavy(module: str) -> None:
     at_import = {name.partition(".")[0] for name, for_types in imports(module) if not for_types}
     # rich may be imported by what draws with it, when it draws
@@ -207,12 +150,12 @@ def test_the_hook_engine_imports_nothing_heavy(module: str) -> None:
 
 
 def test_importing_the_hook_engine_loads_nothing_heavy() -> None:
-    code = "import sys, hookline, hookline.events, hookline.plan, hookline.explain, hookline.hook; print(*sys.modules)"
+    code = "import sys, hookline, hookline.engine.events, hookline.engine.plan, hookline.engine.explain, hookline.engine.hook; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
-    assert "hookline.hook" in loaded
+    assert "hookline.engine.hook" in loaded
 
 
 def test_making_a_hook_loads_nothing_heavy() -> None:
@@ -239,11 +182,13 @@ def test_public_names_are_listed_once_for_everyone() -> None:
     tree = ast.parse(NAMES["hookline"].read_text())
     seen_by_checkers = {
         alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hookline.")
+        for guard in tree.body
+        if isinstance(guard, ast.If) and ast.unparse(guard.test) == "TYPE_CHECKING"
+        for node in guard.body
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen_by_checkers - {"__version__"} == set(hookline.__all__)
+    assert seen_by_checkers == set(hookline.__all__)
     assert len(hookline.__all__) == len(set(hookline.__all__))
 
 
@@ -317,7 +262,7 @@ FRAMES = {
     "tb_frame",
 }
 READS_BYTECODE = {"dis", "opcode", "bytecode"}
-SHOWS_A_STACK = {"hookline.loops.stacks"}
+SHOWS_A_STACK = {"hookline.reliability.stacks"}
 """The one module that looks at frames, for the file, the line and the function that a report shows."""
 
 
@@ -431,9 +376,9 @@ BY_EVERY_CALL = {
     "State.running": "each call that takes time publishes itself, for the watchdog: plan, filters and phases of the loop"
 }
 LARGER = {
-    "hookline.options.Options": "the one declaration of all options",
-    "hookline.options.OptionArguments": "the same options as arguments",
-    "hookline.dialects.model_training_framework.settings.LoggingConfig": "mirrors the schema of another package",
+    "hookline.run.options.Options": "the one declaration of all options",
+    "hookline.run.options.OptionArguments": "the same options as arguments",
+    "hookline.interop.model_training_framework.settings.LoggingConfig": "mirrors the schema of another package",
 }
 """Classes that may have more fields, and why."""
 
@@ -477,7 +422,7 @@ def test_no_class_is_a_bag_of_state() -> None:
 
 
 def test_few_modules_write_each_field_of_a_run_and_its_state() -> None:
-    owners = ("hookline.loops.parts", "hookline.loops.run", "hookline.state", "hookline.state_parts")
+    owners = ("hookline.run.parts", "hookline.run.run", "hookline.run.state", "hookline.run.state_parts")
     fields = {node.name: fields_of(node) for _, node in classes(*owners)}
     assert set(PARTS.values()) <= set(fields), "the parts have other names by now"
     writers: dict[str, set[str]] = {}
@@ -488,7 +433,7 @@ def test_few_modules_write_each_field_of_a_run_and_its_state() -> None:
                 if node.attr in fields.get(owner, ()):
                     writers.setdefault(f"{owner}.{node.attr}", set()).add(module)
     for module, node in classes(
-        "hookline.loops.parts", "hookline.state_parts"
+        "hookline.run.parts", "hookline.run.state_parts"
     ):  # what a part writes itself counts too
         for inner in ast.walk(node):
             if (
@@ -518,6 +463,6 @@ def test_facts_are_read_only_for_hooks() -> None:
 
 
 def test_the_step_of_one_process_does_not_mention_ranks() -> None:
-    text = NAMES["hookline.loops.step"].read_text()
+    text = NAMES["hookline.training.step"].read_text()
     assert not re.search(r"\brank(?!_step\.py)|agreement|together|world_size|distributed", text.lower())
     assert len(text.splitlines()) <= 180

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hookline.text import holds_secret, printable, printable_lines, redact
+from hookline.util.text import holds_secret, printable, printable_lines, redact
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hookline.timings import ENOUGH_SAMPLES, PARTS, Timings
+from hookline.run.timings import ENOUGH_SAMPLES, PARTS, Timings
 
 MEASURED = Timings(
     62.0, 11.0, 4.0, 2.0, 1.0, batches=500, forward=14.0, backward=20.0, optimizer=4.0, sampled_batches=10

@@ -6,7 +6,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, Recorder
-from hookline.plan import noop
+from hookline.engine.plan import noop
 
 
 class Watch(Hook):

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError, import_checkpoint, load_weights
-from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, remove, verify, write
 from hookline.cli import main
 from hookline.config import load_config
@@ -22,7 +22,7 @@ from hookline.hooks.json_log import JSONLog
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
 from hookline.testing import memory_urls
-from hookline.urls import PROTOCOLS, below, beside, check_url, open_url
+from hookline.util.urls import PROTOCOLS, below, beside, check_url, open_url
 
 CHAIN = "reference://::file:///x/refs.json"
 EVIL = [
@@ -170,7 +170,7 @@ class Shop(MemoryFileSystem):
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> type[Shop]:
     fsspec.register_implementation("shop", Shop, clobber=True)
-    monkeypatch.setattr("hookline.urls.PROTOCOLS", (*PROTOCOLS, "shop"))
+    monkeypatch.setattr("hookline.util.urls.PROTOCOLS", (*PROTOCOLS, "shop"))
     Shop.store, Shop.fails = {}, False
     return Shop
 

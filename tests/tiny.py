@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hook, Module, Trainer
-from hookline.options import OLD_NAMES
+from hookline.run.options import OLD_NAMES
 
 
 class Net(Module):

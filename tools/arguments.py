@@ -12,12 +12,12 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from hookline import arguments, options
-from hookline.arguments import DECLARATIONS, Parts, documentation
-from hookline.options import GROUPS
+from hookline.run import options
+from hookline.run import options as arguments
+from hookline.run.options import DECLARATIONS, GROUPS, Parts, documentation
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = '''"""Generated from options.py and arguments.py by tools/generate.py; edit the declarations there."""
+HEAD = '''"""Generated from run/options.py by tools/generate.py; edit the declarations there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from hookline.loggers.base import Logger
-    from hookline.strategies.base import Strategy
+    from hookline.distributed.base import Strategy
 '''
 
 
@@ -85,7 +85,7 @@ def types_of(cls: type) -> dict[str, str]:
 
 
 def typed() -> str:
-    """The source of `hookline/_arguments.py`."""
+    """The source of `hookline/run/_arguments.py`."""
     docs, out = documentation(), [HEAD]
     for cls in DECLARATIONS:
         out += [
@@ -121,7 +121,7 @@ def page() -> str:
     out = [
         "# Options of the trainer",
         "",
-        "<!-- Generated from src/hookline/options.py and src/hookline/arguments.py by tools/generate.py. -->",
+        "<!-- Generated from src/hookline/run/options.py by tools/generate.py. -->",
         "",
         "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they "
         "work together. In a",

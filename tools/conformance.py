@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hookline.dialects import kempnerforge
-from hookline.dialects.adopted import keras, transformers
-from hookline.dialects.lightning import table as lightning
-from hookline.dialects.model_training_framework import hooks as framework
-from hookline.dialects.trainers import hooks as trainers
-from hookline.events import EVENTS, EVENTS_OF_THE_TABLE
-from hookline.hosts.tables import HOSTS
+from hookline.engine.events import EVENTS, EVENTS_OF_THE_TABLE
+from hookline.interop import kempnerforge, keras
+from hookline.interop.hosted.host import HOSTS
+from hookline.interop.lightning import table as lightning
+from hookline.interop.model_training_framework import hooks as framework
+from hookline.interop.trainers import hooks as trainers
+from hookline.interop.transformers import callbacks
 
 NATIVE, NOT_OFFERED, REFUSED = "native", "–", "refused"
 Names = Mapping[str, Iterable[str]]
@@ -36,7 +36,7 @@ def systems() -> dict[str, Names]:
         ),
         "KempnerForge": turned((name, [row.event]) for name, row in kempnerforge.ROWS.items()),
         "trainers": turned((name, [row.event]) for name, row in trainers.DOCUMENTED.items()),
-        "transformers": turned(transformers.METHODS.items()),
+        "transformers": turned(callbacks.METHODS.items()),
         "Keras": turned((name, method.events) for name, method in keras.METHODS.items()),
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import arguments
 from conformance import page as conformance
 
-from hookline.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
+from hookline.engine.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
 
 ROOT = Path(__file__).resolve().parent.parent
 BASES = {
@@ -46,9 +46,9 @@ def rows() -> list[Event]:
 
 
 def methods() -> str:
-    """The source of `hookline/_methods.py`."""
+    """The source of `hookline/engine/_methods.py`."""
     out = [
-        '"""Generated from the table in events.py by tools/generate.py; edit the rows there, not this '
+        '"""Generated from the table in engine/events.py by tools/generate.py; edit the rows there, not this '
         'file."""',
         "",
         "from __future__ import annotations",
@@ -92,7 +92,7 @@ def lifecycle() -> str:
     out = [
         "# The lifecycle",
         "",
-        "<!-- Generated from src/hookline/events.py by tools/generate.py. -->",
+        "<!-- Generated from src/hookline/engine/events.py by tools/generate.py. -->",
         "",
         "Every moment of a run, in the order of a fit. An event reaches its receivers from left to right; "
         "hooks run in the",
@@ -100,7 +100,7 @@ def lifecycle() -> str:
         "parameters",
         "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner "
         "and get",
-        "their facts by position. `hookline.explain()` shows this tree for a run of yours, with its "
+        "their facts by position. `hookline.engine.explain()` shows this tree for a run of yours, with its "
         "listeners.",
         "",
         "The sanity check runs a validation between its two events. The batches of a validation, test or "
@@ -139,10 +139,10 @@ def lifecycle() -> str:
 def main() -> int:
     """Write or check."""
     targets = {
-        ROOT / "src/hookline/_methods.py": methods(),
+        ROOT / "src/hookline/engine/_methods.py": methods(),
         ROOT / "docs/lifecycle.md": lifecycle(),
         ROOT / "docs/conformance.md": conformance(),
-        ROOT / "src/hookline/_arguments.py": arguments.typed(),
+        ROOT / "src/hookline/run/_arguments.py": arguments.typed(),
         ROOT / "docs/options.md": arguments.page(),
         ROOT / "docs/training.md": arguments.overview(),
     }

@@ -6,18 +6,39 @@ Names are loaded when they are used, so that `import hookline` costs next to not
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from hookline import registry
+from hookline._moved import MovedFinder
 from hookline._version import __version__ as __version__
+from hookline.engine import registry
 
 if TYPE_CHECKING:
-    from hookline.checkpoint.importing import import_checkpoint
-    from hookline.checkpoint.loading import load_module
+    from hookline.checkpoint.foreign_files import import_checkpoint
+    from hookline.checkpoint.load_module import load_module
     from hookline.checkpoint.weights import load_weights
-    from hookline.context import StepContext
     from hookline.data.mixing import Mixture
-    from hookline.errors import (
+    from hookline.data.seeding import seed_everything
+    from hookline.distributed.accelerate import Accelerated
+    from hookline.distributed.base import Strategy
+    from hookline.distributed.ddp import DDP
+    from hookline.distributed.fsdp import FSDP
+    from hookline.distributed.single import SingleDevice
+    from hookline.engine.events import EVENTS, declare_event
+    from hookline.engine.explain import explain
+    from hookline.engine.filters import after, before, every, once, when
+    from hookline.engine.hook import Hook, on
+    from hookline.engine.listener import no_event
+    from hookline.engine.recorder import Recorder
+    from hookline.interop.loop import Line
+    from hookline.loggers.base import Logger
+    from hookline.loggers.jsonl import JSONLines
+    from hookline.metrics.metric_log import Metrics
+    from hookline.run.context import StepContext
+    from hookline.run.module import DataModule, Module
+    from hookline.run.state import State
+    from hookline.training.trainer import Trainer
+    from hookline.util.errors import (
         END_EPOCH,
         SKIP_BATCH,
         SKIP_STEP,
@@ -35,25 +56,6 @@ if TYPE_CHECKING:
         Signal,
         StopTraining,
     )
-    from hookline.events import EVENTS, declare_event
-    from hookline.explain import explain
-    from hookline.filters import after, before, every, once, when
-    from hookline.hook import Hook, on
-    from hookline.line import Line
-    from hookline.listener import no_event
-    from hookline.loggers.base import Logger
-    from hookline.loggers.jsonl import JSONLines
-    from hookline.metrics import Metrics
-    from hookline.module import DataModule, Module
-    from hookline.seeding import seed_everything
-    from hookline.state import State
-    from hookline.strategies.accelerated import Accelerated
-    from hookline.strategies.base import Strategy
-    from hookline.strategies.ddp import DDP
-    from hookline.strategies.fsdp import FSDP
-    from hookline.strategies.single import SingleDevice
-    from hookline.trace import Recorder
-    from hookline.trainer import Trainer
 
 __all__ = [
     "DDP",
@@ -105,64 +107,66 @@ __all__ = [
     "when",
 ]
 
+if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
+    sys.meta_path.insert(0, MovedFinder())
+
+MODULES = {"explain": "engine.explain", "hooks": "hooks", "hosts": "interop.hosts"}
+"""Modules that can be used as attributes. That of `explain` can be called: `hookline.explain(trainer)`."""
+
 _load, __dir__ = registry.lazy_names(
     __name__,
     {
-        "Trainer": "trainer",
-        "Line": "line",
-        "Module": "module",
-        "DataModule": "module",
-        "Hook": "hook",
-        "on": "hook",
-        "every": "filters",
-        "once": "filters",
-        "after": "filters",
-        "before": "filters",
-        "when": "filters",
-        "no_event": "listener",
-        "StopTraining": "errors",
-        "Preempted": "errors",
-        "HangError": "errors",
-        "PeerError": "errors",
-        "RunLockedError": "errors",
-        "SKIP_BATCH": "errors",
-        "SKIP_STEP": "errors",
-        "Signal": "errors",
+        "Trainer": "training.trainer",
+        "Line": "interop.loop",
+        "Module": "run.module",
+        "DataModule": "run.module",
+        "Hook": "engine.hook",
+        "on": "engine.hook",
+        "every": "engine.filters",
+        "once": "engine.filters",
+        "after": "engine.filters",
+        "before": "engine.filters",
+        "when": "engine.filters",
+        "no_event": "engine.listener",
+        "StopTraining": "util.errors",
+        "Preempted": "util.errors",
+        "HangError": "util.errors",
+        "PeerError": "util.errors",
+        "RunLockedError": "util.errors",
+        "SKIP_BATCH": "util.errors",
+        "SKIP_STEP": "util.errors",
+        "Signal": "util.errors",
         "Mixture": "data.mixing",
-        "STEP_DONE": "errors",
-        "END_EPOCH": "errors",
-        "HooklineError": "errors",
-        "HookError": "errors",
-        "OptionError": "errors",
-        "LossError": "errors",
-        "NonFiniteLoss": "errors",
-        "CheckpointError": "errors",
-        "StepContext": "context",
-        "Metrics": "metrics",
-        "State": "state",
-        "Strategy": "strategies.base",
-        "DDP": "strategies.ddp",
-        "FSDP": "strategies.fsdp",
-        "Accelerated": "strategies.accelerated",
-        "SingleDevice": "strategies.single",
-        "Recorder": "trace",
-        "seed_everything": "seeding",
+        "STEP_DONE": "util.errors",
+        "END_EPOCH": "util.errors",
+        "HooklineError": "util.errors",
+        "HookError": "util.errors",
+        "OptionError": "util.errors",
+        "LossError": "util.errors",
+        "NonFiniteLoss": "util.errors",
+        "CheckpointError": "util.errors",
+        "StepContext": "run.context",
+        "Metrics": "metrics.metric_log",
+        "State": "run.state",
+        "Strategy": "distributed.base",
+        "DDP": "distributed.ddp",
+        "FSDP": "distributed.fsdp",
+        "Accelerated": "distributed.accelerate",
+        "SingleDevice": "distributed.single",
+        "Recorder": "engine.recorder",
+        "seed_everything": "data.seeding",
         "Logger": "loggers.base",
         "JSONLines": "loggers.jsonl",
-        "EVENTS": "events",
-        "declare_event": "events",
-        "import_checkpoint": "checkpoint.importing",
-        "load_module": "checkpoint.loading",
+        "EVENTS": "engine.events",
+        "declare_event": "engine.events",
+        "import_checkpoint": "checkpoint.foreign_files",
+        "load_module": "checkpoint.load_module",
         "load_weights": "checkpoint.weights",
     },
 )
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "explain",
-        "hooks",
-        "hosts",
-    ):  # modules; that of `explain` can be called: `hookline.explain(trainer)`
-        return importlib.import_module(f"hookline.{name}")
+    if name in MODULES:
+        return importlib.import_module(f"hookline.{MODULES[name]}")
     return _load(name)

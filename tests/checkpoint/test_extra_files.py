@@ -16,10 +16,10 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, load_weights
+from hookline.checkpoint.catalog import find
 from hookline.checkpoint.files import read, remove, tidy, verify, write
-from hookline.checkpoint.finding import find
 from hookline.checkpoint.remote import list_urls
-from hookline.checkpoint.writing import machine
+from hookline.checkpoint.writer import machine
 from hookline.cli import main
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hookline import CheckpointError
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 from hookline.checkpoint.files import read, write
 
 
@@ -123,7 +123,7 @@ def test_replacing_that_is_interrupted_leaves_a_whole_checkpoint(
 ) -> None:
     write(contents(1.0), path)
     renames = []
-    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)  # as on a network file system
+    monkeypatch.setattr(writer, "exchange", lambda aside, path: False)  # as on a network file system
 
     def interrupted(rename: Any) -> Any:
         def wrapped(*given: Any, **named: Any) -> Any:

@@ -15,9 +15,9 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, load_weights
 from hookline.checkpoint import manifest
+from hookline.checkpoint.catalog import best_first, find, first_whole, newest_first, tidy_below
 from hookline.checkpoint.files import write
-from hookline.checkpoint.finding import best_first, find, first_whole, newest_first, tidy_below
-from hookline.checkpoint.writing import machine
+from hookline.checkpoint.writer import machine
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
 

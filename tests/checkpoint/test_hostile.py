@@ -17,15 +17,15 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, HooklineError, NonFiniteLoss, load_weights
+from hookline.checkpoint.catalog import best_first, find
 from hookline.checkpoint.contents import check_like
 from hookline.checkpoint.files import read, read_manifest, verify, write
-from hookline.checkpoint.finding import best_first, find
-from hookline.checkpoint.limits import parse_json
-from hookline.checkpoint.saves import COUNTERS
 from hookline.cli import main
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
-from hookline.loops.record import read_record
+from hookline.run.record import read_record
+from hookline.run.save_request import COUNTERS
+from hookline.util.limited_json import parse_json
 
 
 def load_kit() -> Any:
@@ -265,7 +265,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 def test_state_too_long_to_be_read_again_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookline.checkpoint.writing.STRUCTURE_BYTES", 1000)
+    monkeypatch.setattr("hookline.checkpoint.writer.STRUCTURE_BYTES", 1000)
     with pytest.raises(
         CheckpointError,
         match=r"state\.json would have .* MB, most of them of 'hooks'.*Keep large data in tensors",

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 from hookline.checkpoint.files import read, remove, write
-from hookline.checkpoint.writing import exchange, machine
+from hookline.checkpoint.writer import exchange, machine
 
 CONTENTS = {"module": {"w": torch.ones(100)}, "optimizers": [{"m": torch.ones(3)}], "counters": {"step": 1}}
 
@@ -80,7 +80,7 @@ def test_the_old_one_is_replaced_in_one_call_and_deleted_only_once_the_new_one_i
 def test_where_names_cannot_be_exchanged_the_old_one_is_moved_away_first(
     tmp_path: Path, calls: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)
+    monkeypatch.setattr(writer, "exchange", lambda aside, path: False)
     path = tmp_path / "step-1"
     write(CONTENTS, path)
     calls.clear()

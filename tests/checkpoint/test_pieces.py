@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hookline.checkpoint.pieces import Opened, Pieces, Place, lay_out, lay_out_gradients, lay_out_optimizer
-from hookline.errors import CheckpointError
+from hookline.checkpoint.sharded import Opened, Pieces, Place, lay_out, lay_out_gradients, lay_out_optimizer
+from hookline.util.errors import CheckpointError
 
 
 def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:

@@ -9,11 +9,18 @@ import pytest
 import torch
 
 from hookline.checkpoint.format import Packed, Shards, TensorStore, pack
-from hookline.checkpoint.parts import BUFFERS, OwnParts
-from hookline.checkpoint.rankfiles import RankFiles, add_logs, mean_window, nothing_logged, sum_window
-from hookline.checkpoint.writing import write_parts
-from hookline.errors import CheckpointError
-from hookline.metrics import MetricLog
+from hookline.checkpoint.rank_state import (
+    BUFFERS,
+    OwnParts,
+    RankFiles,
+    add_logs,
+    mean_window,
+    nothing_logged,
+    sum_window,
+)
+from hookline.checkpoint.writer import write_parts
+from hookline.metrics.metric_log import MetricLog
+from hookline.util.errors import CheckpointError
 
 CONTENTS: dict[str, Any] = {
     "run": "r",

@@ -15,7 +15,7 @@ from hookline import CheckpointError
 from hookline.checkpoint.background import BackgroundSaver
 from hookline.checkpoint.files import read, read_manifest, remove, verify, write
 from hookline.checkpoint.remote import list_urls
-from hookline.checkpoint.writing import machine
+from hookline.checkpoint.writer import machine
 
 
 def contents(step: int = 1) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError, OptionError
 from hookline.checkpoint.files import read, write
-from hookline.checkpoint.saves import REASONS
-from hookline.seeding import rng_state, set_rng_state
+from hookline.data.seeding import rng_state, set_rng_state
+from hookline.run.save_request import REASONS
 
 
 def draw() -> tuple[float, ...]:

@@ -17,15 +17,14 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline import load_weights
-from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.manifest import render, signature
-from hookline.checkpoint.pieces import Pieces, lay_out, lay_out_optimizer, spread_tensors
-from hookline.checkpoint.reading import read_for_rank
+from hookline.checkpoint.reader import read_for_rank
 from hookline.checkpoint.remote import read_url_for_rank
-from hookline.checkpoint.sharding import is_dtensor
+from hookline.checkpoint.sharded import Pieces, is_dtensor, lay_out, lay_out_optimizer, spread_tensors
 from hookline.checkpoint.weights import find_weights
-from hookline.errors import CheckpointError
+from hookline.util.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 from hookline.checkpoint.files import read, tidy, verify, write
-from hookline.checkpoint.writing import machine
+from hookline.checkpoint.writer import machine
 
 
 def contents(step: int = 1) -> dict[str, Any]:
@@ -88,12 +88,12 @@ def test_a_predecessor_of_the_same_number_is_dead_but_ones_own_saves_are_alive(
         real(old, new)
 
     write(contents(), tmp_path / "step-1")
-    monkeypatch.setattr(writing, "exchange", lambda aside, path: False)
+    monkeypatch.setattr(writer, "exchange", lambda aside, path: False)
     monkeypatch.setattr(os, "rename", meanwhile)
     write(contents(), tmp_path / "step-1")
     assert mine.name in seen[0] and mine.with_suffix(".old").name in seen[1]
     assert names(tmp_path) == ["step-1"]
-    assert not writing.writing
+    assert not writer.writing
 
 
 def test_other_hidden_things_and_folders_that_are_not_there_are_no_concern(tmp_path: Path) -> None:

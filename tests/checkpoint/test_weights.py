@@ -14,7 +14,7 @@ from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
 from hookline import CheckpointError, Module, OptionError, load_weights
-from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.export import export_weights
 from hookline.hooks.weight_averaging import WeightAveraging
 
 

@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
 from hookline.control.client import ask
-from hookline.errors import HooklineError
+from hookline.util.errors import HooklineError
 
 
 @dataclass(frozen=True)

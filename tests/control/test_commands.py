@@ -14,7 +14,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, every
 from hookline.control.client import Refused, ask
-from hookline.control.intervals import change_interval
+from hookline.control.commands import change_interval
 from hookline.hooks import EarlyStopping, GradientMonitor, Heartbeat
 from hookline.loggers import read_log
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tiny import Net, batches, quiet
 from hookline import Hook
 from hookline.control.client import ask
-from hookline.errors import HooklineError
+from hookline.util.errors import HooklineError
 
 Path("good.py").write_text("from hookline import Hook\\nclass Good(Hook):\\n    def on_step_end(self): ...\\n")
 Path("uneven.py").write_text("import os\\nfrom hookline import Hook\\nassert os.environ['RANK'] == '0', 'not here'\\nclass Uneven(Hook): ...\\n")

@@ -18,9 +18,8 @@ import pytest
 from control.asking import Counts, Steps, asked
 from tiny import Net, batches, quiet
 
-from hookline.control.address import SOCKET, connect, listen
-from hookline.control.client import NotRunning, Refused, ask
-from hookline.errors import HookError, OptionError
+from hookline.control.client import SOCKET, NotRunning, Refused, ask, connect, listen
+from hookline.util.errors import HookError, OptionError
 
 
 def talk(*lines: bytes, run: str = "run") -> list[dict[str, Any]]:

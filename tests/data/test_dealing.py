@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from hookline.data.dealing import Deal, Share, Turn, deal_for, turns_of
 from hookline.data.loaders import Loader
+from hookline.data.sharding import Deal, Share, Turn, deal_for, turns_of
 from hookline.data.sources import shards_itself
-from hookline.ranks import Ranks
+from hookline.distributed.comm import Ranks
 
 small = st.integers(1, 5)
 

@@ -29,13 +29,12 @@ from torch.utils.data import (
 from torch.utils.data._utils import collate
 
 from hookline import seed_everything
-from hookline.data import in_memory, readers
-from hookline.data.dealing import Share
-from hookline.data.direct_fetch import PROFILE_NAME, direct_batches, reads_directly
-from hookline.data.in_memory import rows_of
+from hookline.data import fetch, readers
+from hookline.data.fetch import PROFILE_NAME, direct_batches, reads_directly, rows_of
 from hookline.data.loaders import Loader, make_loaders
-from hookline.ranks import Ranks
-from hookline.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.data.sharding import Share
+from hookline.distributed.comm import Ranks
 
 LENGTH = 11
 
@@ -101,7 +100,7 @@ IN_MEMORY: dict[str, Callable[[], Any]] = {
     "images": lambda: TensorDataset(tensors(1, 4, 4), tensors(3, 1, 1), tensors(2, 1, 3, 1)),
     **{
         f"{dtype}": lambda dtype=dtype: TensorDataset(tensors(2, dtype=dtype))
-        for dtype in sorted(in_memory.DTYPES, key=str)
+        for dtype in sorted(fetch.DTYPES, key=str)
     },
     "nan": lambda: TensorDataset(tensors(2) / 0 * 0),
     "subset": lambda: Subset(two(30), list(range(25, 3, -2))),
@@ -224,7 +223,7 @@ def test_rows_in_memory_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPa
     expected, state = [plain(each) for each in loader], loader.generator.get_state()
     loader.generator.manual_seed(1)
     monkeypatch.setattr(TensorDataset, "__getitem__", None)  # no sample is read by itself
-    monkeypatch.setattr(in_memory, "_is_original", lambda kind: True)
+    monkeypatch.setattr(fetch, "_is_original", lambda kind: True)
     assert [plain(each) for each in direct_batches(loader)] == expected
     assert torch.equal(loader.generator.get_state(), state)
 
@@ -240,7 +239,7 @@ def test_all_other_rows_are_read_by_torchs_fetcher(name: str) -> None:
     rows = rows_of(loader)
     assert (
         rows is None
-        or in_memory.InMemoryFetch(rows, lambda index: "torch's").fetch(list(range(LENGTH))) == "torch's"
+        or fetch.InMemoryFetch(rows, lambda index: "torch's").fetch(list(range(LENGTH))) == "torch's"
     )
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from hookline import OptionError
 from hookline.data.loaders import make_loaders
-from hookline.data.mixed import MixedLoader
 from hookline.data.mixing import Mixture
+from hookline.data.mixture import MixedLoader
 
 
 def mixed(mixture: Mixture | None = None, **sources: Any) -> MixedLoader:

@@ -10,7 +10,7 @@ import pytest
 
 from hookline import OptionError
 from hookline.data.mixing import Mixture, MixtureCursor
-from hookline.errors import CheckpointError
+from hookline.util.errors import CheckpointError
 
 Lengths = dict[str, int | None]
 

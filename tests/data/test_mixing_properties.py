@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hookline import OptionError
 from hookline.data.mixing import Mixture, MixtureCursor, check, epoch_batches, planned, schedule
-from hookline.data.mixing.orders import _spread, interleave
+from hookline.data.mixing.schedule import _spread, interleave
 
 Lengths = dict[str, int | None]
 unhurried = settings(

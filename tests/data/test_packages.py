@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hookline.data.loaders import make_loaders
-from hookline.data.resuming import resume_limits
-from hookline.data.sources import has_state, shards_itself
+from hookline.data.sources import has_state, resume_limits, shards_itself
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),

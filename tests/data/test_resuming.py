@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from hookline.data.loaders import make_loaders
-from hookline.data.resuming import resume_limits
+from hookline.data.sources import resume_limits
 
 CUTS = (3, 4, 6)  # four batches an epoch: in the middle, after the last one, and in the middle of the second
 ALL = "python numpy torch"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hookline import seed_everything
 from hookline.data import rng_exchange
 from hookline.data.rng_exchange import OwnStream
-from hookline.seeding import isolated_rng, rng_state
+from hookline.data.seeding import isolated_rng, rng_state
 
 CHECKS = ("python_words", "numpy_gauss", "torch_engine")
 DRAWS: dict[str, Callable[[], Any]] = {

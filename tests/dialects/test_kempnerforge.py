@@ -18,10 +18,10 @@ from torch.nn.functional import mse_loss
 import hookline
 from hookline import STEP_DONE, Hook, HookError, StopTraining, every
 from hookline.config import load_config
-from hookline.dialects.kempnerforge import HookRunner, StepContext, TrainingHook
+from hookline.interop.kempnerforge import HookRunner, StepContext, TrainingHook
 
 PAGE = "from kempnerforge.training.hooks import"
-HERE = "from hookline.dialects.kempnerforge import"
+HERE = "from hookline.interop.kempnerforge import"
 
 INTERFACE = """\
 from kempnerforge.training.hooks import TrainingHook, StepContext, HookRunner

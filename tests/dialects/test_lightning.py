@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from hookline import Hook, HookError, OptionError
-from hookline.demos import BoringModel
-from hookline.dialects.lightning import MAPPING, Callback, LightningDataModule, LightningModule, Trainer
-from hookline.events import EVENTS
+from hookline.engine.events import EVENTS
+from hookline.interop.demo import BoringModel
+from hookline.interop.lightning import MAPPING, Callback, LightningDataModule, LightningModule, Trainer
 
 EXAMPLE = """\
 from lightning.pytorch import Trainer
@@ -122,9 +122,9 @@ def quiet(**options: Any) -> Trainer:
 
 
 def test_the_pages_example_runs_with_its_imports_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    here = EXAMPLE.replace("lightning.pytorch.callbacks", "hookline.dialects.lightning")
-    here = here.replace("lightning.pytorch.demos", "hookline.demos").replace(
-        "lightning.pytorch", "hookline.dialects.lightning"
+    here = EXAMPLE.replace("lightning.pytorch.callbacks", "hookline.interop.lightning")
+    here = here.replace("lightning.pytorch.demos", "hookline.interop.demo").replace(
+        "lightning.pytorch", "hookline.interop.lightning"
     )
     assert [line for line in here.splitlines() if line not in EXAMPLE.splitlines()] == here.splitlines()[:3]
     exec(here, {})

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from hookline.dialects.lightning import Callback, LightningDataModule, LightningModule, Trainer
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
+from hookline.interop.lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 FIT = """\
 trainer.fit()

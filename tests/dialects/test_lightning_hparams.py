@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 import hookline
 from hookline.cli import main
-from hookline.dialects.lightning import Callback, LightningDataModule, LightningModule, Trainer
 from hookline.hooks import EarlyStopping, HParams
+from hookline.interop.lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 
 class Net(LightningModule):
@@ -204,8 +204,8 @@ def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_na
 ) -> None:
     Path("parts.py").write_text(
         "import sys\n"
-        "from hookline.demos import BoringModel\n"
-        "from hookline.dialects.lightning import Callback\n"
+        "from hookline.interop.demo import BoringModel\n"
+        "from hookline.interop.lightning import Callback\n"
         "class Tells(Callback):\n"
         "    def on_train_end(self, trainer, pl_module):\n"
         "        print('told', sorted(trainer.callback_metrics), trainer.is_global_zero, file=sys.stderr)\n"

@@ -35,7 +35,7 @@ from hookline import (
     OptionError,
     Preempted,
 )
-from hookline.dialects.model_training_framework import (
+from hookline.interop.model_training_framework import (
     CheckpointConfig,
     EarlyStoppingHook,
     EpochLengthPolicy,
@@ -54,7 +54,7 @@ from hookline.dialects.model_training_framework import (
     ValidationConfig,
     ValidationFrequency,
 )
-from hookline.dialects.model_training_framework.translating import loggers_of
+from hookline.interop.model_training_framework.settings import loggers_of
 
 BLOCKS = {
     "Logging Hook": """\
@@ -471,7 +471,7 @@ IMPORTS = ("model_training_framework.config.schemas", "model_training_framework.
 def as_here(block: str) -> str:
     for module in IMPORTS:
         block = block.replace(
-            f"from {module} import", "from hookline.dialects.model_training_framework import"
+            f"from {module} import", "from hookline.interop.model_training_framework import"
         )
     return block
 

@@ -16,10 +16,10 @@ from tiny import Net, batches
 from torch import nn
 from torch.nn.functional import cross_entropy, l1_loss, mse_loss
 
-import hookline.dialects.trainers
+import hookline.interop.trainers
 from hookline import Hook, HookError, OptionError, Recorder, every
-from hookline.dialects.kempnerforge import TrainingHook as ForgeHook
-from hookline.dialects.trainers import (
+from hookline.interop.kempnerforge import TrainingHook as ForgeHook
+from hookline.interop.trainers import (
     BaseTrainer,
     CheckpointHook,
     ConsoleLogHook,
@@ -115,7 +115,7 @@ state = {
 
 def run_block(block: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run a block of the document with its import line changed and nothing else."""
-    exec(re.sub(r"^from trainers", "from hookline.dialects.trainers", block, flags=re.M), names)
+    exec(re.sub(r"^from trainers", "from hookline.interop.trainers", block, flags=re.M), names)
     return names
 
 
@@ -182,7 +182,7 @@ def test_the_architecture_is_there_by_its_names() -> None:
     names = [line.partition(" (")[0] for line in (hook, manager, base)] + concrete.partition(" (")[0].split(
         " / "
     )
-    assert set(names) <= set(hookline.dialects.trainers.__all__)
+    assert set(names) <= set(hookline.interop.trainers.__all__)
     trainer = simple()
     assert (
         isinstance(trainer, SimpleTrainer)

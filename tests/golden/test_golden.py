@@ -30,13 +30,13 @@ from golden.training import (
 from ranks.torchrun import cases
 
 from hookline import Hook, Trainer, load_weights
-from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify
 from hookline.cli import main
 from hookline.hooks import WeightAveraging
 from hookline.loggers import read_log
-from hookline.replay import replay
 from hookline.report import write_report
+from hookline.tracing.replay import replay
 
 CASES = [
     (version, name) for version in versions() for name in ONE_PROCESS if (GOLDEN / version / name).is_dir()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Module
-from hookline.errors import HookError, OptionError
 from hookline.hooks.activation_monitor import ActivationMonitor
+from hookline.util.errors import HookError, OptionError
 
 
 class Block(nn.Module):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks.console_log import ConsoleLog
-from hookline.state import State
+from hookline.run.state import State
+from hookline.util.errors import OptionError
 
 
 class Fixed(Net):

@@ -13,9 +13,9 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Trainer
-from hookline.errors import OptionError
 from hookline.hooks import device_stats
 from hookline.hooks.device_stats import CPUMeter, DeviceStats
+from hookline.util.errors import OptionError
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import SKIP_STEP, STEP_DONE, Hook, Module, Trainer
-from hookline.errors import HookError, OptionError
-from hookline.hooks._measuring import norms, percentiles, sample
+from hookline.hooks._statistics import norms, percentiles, sample
 from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.util.errors import HookError, OptionError
 
 
 class Deep(Module):

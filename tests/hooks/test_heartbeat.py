@@ -13,8 +13,8 @@ import servers
 from servers import nobody_at, serving
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks.heartbeat import Heartbeat
+from hookline.util.errors import OptionError
 
 
 @pytest.fixture(autouse=True)

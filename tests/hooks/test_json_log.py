@@ -13,9 +13,9 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
+from hookline.distributed.single import SingleDevice
 from hookline.hooks.json_log import JSONLog
-from hookline.strategies.single import SingleDevice
+from hookline.util.errors import OptionError
 
 
 def strict(text: str) -> list[dict[str, Any]]:

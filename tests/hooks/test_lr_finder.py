@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from hookline import SKIP_STEP, Module
 from hookline.checkpoint.files import read_manifest
-from hookline.errors import HookError, OptionError
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.lr_finder import LRFinder
 from hookline.hooks.model_checkpoint import ModelCheckpoint
+from hookline.util.errors import HookError, OptionError
 
 
 class Valley(Module):

@@ -11,8 +11,8 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Trainer
-from hookline.errors import OptionError
 from hookline.hooks.lr_monitor import LRMonitor
+from hookline.util.errors import OptionError
 
 
 def with_optimizers(make: Any) -> Net:

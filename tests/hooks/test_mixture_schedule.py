@@ -9,8 +9,8 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Mixture, OptionError
-from hookline.errors import HooklineError
 from hookline.hooks import MixtureSchedule
+from hookline.util.errors import HooklineError
 
 DATA = {"web": batches(4), "code": batches(4)}
 

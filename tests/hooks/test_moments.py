@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookline import Hook, HookError, OptionError
-from hookline.hooks._moments import parse_moment
+from hookline.hooks._schedules import parse_moment
 from hookline.hooks.freeze_schedule import FreezeSchedule
 from hookline.hooks.loss_schedule import LossSchedule
 from hookline.hooks.mixture_schedule import MixtureSchedule

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hookline import Metrics, OptionError
-from hookline.checks import check_number, check_whole
-from hookline.hooks.monitored import Monitored
+from hookline.engine.checks import check_number, check_whole
+from hookline.hooks._monitor import Monitored
 
 
 def test_a_missing_metric_names_what_there_is_and_the_nearest() -> None:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import Module
-from hookline.errors import NonFiniteLoss, OptionError
 from hookline.hooks.nan_guard import NaNGuard, not_finite
+from hookline.util.errors import NonFiniteLoss, OptionError
 
 
 class Divides(nn.Module):

@@ -7,7 +7,7 @@ import sys
 
 import hookline.hooks
 from hookline import Hook
-from hookline.registry import BUILTIN_HOOKS
+from hookline.engine.registry import BUILTIN_HOOKS
 
 
 def test_a_star_import_gives_every_built_in_hook() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks.profiler import Profiler
+from hookline.util.errors import OptionError
 
 
 def test_it_writes_a_trace_of_the_steps_asked_for_and_a_table() -> None:

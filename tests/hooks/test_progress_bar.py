@@ -25,10 +25,10 @@ from test_budgets import per_step
 from tiny import Net, batches, quiet
 
 from hookline import Trainer
-from hookline.errors import HookError, OptionError
 from hookline.hooks import _screens
-from hookline.hooks._fitting import fit
+from hookline.hooks._screens import fit
 from hookline.hooks.progress_bar import ProgressBar
+from hookline.util.errors import HookError, OptionError
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # what a terminal is told to hide and show its cursor
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks import throughput
 from hookline.hooks.throughput import Throughput
+from hookline.util.errors import OptionError
 
 RATES = ("samples", "batches", "steps", "tokens")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks import timer as timer_file
 from hookline.hooks.timer import Timer
+from hookline.util.errors import OptionError
 
 
 class Clock:

@@ -16,16 +16,16 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError
 from hookline.checkpoint.files import read
-from hookline.checkpoint.saves import REASONS
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
-from hookline.urls import PROTOCOLS
+from hookline.run.save_request import REASONS
+from hookline.util.urls import PROTOCOLS
 
 
 @pytest.fixture(autouse=True)
 def allowed(memory_urls: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """memory:// as any test may have it, and the slow one below in the place of an allowed one."""
-    monkeypatch.setattr("hookline.urls.PROTOCOLS", (*PROTOCOLS, "odd"))
+    monkeypatch.setattr("hookline.util.urls.PROTOCOLS", (*PROTOCOLS, "odd"))
 
 
 class Odd(MemoryFileSystem):

@@ -20,9 +20,9 @@ from servers import Server, nobody_at, serving
 from tiny import Net, batches, quiet
 
 from hookline import Recorder, Trainer
-from hookline.errors import HookError, OptionError
+from hookline.distributed.single import SingleDevice
 from hookline.hooks.webhook import TEMPLATES, Webhook
-from hookline.strategies.single import SingleDevice
+from hookline.util.errors import HookError, OptionError
 
 SECRET = "s3cr3t-t0ken"
 PATH = f"/services/T0/B0/{SECRET}"

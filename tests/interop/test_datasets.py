@@ -16,8 +16,7 @@ from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 
 from hookline.data.loaders import make_loaders
-from hookline.data.resuming import resume_limits
-from hookline.data.sources import shards_itself
+from hookline.data.sources import resume_limits, shards_itself
 
 
 def rows(count: int = 12) -> Any:

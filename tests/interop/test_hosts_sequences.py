@@ -14,7 +14,7 @@ from tiny import Net, quiet
 
 import hookline
 from hookline import Hook
-from hookline.hosts.tables import ACCELERATE, HOSTS, LIGHTNING, RAW_LOOP, TRANSFORMERS
+from hookline.interop.hosted.host import ACCELERATE, HOSTS, LIGHTNING, RAW_LOOP, TRANSFORMERS
 
 pytestmark = pytest.mark.filterwarnings("default")
 

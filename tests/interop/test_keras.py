@@ -14,8 +14,8 @@ from tiny import Net, batches, quiet
 from torch.nn import functional as F
 
 import hookline
-from hookline.dialects.adopted.keras import METHODS
-from hookline.events import EVENTS
+from hookline.engine.events import EVENTS
+from hookline.interop.keras import METHODS
 
 callbacks = keras.callbacks
 pytestmark = pytest.mark.filterwarnings("default")

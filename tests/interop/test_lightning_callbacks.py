@@ -40,8 +40,8 @@ from torch.utils.data import DataLoader
 import hookline
 from hookline import Hook, HookError
 from hookline.checkpoint.files import read_manifest
-from hookline.dialects.lightning import MAPPING
-from hookline.dialects.lightning.table import CALLBACK_ROWS
+from hookline.interop.lightning import MAPPING
+from hookline.interop.lightning.table import CALLBACK_ROWS
 from hookline.testing import fire
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
@@ -623,8 +623,8 @@ def test_an_adapted_callback_costs_no_more_calls_than_a_hook() -> None:
 
 
 def test_one_can_be_taken_out_of_a_manager_of_another_system_and_is_listed_as_itself() -> None:
-    from hookline.dialects.model_training_framework import GenericTrainer, GenericTrainerConfig
-    from hookline.dialects.trainers import get_trainer
+    from hookline.interop.model_training_framework import GenericTrainer, GenericTrainerConfig
+    from hookline.interop.trainers import get_trainer
 
     model, mine = (
         torch.nn.Linear(4, 2),

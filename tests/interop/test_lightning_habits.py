@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 from hookline import Hook, HookError, OptionError
 from hookline.data.mixing import Mixture
-from hookline.dialects import lightning as dialect
-from hookline.dialects.adopted.lightning_loaders import SideBySide
-from hookline.dialects.kempnerforge import TrainingHook
+from hookline.interop import lightning as dialect
+from hookline.interop.kempnerforge import TrainingHook
+from hookline.interop.lightning.loaders import CombinedBatches
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -369,7 +369,7 @@ def test_a_combined_loader_is_validated_on_one_loader_after_the_other() -> None:
 
 
 def test_asking_for_the_length_in_the_middle_of_an_epoch_loses_no_place() -> None:
-    beside = SideBySide(CombinedLoader([loader(3), loader(2)], "max_size_cycle"))
+    beside = CombinedBatches(CombinedLoader([loader(3), loader(2)], "max_size_cycle"))
     assert [len(beside) for _ in beside] == [3, 3, 3]
 
 

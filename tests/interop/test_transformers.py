@@ -13,8 +13,8 @@ from tiny import Net, batches, quiet
 
 import hookline
 from hookline import Hook
-from hookline.dialects.adopted.transformers import METHODS
-from hookline.events import EVENTS
+from hookline.engine.events import EVENTS
+from hookline.interop.transformers.callbacks import METHODS
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -15,7 +15,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook, JSONLines, Logger
 from hookline.loggers import BadValue, Queued, make_loggers
 from hookline.loggers import queued as module
-from hookline.loggers.awaited import Awaited
+from hookline.loggers.queued import Awaited
 
 
 class Rows(Logger):

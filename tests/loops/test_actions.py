@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hookline import SKIP_STEP, DataModule, Hook, Module, OptionError
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
 
 
 def fitted(net: Any, **options: Any) -> Any:

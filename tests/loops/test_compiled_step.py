@@ -19,8 +19,8 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hookline import SKIP_BATCH, SKIP_STEP, Hook
-from hookline.errors import LossError, OptionError
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
+from hookline.util.errors import LossError, OptionError
 
 STEP = {"step": True, "backend": "eager"}  # traces and guards like the real thing, without a compiler
 pytestmark = pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
@@ -526,7 +526,7 @@ def no_compiler() -> str:
 
 
 def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("hookline.loops.compiled_step.OPTION", "an_option_of_another_version")
+    monkeypatch.setattr("hookline.training.compiled_step.OPTION", "an_option_of_another_version")
     with pytest.raises(OptionError, match="needs torch 2.13.*an_option_of_another_version"):
         quiet(compile=STEP).fit(Net(), batches())
 

@@ -10,15 +10,15 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError
-from hookline.loops import errands
-from hookline.loops.errands import Errands, carries_out
+from hookline.run import commands
+from hookline.run.commands import Errands, carries_out
 
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What errands of the kind `note` have done: the thread, the batches seen by then, and their word."""
     did: list[Any] = []
-    monkeypatch.setattr(errands, "_CARRIERS", dict(errands._CARRIERS))
+    monkeypatch.setattr(commands, "_CARRIERS", dict(commands._CARRIERS))
 
     @carries_out("note")
     def note(run: Any, sender: int, word: str) -> None:

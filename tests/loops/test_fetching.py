@@ -13,7 +13,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader
 
 from hookline import Hook, Trainer
-from hookline.plan import noop
+from hookline.engine.plan import noop
 
 
 class Fetches(Hook):

@@ -17,11 +17,11 @@ from tiny import Net, batches, quiet
 from torch import Tensor
 
 from hookline import Hook, NonFiniteLoss, Trainer, load_weights
+from hookline.checkpoint.catalog import find
 from hookline.checkpoint.files import read_manifest
-from hookline.checkpoint.finding import find
-from hookline.errors import CheckpointError, Preempted
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
+from hookline.util.errors import CheckpointError, Preempted
 
 
 class Momentum(Net):

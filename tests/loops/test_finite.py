@@ -15,7 +15,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook, Line, NonFiniteLoss
 from hookline.checkpoint.files import read
 from hookline.hooks import ModelCheckpoint
-from hookline.loops.finite import FiniteWatch, all_finite, find_nonfinite
+from hookline.run.finite import FiniteWatch, all_finite, find_nonfinite
 
 
 def poisoned(at: int, n: int = 4, value: float = math.nan) -> list[Any]:

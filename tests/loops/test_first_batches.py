@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hookline import Hook, Mixture
 from hookline.loggers import read_log
-from hookline.loops import first_batches
+from hookline.training import first_batches
 
 DIFFERENT = "did not deliver the expected batch"
 

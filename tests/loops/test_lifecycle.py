@@ -10,7 +10,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import DataModule, Hook, HookError, StopTraining
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
 
 HEARD: list[str] = []
 

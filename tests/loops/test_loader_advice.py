@@ -11,8 +11,15 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader
 
 from hookline.data.loaders import make_loaders
-from hookline.loops import loader_advice
-from hookline.loops.loader_advice import LoaderFacts, Waiting, advice, facts_of, mostly_waits, usable_cores
+from hookline.reliability import loader_advice
+from hookline.reliability.loader_advice import (
+    LoaderFacts,
+    Waiting,
+    advice,
+    facts_of,
+    mostly_waits,
+    usable_cores,
+)
 
 MUCH = Waiting(data=30.0, first=1.0, epochs=3, training=60.0, batches=1000)
 

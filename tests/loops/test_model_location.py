@@ -19,7 +19,7 @@ from hookline.checkpoint.files import read_manifest
 from hookline.hooks.hparams import HParams
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
-from hookline.loops.model_location import import_of
+from hookline.reliability.model_location import import_of
 
 
 class Sized(Net):
@@ -186,7 +186,7 @@ def test_a_class_that_no_module_has_is_not_imported(cls: type) -> None:
 
 def test_an_installed_class_is_imported_as_it_is() -> None:
     assert import_of(nn.Linear) == "from torch.nn.modules.linear import Linear"
-    assert import_of(Trainer) == "from hookline.trainer import Trainer"
+    assert import_of(Trainer) == "from hookline.training.trainer import Trainer"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
-from hookline.loops.batch_events import FIRST_SKIPS
-from hookline.loops.noting import last_words
+from hookline.reliability.summary import last_words
+from hookline.training.batch_events import FIRST_SKIPS
 
 
 def records(kind: str) -> list[dict]:

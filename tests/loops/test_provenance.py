@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hookline.loops import provenance
-from hookline.loops.provenance import git_state, versions
-from hookline.redaction import command_line
+from hookline.run import provenance
+from hookline.run.provenance import git_state, versions
+from hookline.util.text import command_line
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"),

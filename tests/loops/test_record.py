@@ -17,10 +17,10 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Module, StopTraining, Trainer
-from hookline.checkpoint.limits import RECORD_BYTES
 from hookline.hooks import EarlyStopping, ModelCheckpoint
-from hookline.loops import record as records
-from hookline.loops.record import MOST_SESSIONS, read_record
+from hookline.run import record as records
+from hookline.run.record import MOST_SESSIONS, read_record
+from hookline.util.limited_json import RECORD_BYTES
 
 SECRET = "s3cr3tvalue"
 RECORD = Path("run/run.json")
@@ -269,7 +269,7 @@ def test_a_killed_run_is_told_from_a_running_one_and_its_session_stays() -> None
     code = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), at=6))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert read()["status"] == "training"
-    from hookline.report.listing import list_runs
+    from hookline.report.runs import list_runs
 
     listed = list_runs(Path())
     assert [(each.status, each.is_certain) for each in listed.runs] == [("killed", True)]

@@ -13,7 +13,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError
-from hookline.checkpoint.finding import find
+from hookline.checkpoint.catalog import find
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 

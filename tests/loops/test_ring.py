@@ -11,7 +11,7 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from hookline.loops.ring import Ring, keep_alive, own_address
+from hookline.training.ranks.failure_monitor import Ring, keep_alive, own_address
 
 
 def two() -> tuple[Ring, Ring]:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneC
 from hookline import Hook
 from hookline.checkpoint.files import read
 from hookline.loggers import read_log
-from hookline.loops.settings import module_settings
+from hookline.training.settings import module_settings
 
 CHANGED = "Settings have changed since the checkpoint was made:"
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from hookline import END_EPOCH, SKIP_BATCH, Hook, Mixture, OptionError
 from hookline.data.mixing import schedule
-from hookline.errors import CheckpointError, HooklineError
+from hookline.util.errors import CheckpointError, HooklineError
 
 Batch = tuple[Tensor, Tensor]
 

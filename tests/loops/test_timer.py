@@ -13,7 +13,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
-from hookline.timings import PARTS, Timings
+from hookline.run.timings import PARTS, Timings
 
 PAUSE = 0.03
 

@@ -27,13 +27,14 @@ from tiny import Net, batches
 from tiny import quiet as quiet_trainer
 from torch.utils.data import DataLoader, Dataset
 
-import hookline.trainer
+import hookline.training.trainer
 from hookline import Hook, when
 from hookline.loggers import Logger
-from hookline.loops import verbs, watchdog
-from hookline.loops.lifecycle import carry_out
-from hookline.loops.run import Run
-from hookline.loops.watchdog import EXIT_HUNG, HangError, Watchdog
+from hookline.reliability import watchdog
+from hookline.reliability.watchdog import EXIT_HUNG, HangError, Watchdog
+from hookline.run.run import Run
+from hookline.training import lifecycle
+from hookline.training.lifecycle import carry_out
 
 TIMEOUT = 0.2
 LIMIT = 60.0
@@ -57,7 +58,7 @@ def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watched:
             with Watchdog(run, timeout, **settings):
                 return carry_out(run, body)
 
-        monkeypatch.setattr(verbs, "carry_out", watched)
+        monkeypatch.setattr(lifecycle, "carry_out", watched)
 
     return with_settings
 
@@ -757,12 +758,12 @@ def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watch
 
 # ---- in a process of its own -------------------------------------------------------------------------------------
 
-SOURCE = str(Path(hookline.trainer.__file__).parent.parent)
+SOURCE = str(Path(hookline.training.trainer.__file__).parent.parent)
 SCRIPT = """
 import logging, os, signal, subprocess, sys, threading, time
 from hookline import Hook
-from hookline.loops import verbs, watchdog
-from hookline.loops.lifecycle import carry_out
+from hookline.training import verbs, watchdog
+from hookline.training.lifecycle import carry_out
 from loops import turned
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from hookline.loops import watchdog
+from hookline.reliability import watchdog
 
 TICK = 0.05
 

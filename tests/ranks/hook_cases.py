@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import DDP, FSDP, SKIP_STEP, Hook, Trainer
+from hookline.distributed.comm import Round
 from hookline.hooks import LRFinder, NaNGuard
-from hookline.ranks import Round
 
 DATA = pairs(8)
 STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": DDP, "fsdp": FSDP}

@@ -5,12 +5,12 @@ When a rank is woken stays the same; when it is ended by force, and when it stop
 
 from __future__ import annotations
 
-from hookline.loops import peers
+from hookline.training.ranks import failure_monitor
 
 LATER = 15.0
 
-peers.PATIENCE += LATER
-peers.PATIENCE_WITH_THE_DEAD += LATER
-peers.OWN_PATIENCE += LATER
-peers.WAKING += LATER
-peers.SILENCE += LATER
+failure_monitor.PATIENCE += LATER
+failure_monitor.PATIENCE_WITH_THE_DEAD += LATER
+failure_monitor.OWN_PATIENCE += LATER
+failure_monitor.WAKING += LATER
+failure_monitor.SILENCE += LATER

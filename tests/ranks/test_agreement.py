@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from tiny import Net, batches, quiet
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, Signal, on
-from hookline.loops import agreement
-from hookline.loops.errands import carries_out
+from hookline.training import agreement
+from hookline.run.commands import carries_out
 
 FOLDER = sys.argv[1]
 

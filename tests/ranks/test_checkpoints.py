@@ -13,7 +13,7 @@ from ranks.checkpointed import Net, SaveAt, digest, train
 from ranks.torchrun import torchrun
 
 from hookline import CheckpointError, Hook, load_weights
-from hookline.checkpoint.exporting import export_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify
 from hookline.cli import main
 
@@ -65,7 +65,7 @@ import torch
 from torch.utils.data import DataLoader
 from hookline import Hook, Trainer, load_weights
 from hookline.checkpoint.background import BackgroundSaver
-from hookline.loops import saving
+from hookline.training import saving
 from ranks.checkpointed import Net, Noisy, SaveAt, digest, train
 
 rank, found, logged = int(os.environ["RANK"]), {}, []

@@ -15,7 +15,7 @@ from hookline.checkpoint.files import read, verify
 KILLED = """
 import json, os, signal
 from pathlib import Path
-from hookline.checkpoint.finding import find, first_whole
+from hookline.checkpoint.catalog import find, first_whole
 from ranks.checkpointed import SaveAt, digest, train
 
 life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
@@ -55,7 +55,7 @@ for name, strategy in (("shards", "fsdp"), ("names", "ddp")):
 APART = """
 import ctypes, errno, hashlib, shutil
 import torch
-import hookline.loops.resuming
+import hookline.training.resume
 from hookline.checkpoint import together
 from hookline.checkpoint.manifest import load as read_manifest, render, signature
 
@@ -111,7 +111,7 @@ if rank == 1:  # a disk of its own in the place of the shared one
     failed = system.unshare(NEW_NAMESPACE) or system.mount(b"none", b"/", None, PRIVATE, None)
     failed = failed or system.mount(b"none", b"hidden", b"tmpfs", 0, None)
     found["apart"] = not failed
-hookline.loops.resuming.PATIENCE = 0.5
+hookline.training.resume.PATIENCE = 0.5
 found["refused"] = problem(lambda: train("hidden/run", "fsdp", max_epochs=1))
 Path(f"apart-{rank}.json").write_text(json.dumps(found))
 """

@@ -258,7 +258,7 @@ def test_after_a_failure_that_was_caught_the_next_run_is_refused_and_one_outside
 LATE = """
 import threading, time
 from torch.distributed import TCPStore
-from hookline.loops.peers import wait_at_exit
+from hookline.training.ranks.failure_monitor import wait_at_exit
 
 store, over = TCPStore("127.0.0.1", 0, 1, True), time.monotonic() + 1
 

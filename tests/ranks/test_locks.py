@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ranks.torchrun import torchrun
 
-from hookline.runlock import RunLock
+from hookline.run.lock import RunLock
 
 SCRIPT = """
 import json, os

@@ -12,7 +12,7 @@ import sys
 import torch
 from tiny import Net, batches, quiet
 from hookline import END_EPOCH, SKIP_STEP, Hook
-from hookline.dialects.lightning import LightningModule
+from hookline.interop.lightning import LightningModule
 
 
 class Undeclared(Hook):

@@ -11,9 +11,9 @@ import pytest
 from ranks.torchrun import Outcome, torchrun
 
 from hookline import on
-from hookline.replay import replay
-from hookline.tracing.happened import count, differences
-from hookline.tracing.reading import merge, read_trace
+from hookline.tracing.reader import merge, read_trace
+from hookline.tracing.replay import replay
+from hookline.tracing.report import count, differences
 
 SCRIPT = '''
 import time

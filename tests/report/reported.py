@@ -13,7 +13,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook
 from hookline.hooks import GradientMonitor, LRMonitor, ModelCheckpoint, Throughput
 from hookline.report.page import render
-from hookline.report.reading import read_run
+from hookline.report.reader import read_run
 
 MARKUP = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 

@@ -9,10 +9,10 @@ from typing import Any
 from report.reported import metrics, written
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
-from hookline.report import following
+from hookline.report import follow
 from hookline.report.content import page_data
-from hookline.report.following import FollowedRun
-from hookline.report.reading import RunData, read_run
+from hookline.report.follow import FollowedRun
+from hookline.report.reader import RunData, read_run
 
 
 def shown(run: RunData) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def test_what_comes_later_is_added_to_what_is_known() -> None:
 def test_only_what_is_new_is_read(monkeypatch: Any) -> None:
     path = written("run", *[metrics(step, loss=1.0) for step in range(1, 50)])
     followed, taken = FollowedRun(path), []
-    whole = following.take
+    whole = follow.take
     monkeypatch.setattr(
-        following, "take", lambda run, record: taken.append(record["step"]) or whole(run, record)
+        follow, "take", lambda run, record: taken.append(record["step"]) or whole(run, record)
     )
     add(path, line(50, loss=1.0) + line(51, loss=1.0))
     followed.refresh()

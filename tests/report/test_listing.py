@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline import Hook, OptionError, runlock
+from hookline import Hook, OptionError
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
-from hookline.report import listing
-from hookline.report.listing import Listed, list_runs
+from hookline.report import runs
+from hookline.report.runs import Listed, list_runs
+from hookline.run import lock as runlock
 
 ESCAPE = "\x1b[31m\x07evil\n"
 
@@ -236,8 +237,8 @@ def test_superseded_values_do_not_count() -> None:
 def test_of_a_long_log_only_the_end_is_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(listing, "LOG_BYTES", 10_000)
-    monkeypatch.setattr(listing, "TAIL_BYTES", 5_000)
+    monkeypatch.setattr(runs, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(runs, "TAIL_BYTES", 5_000)
     written("run", [row(n, loss=float(n)) for n in range(1000)])
     found = only()
     assert found.best is not None and found.is_partial and found.best.value > 900 and found.step == 999

@@ -15,10 +15,10 @@ import torch
 from report.reported import MARKUP, curve, data_in, data_of, metrics, page_of, whole_run, written
 from tiny import Net, batches, quiet
 
-from hookline.errors import OptionError
 from hookline.hooks import ModelCheckpoint
 from hookline.loggers import JSONLines
 from hookline.report import content, write_report
+from hookline.util.errors import OptionError
 
 
 class Elements(HTMLParser):

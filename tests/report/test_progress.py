@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hookline.report.progress import best_of, direction_of, progress_of, trend_of
-from hookline.report.reading import RunData, take
+from hookline.report.reader import RunData, take
 
 
 def run_of(*rows: dict[str, Any], record: dict[str, Any] | None = None) -> RunData:

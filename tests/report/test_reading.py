@@ -14,11 +14,11 @@ from report.reported import curve, data_of, metrics, whole_run, written
 from tiny import Net, batches, quiet
 
 from hookline import Hook
-from hookline.errors import OptionError
 from hookline.hooks import JSONLog, LRMonitor, ModelCheckpoint
 from hookline.loggers import read_log
-from hookline.report.happenings import position
-from hookline.report.reading import read_run
+from hookline.report.reader import read_run
+from hookline.report.run_events import position
+from hookline.util.errors import OptionError
 
 
 def test_the_curves_are_the_numbers_of_the_log() -> None:

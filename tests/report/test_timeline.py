@@ -11,7 +11,7 @@ from report.reported import data_of, metrics, traced, written
 from tiny import Net, batches, quiet, shown
 
 from hookline import Hook
-from hookline.report.traced import COLUMNS, TraceReader, read_traces
+from hookline.report.trace_columns import COLUMNS, TraceReader, read_traces
 
 
 class Works(Hook):

@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 
 from hookline import Hook, HookError, Strategy
-from hookline.strategies import SingleDevice
+from hookline.distributed import SingleDevice
 
 CPU = torch.device("cpu")
 

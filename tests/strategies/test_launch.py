@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hookline import DDP, FSDP, Accelerated, OptionError, SingleDevice, Trainer
-from hookline.strategies import make_strategy
-from hookline.strategies.launch import Place, find_place, first_host
+from hookline.distributed import make_strategy
+from hookline.distributed.launch import Place, find_place, first_host
 
 SRUN = {
     "SLURM_PROCID": "5",

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hookline import Hook, Preempted
-from hookline.ranks import Ranks, who_has_ended
-from hookline.strategies.meeting import fresh_store
+from hookline.distributed.comm import Ranks, who_has_ended
+from hookline.distributed.launch import fresh_store
 
 PATIENCE = timedelta(seconds=60)
 
@@ -67,7 +67,7 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
 def test_a_rank_that_waits_for_long_says_for_whom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hookline.strategies.meeting.REMINDER", 0.05)
+    monkeypatch.setattr("hookline.distributed.launch.REMINDER", 0.05)
     store = HashStore()
 
     def come() -> None:

@@ -9,7 +9,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
-from hookline.strategies.precision import Precision
+from hookline.distributed.precision import Precision
 
 CPU = torch.device("cpu")
 

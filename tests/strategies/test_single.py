@@ -7,8 +7,8 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import OptionError, Trainer
-from hookline.strategies import SingleDevice, make_strategy
-from hookline.strategies.device import pick_device
+from hookline.distributed import SingleDevice, make_strategy
+from hookline.distributed.launch import pick_device
 
 
 def test_the_module_and_its_batches_go_to_the_device() -> None:

@@ -21,7 +21,7 @@ from hookline import (
     once,
     when,
 )
-from hookline.events import EVENTS
+from hookline.engine.events import EVENTS
 from hookline.testing import TinyModule, drive, fire, play, tiny_batches
 
 

@@ -6,9 +6,8 @@ from tiny import Net, quiet
 from tracing.traced import Listening, Watch, trace_run
 
 from hookline import Hook, every
-from hookline.tracing.comparing import beside, compare
-from hookline.tracing.happened import count
-from hookline.tracing.reading import read_trace
+from hookline.tracing.reader import read_trace
+from hookline.tracing.report import beside, compare, count
 
 
 def test_the_tree_shows_how_often_everything_came_and_was_called():

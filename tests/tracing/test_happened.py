@@ -7,8 +7,8 @@ from tiny import Net, batches, quiet
 from tracing.traced import Listening, Watch, trace_run
 
 from hookline import DataModule, Hook, every
-from hookline.tracing.happened import count, differences
-from hookline.tracing.reading import read_trace
+from hookline.tracing.reader import read_trace
+from hookline.tracing.report import count, differences
 
 
 def told(path="trace.json"):

@@ -11,9 +11,8 @@ from tracing.traced import load, trace_run
 
 from hookline import OptionError
 from hookline.cli import main
-from hookline.tracing.comparing import beside
-from hookline.tracing.happened import count
-from hookline.tracing.reading import merge, of_first_rank, read_trace
+from hookline.tracing.reader import merge, of_first_rank, read_trace
+from hookline.tracing.report import beside, count
 
 
 def test_a_trace_reads_as_it_was_written():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookline.tracing.spans import MARGIN, Spans
+from hookline.tracing.writer import MARGIN, Spans
 
 
 def played(*events: tuple[str, bool, int, int, int, int]) -> list[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from tiny import Net, SavesFirstEpoch, batches, quiet
 from tracing.traced import Listening, Watch, load, named, trace_run
 
 from hookline import EVENTS, Hook, Recorder, declare_event, on
-from hookline.plan import noop
+from hookline.engine.plan import noop
 from hookline.tracing import tracer as tracer_module
 
 

@@ -55,7 +55,7 @@ class Everything(Hook):
 
     def on_train_batch_start(
         self, batch_idx: int, batch: Any, *, device: torch.device
-    ) -> hookline.errors.Signal | None:
+    ) -> hookline.util.errors.Signal | None:
         return SKIP_BATCH if batch_idx == 1 else None
 
     def on_before_backward(self, loss: torch.Tensor) -> torch.Tensor:

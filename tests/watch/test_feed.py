@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from report.reported import metrics, written
 
-from hookline.control.address import listen
+from hookline.control.client import listen
 from hookline.report import content
 from hookline.watch import feed as feed_module
 from hookline.watch.feed import Feed

@@ -14,8 +14,8 @@ from watch.watching import Visitor, job, served
 
 from hookline.cli import main
 from hookline.control.client import ask
-from hookline.errors import OptionError
 from hookline.loggers import read_log
+from hookline.util.errors import OptionError
 from hookline.watch import Watch
 
 

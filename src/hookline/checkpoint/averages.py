@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.checkpoint.pieces import Pieces
-from hookline.errors import CheckpointError, OptionError, closest
+from hookline.checkpoint.sharded import Pieces
+from hookline.util.errors import CheckpointError, OptionError, closest
 
 log = logging.getLogger("hookline")
 NOTE = "scored_weights"

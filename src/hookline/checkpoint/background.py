@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.checkpoint.catalog import ALONE
 from hookline.checkpoint.files import write
-from hookline.checkpoint.finding import ALONE
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
-from hookline.checkpoint.writing import longest_wait
-from hookline.errors import CheckpointError
-from hookline.processes import ends
-from hookline.ranks import Ranks
-from hookline.text import holds_secret, redact
-from hookline.urls import is_url, shown
+from hookline.checkpoint.writer import longest_wait
+from hookline.distributed.comm import Ranks
+from hookline.util.errors import CheckpointError
+from hookline.util.processes import ends
+from hookline.util.text import holds_secret, redact
+from hookline.util.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 ALIGNED = 64
@@ -157,7 +157,7 @@ def _written(
         if ranks.alone:
             write(snapshot, path, about, staging)
         else:
-            from hookline.checkpoint.together import write_together
+            from hookline.checkpoint.rank_writer import write_together
 
             write_together(snapshot, path, about, ranks, staging)
     except CheckpointError as error:

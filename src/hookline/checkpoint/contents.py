@@ -8,18 +8,18 @@ with the one that the object has now: hooks, optimizers and schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookline.accumulator import REDUCTIONS
-from hookline.checkpoint.pieces import Pieces
-from hookline.checkpoint.saves import COUNTERS
-from hookline.errors import CheckpointError, described
-from hookline.options import ACCUMULATE_BY
-from hookline.urls import shown
+from hookline.checkpoint.sharded import Pieces, is_dtensor
+from hookline.metrics.accumulator import REDUCTIONS
+from hookline.run.options import ACCUMULATE_BY
+from hookline.run.save_request import COUNTERS
+from hookline.util.errors import CheckpointError, described
+from hookline.util.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
 MT_WORDS = 624
@@ -396,3 +396,47 @@ RUN: dict[str, tuple[Check, str]] = {
     "loader": (_is_loader, "the position of a loader"),
 }
 """Every part that a resume relies on, and what it must be."""
+
+
+# ---- The gradients of an accumulation window that is still open
+
+
+def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]:
+    """By the names of the parameters. Plain ones are this rank's own: the ranks' are brought together when
+    the window closes.
+    """
+    found = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    for name, each in _fsdp_parameters(module, wrapped):
+        # FSDP keeps whole gradients beside the parameters until they are added up over ranks
+        held = each.unsharded_accumulated_grad
+        if held is None and hasattr(each, "_unsharded_param"):
+            held = each._unsharded_param.grad
+        if held is not None:
+            found[name] = held
+    return found
+
+
+def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Tensor]) -> None:
+    """The opposite."""
+    kept_beside = dict(_fsdp_parameters(module, wrapped))
+    for name, parameter in module.named_parameters():
+        value = gradients.get(name)
+        if value is None:
+            continue
+        if is_dtensor(value) or name not in kept_beside:
+            parameter.grad = value.to(parameter.device)
+        else:
+            kept_beside[name].unsharded_accumulated_grad = value.to(parameter.device)
+
+
+def _fsdp_parameters(module: nn.Module, wrapped: nn.Module) -> Iterator[tuple[str, Any]]:
+    """FSDP's own record of each parameter, by the parameter's name."""
+    names = {id(each): name for name, each in module.named_parameters() if is_dtensor(each)}
+    units: list[Any] = (
+        [each for each in wrapped.modules() if hasattr(each, "_get_fsdp_state")] if names else []
+    )
+    for each in units:
+        for group in each._get_fsdp_state()._fsdp_param_groups:
+            for parameter in group.fsdp_params:
+                if id(parameter.sharded_param) in names:
+                    yield names[id(parameter.sharded_param)], parameter

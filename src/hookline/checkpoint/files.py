@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint import reading
+from hookline.checkpoint import reader
+from hookline.checkpoint.cleanup import remove_folder, tidy
 from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import check_pieces, read_folder, read_for_rank, read_module, verify_folder
-from hookline.checkpoint.tidying import remove_folder, tidy
-from hookline.checkpoint.writing import write_folder
-from hookline.errors import CheckpointError
-from hookline.ranks import Ranks
-from hookline.urls import as_url
+from hookline.checkpoint.reader import check_pieces, read_folder, read_for_rank, read_module, verify_folder
+from hookline.checkpoint.writer import write_folder
+from hookline.distributed.comm import Ranks
+from hookline.util.errors import CheckpointError
+from hookline.util.urls import as_url
 
 __all__ = [
     "extra_names",
@@ -141,7 +141,7 @@ def extra_names(path: Path | str) -> list[str]:
         from hookline.checkpoint import remote
 
         return remote.extra_names_at(url)
-    return reading.extra_names(Path(path))
+    return reader.extra_names(Path(path))
 
 
 def remove(path: Path | str) -> None:

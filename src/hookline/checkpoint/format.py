@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline.checkpoint.sharding import is_dtensor, own_piece
-from hookline.errors import CheckpointError, described
+from hookline.checkpoint.sharded import is_dtensor, own_piece
+from hookline.util.errors import CheckpointError, described
 
 TAG = "$"
 DEEPEST = 100

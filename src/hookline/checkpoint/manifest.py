@@ -18,7 +18,8 @@ import safetensors
 import torch
 
 from hookline._version import __version__
-from hookline.checkpoint.limits import (
+from hookline.util.errors import CheckpointError, described
+from hookline.util.limited_json import (
     MANIFEST_BYTES,
     MANIFEST_LEVELS,
     STRUCTURE_BYTES,
@@ -27,8 +28,7 @@ from hookline.checkpoint.limits import (
     parse_json,
     read_within,
 )
-from hookline.errors import CheckpointError, described
-from hookline.urls import FILES, MANIFEST, is_ours
+from hookline.util.urls import FILES, MANIFEST, is_ours
 
 NAME = MANIFEST
 FORMAT = 2

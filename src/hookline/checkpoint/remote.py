@@ -13,21 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint import manifest as manifests
+from hookline.checkpoint.cleanup import tidy
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.limits import MANIFEST_BYTES
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reading import (
-    read_folder,
-    read_for_rank,
-    read_module,
-    refuse_unlisted,
-    verify_folder,
-)
-from hookline.checkpoint.tidying import tidy
-from hookline.checkpoint.writing import left_alone, owner, write_folder
-from hookline.errors import CheckpointError, HooklineError
-from hookline.text import holds_secret, redact
-from hookline.urls import below, is_ours, open_url, put_folder, remove_folder, split_query
+from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
+from hookline.checkpoint.writer import left_alone, owner, write_folder
+from hookline.util.errors import CheckpointError, HooklineError
+from hookline.util.limited_json import MANIFEST_BYTES
+from hookline.util.text import holds_secret, redact
+from hookline.util.urls import below, is_ours, open_url, put_folder, remove_folder, split_query
 
 
 def write_url(

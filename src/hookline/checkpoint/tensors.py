@@ -21,8 +21,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hookline.errors import CheckpointError
-from hookline.processes import TURN, join
+from hookline.util.errors import CheckpointError
+from hookline.util.processes import TURN, join
 
 NAMES = {
     torch.float64: "F64",

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.averages import check_weights, choose_weights
+from hookline.checkpoint.catalog import Read, find, first_whole, newest_first
 from hookline.checkpoint.files import read, read_manifest, read_weights
-from hookline.checkpoint.finding import Read, find, first_whole, newest_first
-from hookline.checkpoint.importing import Imported
-from hookline.checkpoint.pieces import Pieces, lay_out_tensor, spread_tensors
+from hookline.checkpoint.foreign_files import Imported
 from hookline.checkpoint.remote import list_urls
+from hookline.checkpoint.sharded import Pieces, lay_out_tensor, spread_tensors
 from hookline.checkpoint.tensors import read_tensors
-from hookline.errors import CheckpointError, OptionError, closest
-from hookline.loops.record import read_record, run_dir_of, unsaved_end
-from hookline.text import redact
-from hookline.urls import as_url, is_url
+from hookline.run.record import read_record, run_dir_of, unsaved_end
+from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.text import redact
+from hookline.util.urls import as_url, is_url
 
 log = logging.getLogger("hookline")
 SHOWN = 8

@@ -1,5 +1,8 @@
 """The command line. What is heavy is imported by the command that needs it, so that `--help`
 answers at once.
+
+May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
+watch.
 """
 
 from __future__ import annotations
@@ -93,9 +96,9 @@ def _command(given: list[str]) -> int:
         overrides = [f"--{key}={text}" for key, text in pairs]
     chosen = parser.parse_args(given)
     if chosen.command == "explain":
-        from hookline.cli import explaining
+        from hookline.cli import explain
 
-        return explaining.run(chosen, overrides)
+        return explain.run(chosen, overrides)
     if chosen.command in RUNS:
         from hookline.cli import runs
 
@@ -105,7 +108,7 @@ def _command(given: list[str]) -> int:
 
         return traces.run(chosen)
     if chosen.command == "new":
-        from hookline import scaffold
+        from hookline.cli import scaffold
 
         for path in scaffold.write_project(chosen.directory):
             print(f"wrote {path}")
@@ -124,16 +127,16 @@ def _command(given: list[str]) -> int:
 
         return summaries.run(chosen)
     if chosen.command == "watch":
-        from hookline.cli import watching
+        from hookline.cli import watch
 
-        return watching.run(chosen)
+        return watch.run(chosen)
     if chosen.command == "control":
         from hookline.cli import controls
 
         return controls.run(chosen)
     from hookline.cli import lists
     from hookline.config.problems import ConfigError
-    from hookline.errors import HookError
+    from hookline.util.errors import HookError
 
     try:
         return lists.show(chosen)
@@ -148,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
         """As argparse, with the hint."""
         unknown = message.partition("unrecognized arguments: ")[2].split()
         for each in unknown[:1]:
-            from hookline.config.trainer import option_names
+            from hookline.config.sections import option_names
 
             name = each.lstrip("-").partition("=")[0].replace("-", "_")
             if name in option_names():
@@ -307,8 +310,8 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
 def _report(error: Exception, given: list[str]) -> int:
     """Say what went wrong: errors about a configuration in words, others as Python does."""
     from hookline.config.problems import ConfigError
-    from hookline.errors import HooklineError, OptionError
-    from hookline.text import printable_lines
+    from hookline.util.errors import HooklineError, OptionError
+    from hookline.util.text import printable_lines
 
     notes: list[str] = getattr(error, "__notes__", [])
     trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)

@@ -14,17 +14,17 @@ from typing import Any
 
 from hookline.checkpoint import files, manifest, remote
 from hookline.checkpoint.averages import scored_hook
-from hookline.checkpoint.exporting import export_weights
-from hookline.checkpoint.finding import Found, best_first, find, newest_first
+from hookline.checkpoint.catalog import Found, best_first, find, newest_first
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.format import TAG
-from hookline.checkpoint.limits import parse_json
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
-from hookline.errors import CheckpointError, OptionError, closest
-from hookline.loops.record import read_record, unsaved_end
-from hookline.report.listing import in_words, standing_of
-from hookline.text import holds_secret, printable, redact
-from hookline.urls import below, is_url, open_url
+from hookline.report.runs import in_words, standing_of
+from hookline.run.record import read_record, unsaved_end
+from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.limited_json import parse_json
+from hookline.util.text import holds_secret, printable, redact
+from hookline.util.urls import below, is_url, open_url
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
 """What `show` says about the run; run.json has more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hookline.cli.codes import OK
 from hookline.control.client import ask
-from hookline.errors import OptionError, closest
+from hookline.util.errors import OptionError, closest
 
 LONGEST_WAIT = 3600.0
 LONGEST_NAME = 60

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.cli.codes import OK
-from hookline.events import EVENTS, RECEIVERS, Event
-from hookline.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
+from hookline.engine.events import EVENTS, RECEIVERS, Event
+from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
 
 
 def show(chosen: argparse.Namespace) -> int:
@@ -74,9 +74,9 @@ def listed_hook(name: str) -> dict[str, Any]:
 
 def hook_data(name: str) -> dict[str, Any]:
     """A hook with its parameters and the events it listens to."""
-    from hookline.config.parts import annotation
+    from hookline.config.classes import annotation
     from hookline.config.problems import plain, spelled
-    from hookline.listener import event_methods
+    from hookline.engine.listener import event_methods
 
     cls = hook_class(name)
     found = []

@@ -9,9 +9,9 @@ from typing import Any
 
 from hookline.cli.codes import OK
 from hookline.report import write_report
-from hookline.report.happenings import position, status
-from hookline.state import counted
-from hookline.text import printable
+from hookline.report.run_events import position, status
+from hookline.run.state import counted
+from hookline.util.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -15,9 +15,9 @@ from typing import Any
 from hookline.cli.codes import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
 from hookline.config.problems import ConfigError
-from hookline.errors import Preempted
-from hookline.hook import Hook
-from hookline.urls import shown
+from hookline.engine.hook import Hook
+from hookline.util.errors import Preempted
+from hookline.util.urls import shown
 
 _NOTHING = object()
 
@@ -33,7 +33,7 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         overrides = [*overrides, "--checkpoint=false"]
     config = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook)
     parts = config.build()
-    from hookline.trainer import Trainer
+    from hookline.training.trainer import Trainer
 
     trainer = parts.make_trainer(Trainer)
     saved = SavedPath()
@@ -148,7 +148,7 @@ def _say(
 
 
 def _model_line(trainer: Any) -> str:
-    from hookline.loops.model_location import model_line
+    from hookline.reliability.model_location import model_line
 
     return model_line(trainer._fitted) if trainer._fitted is not None else ""
 
@@ -222,7 +222,7 @@ def _launcher(world_size: int) -> list[str]:
 
 
 def _last_words(error: BaseException) -> Any:
-    from hookline.loops.noting import last_words
+    from hookline.reliability.summary import last_words
 
     return last_words(error)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from hookline.cli.codes import OK
 from hookline.loggers.jsonl import jsonable
-from hookline.options import Options
-from hookline.report.happenings import duration, timestamp
-from hookline.report.listing import Listed, in_words, list_runs
+from hookline.report.run_events import duration, timestamp
+from hookline.report.runs import Listed, in_words, list_runs
 from hookline.report.summary import summarize
-from hookline.state import progress
-from hookline.text import printable
-from hookline.timings import PARTS, SAMPLED, WORDS, Timings
+from hookline.run.options import Options
+from hookline.run.state import progress
+from hookline.run.timings import PARTS, SAMPLED, WORDS, Timings
+from hookline.util.text import printable
 
 MOST_METRICS = 60
 MOST_COLUMNS = 8

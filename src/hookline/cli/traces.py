@@ -7,16 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hookline.accounting import duration
 from hookline.cli.codes import OK
+from hookline.config.classes import Part
 from hookline.config.files import Source
-from hookline.config.making import make_hooks
-from hookline.config.parts import Part
+from hookline.config.hooks import make_hooks
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override
-from hookline.text import printable
-from hookline.tracing.happened import count
-from hookline.tracing.reading import merge, read_trace
+from hookline.engine.cost import duration
+from hookline.tracing.reader import merge, read_trace
+from hookline.tracing.report import count
+from hookline.util.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _replay(chosen: argparse.Namespace) -> int:
-    from hookline.replay import replay
+    from hookline.tracing.replay import replay
 
     done = replay(chosen.trace, _hook(chosen), rank=chosen.rank)
     if chosen.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,15 +10,48 @@ from pathlib import Path
 from typing import Any
 
 from hookline.config import files
-from hookline.config.files import Source, named
-from hookline.config.hooks import read_hooks
-from hookline.config.making import make_hooks
-from hookline.config.overlay import lay_over
+from hookline.config.files import Source, lay_over, named
+from hookline.config.hooks import make_hooks, read_hooks
 from hookline.config.permissions import PATH, Permissions, why_not_own
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
-from hookline.errors import HooklineError, OptionError
-from hookline.registry import offered_hooks
-from hookline.urls import check_url, is_url
+from hookline.engine.hook import Hook
+from hookline.engine.registry import offered_hooks
+from hookline.util.errors import HooklineError, OptionError
+from hookline.util.urls import check_url, is_url
+
+# ---- A metric that nobody logs would be waited for in vain
+
+
+class CheckMonitors(Hook):
+    """Refuses a misspelt `monitor` of a hook or a schedule before the first step, if validation has shown the
+    right one.
+    """
+
+    name = "check_monitors"
+    tier = "builtin"
+
+    def __init__(self, source: Source, monitors: dict[str, str]) -> None:
+        self.source = source
+        self.monitors = monitors
+        """Key in the configuration -> metric."""
+
+    def on_validation_end(self, metrics: Any, sanity_checking: bool) -> None:
+        """Before any training; later validations are the hooks' own business."""
+        if not sanity_checking:
+            return
+        known = sorted(metrics)
+        for key, monitor in self.monitors.items():
+            near = difflib.get_close_matches(monitor, known, n=1, cutoff=0.75)
+            # a metric of training, or one that only comes later, is judged by the hook itself when it looks
+            # for it
+            if monitor not in known and near and monitor.startswith("val"):
+                raise self.source.wrong(
+                    key,
+                    f"no metric of this name is logged. Did you mean {near[0]!r}? "
+                    f"Validation logs: {', '.join(known)}.",
+                    monitor,
+                )
+
 
 SECTIONS: dict[str, str] = {
     "module": "the model and its training: a hookline.Module, or any torch.nn.Module with `loss` and "
@@ -98,7 +132,7 @@ class Config:
         return values
 
     def _unknown(self, key: str) -> None:
-        from hookline.config.trainer import option_names
+        from hookline.config.sections import option_names
 
         value = self.source.values[key]
         if key in option_names():
@@ -136,9 +170,9 @@ class Config:
         """
         import torch  # noqa: F401 - what follows needs it, and everything before this line does not
 
-        from hookline.config import trainer as trainer_section
-        from hookline.config.optim import read_optimizer
-        from hookline.module import Module
+        from hookline.config import sections as trainer_section
+        from hookline.config.sections import read_optimizer
+        from hookline.run.module import Module
 
         source, permissions = self.source, self.permissions
         arguments = trainer_section.read(source, permissions)
@@ -155,7 +189,7 @@ class Config:
         checkpoint = self._checkpoint()
         datamodule = trainer_section.read_datamodule(source, permissions)
         if "seed" in arguments:  # also what the module's own weights are drawn from
-            from hookline.seeding import seed_everything
+            from hookline.data.seeding import seed_everything
 
             seed_everything(arguments["seed"])
         module = trainer_section.read_module(source, permissions)
@@ -231,7 +265,6 @@ class Config:
                 arguments["enable_progress_bar"] = False
 
     def _watch_monitors(self, hooks: dict[str, Any], keys: dict[str, str]) -> None:
-        from hookline.config.monitors import CheckMonitors
 
         watched = {
             part.keys["monitor"]: str(part.init_args["monitor"])

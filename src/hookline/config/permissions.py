@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import closest
-from hookline.registry import GROUP, offered_hooks
+from hookline.engine.registry import GROUP, offered_hooks
+from hookline.util.errors import closest
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
 """Where classes may come from, if they are of the kind that their place takes."""

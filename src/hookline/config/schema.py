@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.arguments import documentation
-from hookline.config.hooks_config import HooksConfig, switch_names
+from hookline.config.classes import annotation, parameters
+from hookline.config.hooks import SETTINGS, HooksConfig, switch_names
 from hookline.config.load import SECTIONS
-from hookline.config.making import SETTINGS
-from hookline.config.parts import annotation, parameters
 from hookline.data.mixing import Mixture
-from hookline.registry import BUILTIN_HOOKS, hook_class, offered_hooks
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class, offered_hooks
+from hookline.run.options import documentation
 
 _PATH = {"type": "string", "description": "a class path: package.module.Class"}
 
@@ -25,7 +24,7 @@ def schema() -> dict[str, Any]:
     """A JSON schema (draft 2020-12). Built-in hooks are described with their parameters, other classes by
     their path.
     """
-    from hookline.config.trainer import TrainerSettings
+    from hookline.config.sections import TrainerSettings
 
     sections: dict[str, Any] = {name: {**_part(), "description": doc} for name, doc in SECTIONS.items()}
     trainer = _parameters(TrainerSettings)

@@ -1,13 +1,122 @@
-"""From a shell or a page to a running job: one line of JSON there, one back."""
+"""The socket in a run's directory: where it is, who may use it, and paths that are too long for a socket."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.control.address import SOCKET, connect
-from hookline.errors import HooklineError, OptionError, closest
+from hookline.util.errors import HooklineError, OptionError, closest
+
+SOCKET = "control.sock"
+LONGEST_PATH = 100
+"""Bytes: Linux has room for 107 in the name of a socket, macOS for 103."""
+
+
+@contextlib.contextmanager
+def short_path(run_dir: Path) -> Iterator[str]:
+    """The socket's path, short enough for the system: if need be by way of the open directory, as Linux
+    allows.
+    """
+    path = run_dir / SOCKET
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        yield str(path)
+        return
+    opened = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET}"
+    finally:
+        os.close(opened)
+
+
+def listen(run_dir: Path) -> socket.socket:
+    """A socket that only this user can open; an OSError says why there can be none."""
+    if os.stat(run_dir).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
+        raise PermissionError(
+            f"{run_dir} can be written by everybody"
+        )  # who could put a socket of their own in its place
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short_path(run_dir) as path:
+            _remove_stale(path)
+            listener.bind(path)
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        listener.listen(8)  # not before its mode is set: until now everybody was turned away
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(run_dir: Path, seconds: float) -> socket.socket:
+    """A connection to the job that trains in this directory."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(seconds)
+    try:
+        with short_path(run_dir) as path:
+            connection.connect(path)
+        if not is_same_user(connection):
+            raise PermissionError("it belongs to another user")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_answered(run_dir: Path) -> bool | None:
+    """Whether a job of this user's listens here. False: one has left its socket, or is on another machine;
+    None: not known.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(run_dir / SOCKET).st_mode):
+            return None
+        connect(run_dir, 1.0).close()
+        return True
+    except ConnectionRefusedError:
+        return False
+    except (
+        OSError,
+        AttributeError,
+    ):  # there is none, it is another user's, or the system knows no such sockets
+        return None
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end runs as this user; the file's mode says so too, but a file can be
+    replaced.
+    """
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True  # no such question on this system: the file's mode alone decides
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return bool(user == os.geteuid())
+
+
+def _remove_stale(path: str) -> None:
+    """A job that was killed has left its socket; one that answers is somebody's, and stays."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(f"{SOCKET} is there and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise FileExistsError("another job is running in this directory")
+
+
+# ---- From a shell or a page to a running job
+
 
 PATIENCE = 60.0
 """Seconds to wait for an answer: a step, a validation or a save may be going on."""

@@ -4,21 +4,217 @@ thread.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import itertools
 import logging
 import os
+import stat
+import sys
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.saves import Saved
-from hookline.control.attaching import MARK, attached, check_name, make_hook, read_file, replaced_by
-from hookline.control.intervals import change_interval, check_interval, interval_of
-from hookline.errors import HookError, closest
-from hookline.loops.run import Run
-from hookline.state import progress
-from hookline.urls import is_url, shown
+from hookline.engine.filters import SECONDS, Filter, When, parse_interval
+from hookline.engine.hook import Hook, snake_case
+from hookline.engine.hook_list import Entry, HookList
+from hookline.engine.listener import Listener
+from hookline.run.run import Run
+from hookline.run.save_request import Saved
+from hookline.run.state import progress
+from hookline.util.errors import HookError, closest
+from hookline.util.urls import is_url, shown
+
+# ---- A hook from a file, for a job that is running
+
+
+LARGEST_FILE = 1_000_000
+LONGEST_NAME = 200
+MARK = "__hookline_attached__"
+"""On a hook that was attached from outside: the file and the class that it was made of, and the name that it
+was given.
+"""
+_serial = itertools.count(1)
+
+
+def read_file(asked: str) -> dict[str, Any]:
+    """`FILE.py:Class` as plain data that every rank can make the hook of; nothing of the file is run yet."""
+    path, _, name = asked.rpartition(":") if ":" in asked else (asked, "", "")
+    file = Path(path)
+    if file.suffix != ".py" or (name and not name.isidentifier()):
+        raise HookError(f"attach {asked!r}: give a file and a class in it, such as probe.py:Probe.")
+    try:
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for ever
+            raise HookError(f"attach {asked!r}: {file} is no regular file.")
+        if about.st_size > LARGEST_FILE:
+            raise HookError(f"attach {asked!r}: a file of {about.st_size:,} bytes is no hook.")
+        source = file.read_text(encoding="utf-8")
+        compile(source, str(file), "exec")
+    except FileNotFoundError:
+        near = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise HookError(f"attach {asked!r}: there is no file {file}.{closest(file.name, near)}") from None
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
+    return {
+        "file": str(file),
+        "class": name,
+        "source": source,
+        "sha256": hashlib.sha256(source.encode()).hexdigest(),
+    }
+
+
+def check_name(name: Any) -> None:
+    """Refuse what no table, and no command line, could show as a name."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
+        shown = repr(name)
+        shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}…"
+        raise HookError(
+            f"attach: the name {shown} must be a text of one line, of at most {LONGEST_NAME} characters."
+        )
+
+
+def make_hook(about: dict[str, Any]) -> Hook:
+    """Run the file's text in a module of its own, and make the hook."""
+    file = Path(about["file"])
+    module = types.ModuleType(f"hookline_attached_{next(_serial)}_{snake_case(file.stem)}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look there for their own module
+    exec(compile(about["source"], str(file), "exec"), vars(module))
+    cls = _choose(module, file.name, str(about["class"]))
+    try:
+        hook = cls()
+    except TypeError as error:
+        raise HookError(
+            f"{cls.__name__} cannot be made without arguments ({error}); give them defaults."
+        ) from error
+    check_name(about["name"] or hook.name)
+    setattr(hook, MARK, (str(file), cls.__name__, about["name"]))
+    return hook
+
+
+def attached(hooks: HookList) -> list[Entry]:
+    """Return the hooks that were attached from outside."""
+    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARK)]
+
+
+def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
+    """Return what a hook takes the place of: the attached one of its name, or without a name that of the same
+    file and class.
+    """
+    if name:
+        return [entry for entry in attached(hooks) if entry.name == name]
+    return [entry for entry in attached(hooks) if getattr(entry.hook, MARK) == getattr(hook, MARK)]
+
+
+def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
+    """The class that was asked for; without a name the only hook there is."""
+    own = {
+        name: each
+        for name, each in vars(module).items()
+        if inspect.isclass(each) and each.__module__ == module.__name__
+    }
+    hooks = {name: each for name, each in own.items() if issubclass(each, Hook)}
+    if not hooks:
+        raise HookError(f"{file} has no class that derives from hookline.Hook.")
+    if not wanted and len(hooks) > 1:
+        raise HookError(
+            f"{file} has several hooks, say which: {', '.join(f'{file}:{name}' for name in hooks)}."
+        )
+    if wanted in own and wanted not in hooks:
+        raise HookError(
+            f"{wanted} in {file} does not derive from hookline.Hook. Hooks there: {', '.join(hooks)}."
+        )
+    if wanted and wanted not in hooks:
+        raise HookError(
+            f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks there: {', '.join(hooks)}."
+        )
+    return hooks[wanted or next(iter(hooks))]
+
+
+# ---- How often a hook is heard
+
+
+OWN = ("every", "log_frequency")
+"""Attributes by which built-in hooks count for themselves; a hook of the user's that has one is taken by its
+word.
+"""
+REPEATED = ("batch", "window", "update")
+"""Where in the lifecycle things happen so often that an interval makes sense."""
+
+
+def interval_of(entry: Entry) -> str:
+    """`every 200 steps`, or nothing if it hears every moment."""
+    texts = [each.text for listener in entry.listeners for each in listener.filters if _is_interval(each)]
+    if texts:
+        return ", ".join(dict.fromkeys(texts))
+    name = _own_interval(entry.hook)
+    if not name:
+        return ""
+    value = getattr(entry.hook, name)
+    return f"every {value:g} seconds" if isinstance(value, float) else f"every {value}"
+
+
+def check_interval(entry: Entry, interval: int | str) -> None:
+    """Refuse what `change_interval` could not do, before anybody is told to do it."""
+    _, unit = parse_interval(interval, "every")
+    if any(_is_interval(each) for listener in entry.listeners for each in listener.filters):
+        return
+    if own := _own_interval(entry.hook):
+        in_seconds = isinstance(getattr(entry.hook, own), float)
+        if in_seconds is not (unit in SECONDS) or (not in_seconds and unit not in ("call", "step", "batch")):
+            right = "'30 seconds'" if in_seconds else "200, or '200 steps'"
+            raise HookError(
+                f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): "
+                f"every={interval!r} does not fit, use such as {right}."
+            )
+    elif not _repeated(entry):
+        heard = ", ".join(each.event.name for each in entry.listeners) or "nothing"
+        raise HookError(
+            f"hook {entry.name!r} hears {heard}: nothing that comes with every batch, so every={interval!r} "
+            "would change nothing. Use disable to switch it off."
+        )
+
+
+def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> None:
+    """Let a hook be heard every so often, counted from now.
+
+    Its own intervals are replaced (`@every`, or an attribute that it counts by). A hook that has none gets
+    one at each event that comes with every batch; what it hears at starts and ends it goes on hearing.
+    """
+    check_interval(entry, interval)
+    number, unit = parse_interval(interval, "every")
+    filtered = [each for each in entry.listeners if any(_is_interval(one) for one in each.filters)]
+    if not filtered and (own := _own_interval(entry.hook)):
+        setattr(entry.hook, own, number * SECONDS[unit] if unit in SECONDS else int(number))
+        return
+    for listener in filtered or _repeated(entry):
+        kept = [each for each in listener.filters if not _is_interval(each)]
+        made = When(every=interval).filters()
+        for each in made:
+            each.begin(s)
+        listener.filters = [*kept, *made]
+        if listener in plan:  # one that is switched off is put together when it comes back
+            plan.remove([listener])
+            plan.add([listener])
+
+
+def _is_interval(each: Filter) -> bool:
+    return each.text.startswith("every ")
+
+
+def _repeated(entry: Entry) -> list[Listener]:
+    return [each for each in entry.listeners if each.event.inside in REPEATED]
+
+
+def _own_interval(hook: Any) -> str:
+    """The name of the attribute that says how often, if it has one."""
+    numbers = (name for name in OWN if type(getattr(hook, name, None)) in (int, float))
+    return next(numbers, "")
+
 
 Plain = dict[str, Any]
 log = logging.getLogger("hookline")

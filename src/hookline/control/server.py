@@ -14,13 +14,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint.saves import Saved
-from hookline.control.address import SOCKET, is_same_user, listen
+from hookline.control.client import SOCKET, is_same_user, listen
 from hookline.control.commands import COMMANDS, carry_out, check, ended_answer, saved_answer, status
-from hookline.errors import HookError
-from hookline.loops.errands import carries_out
-from hookline.loops.run import Run
-from hookline.processes import close_in_children, join
+from hookline.run.commands import carries_out
+from hookline.run.run import Run
+from hookline.run.save_request import Saved
+from hookline.util.errors import HookError
+from hookline.util.processes import close_in_children, join
 
 log = logging.getLogger("hookline")
 LONGEST_REQUEST = 100_000

@@ -1,1 +1,4 @@
-"""Batches and loaders."""
+"""Loaders: how they are read, ordered, sharded over ranks, mixed and resumed, and the random streams.
+
+The order of samples is a function of seed, epoch and position. May import: util, engine, distributed.
+"""

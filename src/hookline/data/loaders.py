@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from hookline.data.agreeing import agree_on
-from hookline.data.dealing import Deal, OwnSource, Share, deal_for, in_step, is_apart, turns_of, units_of
 from hookline.data.generators import put_back, states_of
 from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
-from hookline.data.resuming import as_saved_now, changes, facts_of
-from hookline.data.sources import length_of
-from hookline.errors import OptionError
-from hookline.seeding import key_of
+from hookline.data.seeding import key_of
+from hookline.data.sharding import (
+    Deal,
+    OwnSource,
+    Share,
+    agree_on,
+    deal_for,
+    in_step,
+    is_apart,
+    turns_of,
+    units_of,
+)
+from hookline.data.sources import as_saved_now, changes, facts_of, length_of
+from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 

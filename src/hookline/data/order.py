@@ -19,13 +19,13 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from hookline.data.dealing import END, Deal, Dealt
+from hookline.data.fingerprint import StateCheck
 from hookline.data.generators import Found, put_back, states_of
 from hookline.data.rng_exchange import OwnStream
+from hookline.data.seeding import key_of
+from hookline.data.sharding import END, Deal, Dealt
 from hookline.data.sources import has_state
-from hookline.data.state_check import StateCheck
 from hookline.data.workers import Keyed
-from hookline.seeding import key_of
 
 SETTLED = (
     BatchSampler,

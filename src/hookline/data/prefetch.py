@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from hookline.processes import join
+from hookline.util.processes import join
 
 PATIENCE = 1.0
 """Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left

@@ -15,15 +15,19 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hookline.data.dealing import END, Deal
-from hookline.data.direct_fetch import direct_batches, reads_directly
+from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
+from hookline.data.fingerprint import StateCheck
 from hookline.data.generators import Found, find_generators, put_back, states_of
-from hookline.data.in_memory import ArrowRows, rows_of
 from hookline.data.order import Order
-from hookline.data.packages import is_stateful_loader, pipeline_generators, takes_sample_count
 from hookline.data.rng_exchange import OwnStream
-from hookline.data.sources import has_state, is_indexed
-from hookline.data.state_check import StateCheck
+from hookline.data.sharding import END, Deal
+from hookline.data.sources import (
+    has_state,
+    is_indexed,
+    is_stateful_loader,
+    pipeline_generators,
+    takes_sample_count,
+)
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
 
 log = logging.getLogger("hookline")

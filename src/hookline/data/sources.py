@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -14,7 +17,177 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.packages import knows_ranks, required_arguments
+from hookline.data.generators import KINDS, Found, Value, find_generators
+
+# ---- What is known about webdataset, Hugging Face datasets, MosaicML streaming and torchdata
+
+
+SAMPLE_COUNT = ("num_samples", "from_beginning")
+"""What MosaicML's `StreamingDataset.state_dict` has to be given."""
+LARGEST_SEED = 64
+"""Bits. A numpy generator that was not seeded has 128 random ones instead."""
+
+
+def is_of(value: Any, package: str) -> bool:
+    """Return whether an object's class, or one that it derives from, belongs to a package."""
+    return any(each.__module__.partition(".")[0] == package for each in type(value).__mro__)
+
+
+def is_stateful_loader(source: Any) -> bool:
+    """Return whether a loader is torchdata's StatefulDataLoader."""
+    return is_of(source, "torchdata") and any(
+        each.__name__ == "StatefulDataLoader" for each in type(source).__mro__
+    )
+
+
+def required_arguments(method: Any, given: int = 0) -> list[str]:
+    """Return the arguments that a call with so many positional ones still lacks."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return []
+    positional = [
+        each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    named = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    return [each.name for each in (*positional[given:], *named) if each.default is each.empty]
+
+
+def takes_sample_count(dataset: Any) -> bool:
+    """Return whether a dataset's state is made from the number of samples that were read, as
+    MosaicML's is.
+    """
+    method = getattr(dataset, "state_dict", None)
+    return (
+        callable(method)
+        and tuple(required_arguments(method)) == SAMPLE_COUNT
+        and hasattr(dataset, "load_state_dict")
+    )
+
+
+def knows_ranks(value: Any) -> bool:
+    """Return whether a dataset gives each rank a part of its own."""
+    if takes_sample_count(value):
+        return True
+    if is_of(value, "datasets") and getattr(value, "_distributed", None) is not None:
+        return True
+    return any(getattr(each, "__name__", "") == "split_by_node" for each in stages(value))
+
+
+def stages(source: Any) -> Iterator[Any]:
+    """Yield the stages of a webdataset pipeline, those of the loaders and datasets in it included."""
+    if not is_of(source, "webdataset"):
+        inner = getattr(source, "dataset", None)
+        if inner is not None and is_of(inner, "webdataset"):
+            yield from stages(inner)
+        return
+    for stage in getattr(source, "pipeline", ()):
+        yield stage
+        yield from stages(stage)
+
+
+def shuffles(source: Any) -> Iterator[Any]:
+    """Yield the steps of a Hugging Face stream that shuffle."""
+    for dataset in (source, getattr(source, "dataset", None)):
+        if is_of(dataset, "datasets"):
+            yield from _shuffling_steps(getattr(dataset, "_ex_iterable", None))
+
+
+def _shuffling_steps(step: Any) -> Iterator[Any]:
+    if step is None:
+        return
+    if isinstance(getattr(step, "buffer_size", None), int) and isinstance(
+        getattr(step, "generator", None), np.random.Generator
+    ):
+        yield step
+    for inner in (getattr(step, "ex_iterable", None), *(getattr(step, "ex_iterables", None) or ())):
+        yield from _shuffling_steps(inner)
+
+
+def pipeline_generators(source: Any) -> Found:
+    """Return what decides the order of a webdataset pipeline besides the random streams: generators, seeds,
+    counts of epochs.
+    """
+    found: Found = {}
+    for number, stage in enumerate(stages(source)):
+        own: dict[str, Any] = getattr(stage, "__dict__", {})
+        for options in (each for each in (own, own.get("kw")) if isinstance(each, dict)):
+            for name in ("rng", "seed", "epoch"):  # a seed that was not given was drawn
+                value = options.get(name)
+                if isinstance(value, KINDS):
+                    found[f"pipeline{number}.{name}"] = value
+                elif isinstance(value, int | float | str):
+                    found[f"pipeline{number}.{name}"] = Value(options, name)
+    return found
+
+
+def package_limits(source: Any) -> Iterator[str]:
+    """Yield what a resume cannot reproduce, each as the rest of a sentence about the loader."""
+    follows = (
+        "Each process draws another order, so after a resume some samples of the epoch come twice and "
+        "others not at all."
+    )
+    for stage in stages(source):
+        if (size := _unseeded_shuffle(stage)) is not None:
+            yield (
+                f"shuffles with webdataset's .shuffle({size}) without a seed. {follows} "
+                "Pass .shuffle(..., rng=random.Random(0))."
+            )
+        elif getattr(stage, "deterministic", None) is False and hasattr(stage, "nshards"):
+            yield (
+                f"draws shards with webdataset's resampling, which is not seeded. {follows} "
+                "Use wds.ResampledShards(urls, deterministic=True)."
+            )
+    for step in shuffles(source):
+        entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
+        if isinstance(entropy, int) and entropy.bit_length() > LARGEST_SEED:
+            yield f"shuffles a Hugging Face stream without a seed. {follows} Pass .shuffle(seed=0)."
+    if is_stateful_loader(source):
+        yield from _torchdata_limits(source)
+
+
+def buffer_limits(source: Any) -> Iterator[str]:
+    """Yield what the state of a Hugging Face stream leaves out; it counts where the stream is resumed by its
+    state.
+    """
+    for step in shuffles(source):
+        if (size := step.buffer_size) > 1:
+            yield (
+                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict leaves "
+                f"out the shuffle buffer. After a resume up to {size} samples of the epoch may be lost, and "
+                "some may come twice. A torch DataLoader with num_workers=1 or more reads the epoch again "
+                "instead, which is exact if the shuffle is seeded."
+            )
+
+
+def _unseeded_shuffle(stage: Any) -> int | None:
+    """Return the size of a shuffle that has neither a seed nor a generator."""
+    function: Any = getattr(stage, "f", None)
+    if getattr(function, "__name__", "") not in ("_shuffle", "shuffle"):
+        return None
+    try:
+        given = inspect.signature(function).bind(None, *stage.args, **stage.kw)
+    except (TypeError, ValueError, AttributeError):
+        return None
+    given.apply_defaults()
+    size = given.arguments.get("bufsize", 0)
+    is_seeded = any(given.arguments.get(name) is not None for name in ("rng", "seed"))
+    return None if is_seeded or size in (0, 1) else int(size)
+
+
+def _torchdata_limits(source: Any) -> Iterator[str]:
+    name, workers = f"is torchdata's {type(source).__name__}", getattr(source, "num_workers", 0)
+    if workers:
+        yield (
+            f"{name} with {workers} workers. It restores the order of samples, but not the random numbers "
+            "that a dataset draws in its workers."
+        )
+    elif getattr(source, "generator", None) is not None:
+        yield (
+            f"{name} with a generator and without workers. It does not restore the generator, so the epochs "
+            "after the resumed one have another order. Leave generator= out: the order then follows from "
+            "the trainer's seed."
+        )
 
 
 def has_state(value: Any) -> bool:
@@ -81,3 +254,133 @@ def shards_itself(source: Any) -> bool:
         for each in parts
         for name in ("num_replicas", "num_processes")
     )
+
+
+# ---- What a resume can promise for a loader
+
+
+Facts = dict[str, int | None]
+
+
+def facts_of(source: Any, length: int | None, units: int | None, world_size: int, apart: bool) -> Facts:
+    """What of a loader decides which batch is where. `units`: the samples or batches that are dealt out to
+    ranks in a pass.
+    """
+    size = getattr(source, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
+    workers = getattr(source, "num_workers", None)
+    return {
+        "length": length,
+        "batch_size": size if isinstance(size, int) else None,
+        "workers": workers if isinstance(workers, int) else None,
+        "units": units,
+        "world_size": world_size,
+        "apart": int(apart),
+    }
+
+
+def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[str, Any]:
+    """A state of the time when a run was always one process, in the form of today; where it stood is known to
+    its opener only.
+    """
+    if "of_samples" in saved:
+        return saved
+    facts = {**now, "world_size": 1, "apart": 0, **saved["facts"]}
+    return {**saved, "of_samples": of_samples, "passed_over": None, "facts": facts}
+
+
+def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
+    """What is not as it was when the checkpoint was made, and what follows from it."""
+    was: Facts = saved["facts"]
+    then = "when the checkpoint was made"
+    if saved["kind"] != kind:
+        yield (
+            f"was read by its {saved['kind']} {then}, and is now by its {kind}: of its position only the "
+            "number of batches is known."
+        )
+    same_world, same_size = was["world_size"] == now["world_size"], was["batch_size"] == now["batch_size"]
+    if not same_world and any(each["apart"] and each["world_size"] != 1 for each in (was, now)):
+        yield (
+            f"was read by {was['world_size']} ranks {then}, and is by {now['world_size']} now, each from a "
+            "source of its own: what the others have read of theirs cannot be taken up."
+        )
+    if not same_size:
+        follows = (
+            "The epoch goes on with the next sample."
+            if saved["of_samples"]
+            else "The position counts batches, so some samples come twice in this epoch, or not at all."
+        )
+        yield (
+            f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. "
+            f"{follows}"
+        )
+    if was["units"] != now["units"] or (was["length"] != now["length"] and same_world and same_size):
+        yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is another one."
+    if was["workers"] != now["workers"] and (kind == "stream" or not was["workers"] or not now["workers"]):
+        follows = (
+            "which batch comes when depends on their number"
+            if kind == "stream"
+            else "random numbers that the dataset draws are others, with workers or without; the order stays"
+        )
+        yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {follows}."
+
+
+def resume_limits(loader: Any) -> list[str]:
+    """What of this loader (a `Loader`) could not be resumed exactly, each as a sentence; empty if nothing is
+    known.
+    """
+    source = loader.source
+    limits = [*package_limits(source), *_limits_of_state(loader)]
+    if isinstance(source, Iterator) and not has_state(source):
+        limits.append(
+            f"is a {type(source).__name__}, which can be iterated over only once: a resumed run must be "
+            "given a new one, from the epoch's start on. A list, a DataLoader or an object with __iter__ "
+            "begins again."
+        )
+    elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
+        limits += _limits_of_workers(source)
+    return [f"The {loader.name} loader {limit}" for limit in limits]
+
+
+def _limits_of_state(loader: Any) -> Iterator[str]:
+    """What a state leaves out, or why it is not used."""
+    if loader.reader.kind == "state":
+        yield from buffer_limits(loader.source)
+        return
+    for each in (loader.source, getattr(loader.source, "dataset", None)):
+        save, load = getattr(each, "state_dict", None), getattr(each, "load_state_dict", None)
+        needed = (
+            [*required_arguments(save), *required_arguments(load, 1)]
+            if callable(save) and callable(load)
+            else []
+        )
+        if needed:
+            yield (
+                f"has a state of its own that is not used, because {type(each).__name__}.state_dict or "
+                f"load_state_dict needs further arguments ({', '.join(needed)}). It is resumed by reading "
+                "the epoch again."
+            )
+
+
+def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
+    dataset = source.dataset
+    if not source.in_order:
+        yield "has in_order=False: batches come in whatever order the workers finish them."
+    if isinstance(dataset, IterableDataset | MapDataPipe):
+        yield (
+            f"reads {type(dataset).__name__} with {source.num_workers} workers: it is resumed by reading "
+            "the epoch again, and only with the same number of them."
+        )
+        if source.persistent_workers:
+            yield (
+                "has persistent_workers: random numbers drawn in them go on from epoch to epoch, and "
+                "begin anew after a resume."
+            )
+        return
+    for where in find_generators(dataset=dataset):
+        yield (
+            f"has a random generator of its own in {where}, which each of the {source.num_workers} workers "
+            "moves by itself: what it draws is not repeated. Draw from random, numpy.random or torch: "
+            "these are seeded."
+        )

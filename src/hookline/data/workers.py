@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
-from hookline.seeding import seed_torch
+from hookline.data.seeding import seed_torch
 
 log = logging.getLogger("hookline")
 KILLING = 5.0

@@ -1,10 +1,14 @@
-"""Built-in hooks, one a file. `from hookline.hooks import EarlyStopping` loads just that one."""
+"""Built-in hooks, one per file.
+
+`from hookline.hooks import EarlyStopping` loads only that one. May import: util, engine, metrics, loggers,
+distributed, data, run.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hookline.registry import BUILTIN_HOOKS, hook_class
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 
 _NAMES = {path.partition(":")[2]: name for name, path in BUILTIN_HOOKS.items()}
 

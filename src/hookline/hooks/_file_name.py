@@ -9,9 +9,9 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from hookline.checks import LONGEST_NAME, refused
-from hookline.errors import OptionError, closest
-from hookline.hooks.monitored import COUNTERS, LOSSES, NEARLY_THE_SAME, misspelt
+from hookline.engine.checks import LONGEST_NAME, refused
+from hookline.hooks._monitor import COUNTERS, LOSSES, NEARLY_THE_SAME, misspelt
+from hookline.util.errors import OptionError, closest
 
 WHO = "ModelCheckpoint"
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}

@@ -16,8 +16,8 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from hookline.checks import check_timeout, check_whole
-from hookline.errors import HookError, OptionError
+from hookline.engine.checks import check_timeout, check_whole
+from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.checks import check_bool, check_choice, check_whole, members, refused
-from hookline.errors import HookError
-from hookline.hook import Hook
-from hookline.hooks._measuring import between_graphs, plain
-from hookline.hooks._naming import as_patterns, choose
+from hookline.engine.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.engine.hook import Hook
+from hookline.hooks._patterns import as_patterns, choose
+from hookline.hooks._statistics import between_graphs, plain
+from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {

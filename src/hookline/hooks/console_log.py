@@ -6,8 +6,8 @@ import math
 import time
 from typing import Any
 
-from hookline.checks import check_bool, check_whole
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.hook import Hook
 
 
 class ConsoleLog(Hook):

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from hookline.checks import check_bool, check_whole
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.hook import Hook
 
 GB = 1e9
 

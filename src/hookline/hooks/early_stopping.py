@@ -6,10 +6,10 @@ import logging
 import math
 from typing import Any
 
-from hookline.checks import check_bool, check_number, check_whole
-from hookline.errors import OptionError
-from hookline.hook import Hook
-from hookline.hooks.monitored import Monitored, no_validation_in
+from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.hook import Hook
+from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 

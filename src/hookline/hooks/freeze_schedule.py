@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hookline.checks import check_bool, refused
-from hookline.errors import HookError, LossError, OptionError, closest
-from hookline.filters import UNITS
-from hookline.hook import Hook
-from hookline.hooks._moments import parse_moment
-from hookline.hooks._naming import listed
+from hookline.engine.checks import check_bool, refused
+from hookline.engine.filters import UNITS
+from hookline.engine.hook import Hook
+from hookline.hooks._patterns import listed
+from hookline.hooks._schedules import parse_moment
+from hookline.util.errors import HookError, LossError, OptionError, closest
 
 Moments = tuple[tuple[int, str], ...]
 

@@ -10,9 +10,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from hookline.checks import check_choice, check_whole, parse_time, refused
-from hookline.errors import OptionError, PeerError
-from hookline.hook import Hook
+from hookline.engine.checks import check_choice, check_whole, parse_time, refused
+from hookline.engine.hook import Hook
+from hookline.util.errors import OptionError, PeerError
 
 ACTIONS = ("warn", "raise")
 PAUSE = 0.005

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_file, refused
-from hookline.errors import HookError, OptionError
-from hookline.filters import SECONDS, parse_interval
-from hookline.hook import Hook
+from hookline.engine.checks import check_file, refused
+from hookline.engine.filters import SECONDS, parse_interval
+from hookline.engine.hook import Hook
 from hookline.hooks._outbox import Outbox, Secret
+from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
 

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.checks import members, refused
-from hookline.errors import OptionError
-from hookline.hook import Hook
-from hookline.init_arguments import InitArguments, cannot_keep, init_arguments
-from hookline.module import Module
+from hookline.engine.checks import members, refused
+from hookline.engine.hook import Hook
+from hookline.engine.init_arguments import InitArguments, cannot_keep, init_arguments
+from hookline.run.module import Module
+from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 

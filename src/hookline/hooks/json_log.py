@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_file, check_whole
-from hookline.hook import Hook
+from hookline.engine.checks import check_file, check_whole
+from hookline.engine.hook import Hook
 from hookline.hooks.console_log import perplexity_of
 from hookline.loggers.jsonl import JSONLines
-from hookline.text import redact
+from hookline.util.text import redact
 
 
 class JSONLog(Hook):

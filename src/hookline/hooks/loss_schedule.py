@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.checks import check_bool, check_number, refused
-from hookline.errors import HookError, LossError, OptionError, closest, described
-from hookline.filters import UNITS
-from hookline.hook import Hook
-from hookline.hooks._asking import facts_asked
-from hookline.hooks._moments import parse_moment
+from hookline.engine.checks import check_bool, check_number, refused
+from hookline.engine.filters import UNITS
+from hookline.engine.hook import Hook
+from hookline.hooks._schedules import facts_asked, parse_moment
+from hookline.util.errors import HookError, LossError, OptionError, closest, described
 
 FACTS: dict[str, Callable[[Any], Any]] = {
     "loss": lambda s: s.live_loss,

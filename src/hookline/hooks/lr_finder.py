@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline.checks import check_bool, check_whole, refused
-from hookline.errors import HookError, OptionError
-from hookline.hook import Hook
-from hookline.hooks._pictures import lr_curve, need_matplotlib, save
-from hookline.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.engine.checks import check_bool, check_whole, refused
+from hookline.engine.hook import Hook
+from hookline.hooks._figures import lr_curve, need_matplotlib, save
+from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
 

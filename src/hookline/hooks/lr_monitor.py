@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.checks import check_bool, check_choice
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_choice
+from hookline.engine.hook import Hook
 
 FREQUENCIES = ("epoch", "step")
 

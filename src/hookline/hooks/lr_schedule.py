@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline.checks import check_choice, check_number, check_whole, refused
-from hookline.errors import HookError, OptionError, closest, described
-from hookline.hook import Hook
-from hookline.hooks._asking import facts_asked
+from hookline.engine.checks import check_choice, check_number, check_whole, refused
+from hookline.engine.hook import Hook
+from hookline.hooks._schedules import facts_asked
+from hookline.util.errors import HookError, OptionError, closest, described
 
 F = TypeVar("F", bound=Callable[..., float])
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.errors import OptionError
-from hookline.filters import UNITS
-from hookline.hook import Hook
-from hookline.hooks._moments import parse_moment
+from hookline.engine.filters import UNITS
+from hookline.engine.hook import Hook
+from hookline.hooks._schedules import parse_moment
+from hookline.util.errors import OptionError
 
 WHO = "MixtureSchedule"
 

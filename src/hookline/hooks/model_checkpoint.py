@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_bool, check_path, check_whole, longest_name, parse_time
-from hookline.errors import HookError, OptionError
-from hookline.filters import When
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_path, check_whole, longest_name, parse_time
+from hookline.engine.filters import When
+from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
-from hookline.hooks.monitored import Monitored, no_validation_in
-from hookline.urls import below, check_url, is_url, shown, split_query
+from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.util.errors import HookError, OptionError
+from hookline.util.urls import below, check_url, is_url, shown, split_query
 
 log = logging.getLogger("hookline")
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookline.checks import check_bool, check_choice, check_whole, members
-from hookline.errors import NonFiniteLoss, OptionError
-from hookline.hook import Hook
-from hookline.hooks._measuring import between_graphs, norms
-from hookline.hooks._naming import listed
-from hookline.strategies.sharded import held
+from hookline.distributed.sharded_norms import held
+from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.hook import Hook
+from hookline.hooks._patterns import listed
+from hookline.hooks._statistics import between_graphs, norms
+from hookline.util.errors import NonFiniteLoss, OptionError
 
 log = logging.getLogger("hookline")
 CHECKS = ("batch", "activations", "loss", "gradients", "parameters")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from hookline.checks import check_bool, check_choice, check_whole, members
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
 ACTIVITIES = {

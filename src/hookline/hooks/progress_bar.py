@@ -8,8 +8,8 @@ import math
 import time
 from typing import Any
 
-from hookline.checks import check_number
-from hookline.hook import Hook
+from hookline.engine.checks import check_number
+from hookline.engine.hook import Hook
 from hookline.hooks._screens import Bar, Screen, choose_screen
 
 

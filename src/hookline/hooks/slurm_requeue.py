@@ -8,8 +8,8 @@ import signal
 import subprocess
 from typing import Any
 
-from hookline.checks import check_choice, check_timeout
-from hookline.hook import Hook
+from hookline.engine.checks import check_choice, check_timeout
+from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
 SIGNALS = ("SIGUSR1", "SIGTERM")

@@ -8,10 +8,10 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from hookline.checks import check_bool, check_number, check_whole
 from hookline.data.batch import first_array
-from hookline.errors import OptionError
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.hook import Hook
+from hookline.util.errors import OptionError
 
 
 class _Mark(NamedTuple):

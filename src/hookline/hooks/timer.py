@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.checks import check_bool, check_choice, parse_time
-from hookline.errors import OptionError
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_choice, parse_time
+from hookline.engine.hook import Hook
+from hookline.util.errors import OptionError
 
 INTERVALS = ("step", "epoch")
 STAGES = ("train", "validate", "sanity_check", "test", "predict")

@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_timeout, check_whole, members, refused
-from hookline.errors import HookError, OptionError, closest
-from hookline.hook import Hook
-from hookline.text import printable, redact
-from hookline.urls import MANIFEST, below, check_url, is_ours, is_url, open_url, put_folder, remove_folder
+from hookline.engine.checks import check_timeout, check_whole, members, refused
+from hookline.engine.hook import Hook
+from hookline.util.errors import HookError, OptionError, closest
+from hookline.util.text import printable, redact
+from hookline.util.urls import (
+    MANIFEST,
+    below,
+    check_url,
+    is_ours,
+    is_url,
+    open_url,
+    put_folder,
+    remove_folder,
+)
 
 log = logging.getLogger("hookline")
 

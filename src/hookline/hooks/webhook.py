@@ -11,13 +11,13 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hookline.checks import members, refused
-from hookline.errors import OptionError, closest
-from hookline.hook import Hook
+from hookline.engine.checks import members, refused
+from hookline.engine.hook import Hook
+from hookline.hooks._monitor import Monitored
 from hookline.hooks._outbox import Outbox, Secret
-from hookline.hooks.monitored import Monitored
-from hookline.text import redact
-from hookline.urls import shown
+from hookline.util.errors import OptionError, closest
+from hookline.util.text import redact
+from hookline.util.urls import shown
 
 TEMPLATES = {
     "training_start": "{module} on {host}: training started",

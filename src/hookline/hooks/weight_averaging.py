@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from hookline.checks import check_bool, check_choice, check_number
-from hookline.errors import OptionError
-from hookline.filters import When
-from hookline.hook import Hook
+from hookline.engine.checks import check_bool, check_choice, check_number
+from hookline.engine.filters import When
+from hookline.engine.hook import Hook
+from hookline.util.errors import OptionError
 
 KINDS = ("ema", "swa")
 BUFFERS = ("keep", "average")

@@ -1,20 +1,23 @@
-"""Where metrics go. `from hookline.loggers import CSV` loads just that one."""
+"""Loggers, one per file: where metrics go.
+
+`from hookline.loggers import CSV` loads only that one. May import: util, engine.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hookline.registry import lazy_names
+from hookline.engine.registry import lazy_names
 
 if TYPE_CHECKING:
     from hookline.loggers.base import BadValue, Logger, Loggers
+    from hookline.loggers.build import make_loggers
     from hookline.loggers.console import Console
     from hookline.loggers.csv_file import CSV
     from hookline.loggers.jsonl import JSONLines
-    from hookline.loggers.making import make_loggers
+    from hookline.loggers.log_reader import read_log
     from hookline.loggers.mlflow import MLflow
     from hookline.loggers.queued import Queued
-    from hookline.loggers.reading import read_log
     from hookline.loggers.tensorboard import TensorBoard
     from hookline.loggers.trackio import Trackio
     from hookline.loggers.wandb import WandB
@@ -44,10 +47,10 @@ __getattr__, __dir__ = lazy_names(
         "Console": "console",
         "CSV": "csv_file",
         "JSONLines": "jsonl",
-        "make_loggers": "making",
+        "make_loggers": "build",
         "MLflow": "mlflow",
         "Queued": "queued",
-        "read_log": "reading",
+        "read_log": "log_reader",
         "TensorBoard": "tensorboard",
         "Trackio": "trackio",
         "WandB": "wandb",

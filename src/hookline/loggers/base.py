@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookline.checks import check_path, refused
-from hookline.errors import HooklineError, OptionError
+from hookline.engine.checks import check_path, refused
+from hookline.util.errors import HooklineError, OptionError
 
 log = logging.getLogger("hookline")
 

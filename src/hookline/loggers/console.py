@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
-from hookline.checks import refused
+from hookline.engine.checks import refused
 from hookline.loggers.base import Logger, check_image, finite, flat, number, printable
 
 

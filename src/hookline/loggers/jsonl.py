@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from hookline.checks import check_path
+from hookline.engine.checks import check_path
 from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
 
 _encode = json.JSONEncoder(allow_nan=False).encode

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_whole
+from hookline.engine.checks import check_whole
 from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hookline.checks import check_choice, refused
-from hookline.errors import HooklineError
+from hookline.engine.checks import check_choice, refused
 from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels, printable
+from hookline.util.errors import HooklineError
 
 RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.checks import check_choice, refused
+from hookline.engine.checks import check_choice, refused
 from hookline.loggers.base import ClientLogger, finite, histogram, pixels, printable
 from hookline.loggers.jsonl import jsonable
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.report.curves import heat_maps, newest, sections, summary
-from hookline.report.happenings import (
+from hookline.report.reader import RunData
+from hookline.report.run_events import (
     all_events,
     duration,
     how_it_ended,
@@ -22,9 +23,8 @@ from hookline.report.happenings import (
     time_spent,
     timestamp,
 )
-from hookline.report.reading import RunData
 from hookline.report.timeline import timelines
-from hookline.timings import PARTS, SAMPLED, WORDS
+from hookline.run.timings import PARTS, SAMPLED, WORDS
 
 PICTURE_BYTES = 900_000
 """Of all pictures together, before they are written as text."""

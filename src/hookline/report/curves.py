@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hookline.report.downsampling import Floats, columns, in_order, min_max, strongest
-from hookline.report.reading import EPOCH, RunData, Series
+from hookline.report.reader import EPOCH, RunData, Series
 
 POINTS = 45_000
 """Points of all curves of a page together; with the picture budget it keeps a page below about 3 MB."""

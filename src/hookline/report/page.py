@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError
 from hookline.loggers.jsonl import jsonable
 from hookline.report.content import names, page_data
-from hookline.report.reading import RunData, read_run
+from hookline.report.reader import RunData, read_run
+from hookline.util.errors import OptionError
 
 PARTS = Path(__file__).parent / "parts"
 STYLES = ("uplot.min.css", "page.css")

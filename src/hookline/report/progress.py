@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.report.reading import EPOCH, RunData, Series
+from hookline.report.reader import EPOCH, RunData, Series
 
 LOWER = (
     "loss",

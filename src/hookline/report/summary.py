@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import OptionError
-from hookline.redaction import mask
 from hookline.report.content import names
-from hookline.report.happenings import how_it_ended, position, score, time_spent, timestamp
-from hookline.report.listing import disk_usage, standing, tail, utc
 from hookline.report.progress import RULES, Best, best_of, progress_of
-from hookline.report.reading import LOG, RunData, read_run
-from hookline.runlock import is_running
+from hookline.report.reader import LOG, RunData, read_run
+from hookline.report.run_events import how_it_ended, position, score, time_spent, timestamp
+from hookline.report.runs import disk_usage, standing, tail, utc
+from hookline.run.lock import is_running
+from hookline.util.errors import OptionError
+from hookline.util.text import mask
 
 VERSION = 1
 """Of the data that `hookline summary --json` prints: it changes if a field changes its meaning or is removed.

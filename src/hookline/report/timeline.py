@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookline.report.reading import RunData
-from hookline.report.traced import Lane, TraceData
+from hookline.report.reader import RunData
+from hookline.report.trace_columns import Lane, TraceData
 
 CELLS = 20_000
 """Of all timelines of a page together."""

@@ -10,17 +10,17 @@ from typing import Any, Unpack
 
 import torch
 
-from hookline._arguments import OptionArguments
-from hookline.errors import HookError, closest
-from hookline.events import EVENTS, Event
-from hookline.foreign import Adapter
-from hookline.hooklist import HookList
-from hookline.listener import Listener, filtered
-from hookline.plan import Plan
-from hookline.state import WRITTEN, State
+from hookline.engine.events import EVENTS, Event
+from hookline.engine.foreign import Adapter
+from hookline.engine.hook_list import HookList
+from hookline.engine.listener import Listener, filtered
+from hookline.engine.plan import Plan
+from hookline.engine.recorder import Call, Recorder
+from hookline.run._arguments import OptionArguments
+from hookline.run.state import WRITTEN, State
 from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
-from hookline.trace import Call, Recorder
-from hookline.trainer import Trainer
+from hookline.training.trainer import Trainer
+from hookline.util.errors import HookError, closest
 
 COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
 _COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}

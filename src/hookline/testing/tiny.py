@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from hookline._arguments import OptionArguments
-from hookline.module import Module
-from hookline.trainer import Trainer
+from hookline.run._arguments import OptionArguments
+from hookline.run.module import Module
+from hookline.training.trainer import Trainer
 
 
 class TinyModule(Module):

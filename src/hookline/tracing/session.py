@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.errors import HooklineError
-from hookline.plan import Plan
+from hookline.engine.plan import Plan
+from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline.tracing.tracer import Tracer

@@ -8,13 +8,12 @@ import logging
 import time
 from typing import Any
 
-from hookline.binding import Caller
-from hookline.events import RECEIVERS, Event
-from hookline.explain import explain_plan
-from hookline.listener import Listener
-from hookline.plan import Plan
-from hookline.tracing.facts import Reader, make_reader, own_facts
-from hookline.tracing.writer import Kind, TraceFile
+from hookline.engine.binding import Caller
+from hookline.engine.events import RECEIVERS, Event
+from hookline.engine.explain import explain_plan
+from hookline.engine.listener import Listener
+from hookline.engine.plan import Plan
+from hookline.tracing.writer import Kind, Reader, TraceFile, make_reader, own_facts
 
 CHUNK = 4096
 """Records that are kept in memory at most."""

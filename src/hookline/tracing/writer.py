@@ -6,19 +6,227 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
 from hookline._version import __version__
-from hookline.budget import OFTEN
-from hookline.errors import OptionError
-from hookline.events import Event
-from hookline.tracing.facts import ABSENT, COUNTERS, plain
-from hookline.tracing.spans import Spans
+from hookline.engine.cost import OFTEN
+from hookline.engine.events import Event, EventTable
+from hookline.util.errors import OptionError
+from hookline.util.text import redact
+
+# ---- Which facts a trace keeps, and how they are read
+
+
+COUNTERS: dict[str, str] = {
+    "step": "s.step",
+    "epoch": "s.epoch",
+    "batch_idx": "s.batch_idx",
+    "batches_seen": "s.batches_seen",
+    "samples_seen": "s.samples_seen",
+    "epochs_seen": "s.epochs_seen",
+    "lr": "s.lr",
+    "sanity_checking": "s.sanity_checking",
+    "status": "s.status",
+    "tokens_seen": "s.tokens_seen if 'tokens_seen' in p.wanted else None",
+}
+"""Known at every event; written when they change."""
+RAW: dict[str, str] = {
+    "s.loss": "s.last_loss",
+    "s.path": "plain(s.path)",
+    "s.window_loss": "s.mean_of_window()",
+    "s.used_lr": "s.used_lr",
+    "s.grad_norm": "s.norm_on_device() if 'grad_norm' in p.wanted else s.norm_tensor",
+    "s.metrics": "dict(s.metrics.raw())",
+    "s.batch_metrics": "s._batch_values(s.returned)",
+    "s.row": "dict(s.row.raw())",
+    **{
+        f"s.{name}": f"s.{name}"
+        for name in (
+            "dataloader_idx",
+            "dataloader_name",
+            "optimizer_idx",
+            "reason",
+            "stage",
+            "saved_step",
+            "metric",
+            "gradient_clip_val",
+            "gradient_clip_algorithm",
+        )
+    },
+}
+"""How an event's own facts are taken without reading a device: numbers still on it are read when the trace is
+written.
+"""
+
+Reader = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+ABSENT = object()
+DEEPEST = 20
+"""Containers inside each other; what is deeper, or holds itself, is not kept."""
+
+
+def own_facts(event: Event, table: EventTable) -> dict[str, str]:
+    """The facts of an event, besides those known everywhere, that a trace keeps: its key -> what a listener
+    reads.
+
+    A key is the fact's name. What is read otherwise at this event, such as the learning rate that an update
+    has used, has a key of its own: `used_lr`.
+    """
+    kept = {}
+    for name in event.facts:
+        fact = table.fact(name, event)
+        expression = table.expression(fact, event) if fact is not None else ""
+        if expression in RAW or event.inside == "own":
+            kept[expression.removeprefix("s.") if name in COUNTERS else name] = expression
+    return kept
+
+
+def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
+    """`lambda s: ((counters), (own facts))`, compiled from expressions of the table and of
+    this module only.
+    """
+    own = [RAW.get(expression, f"plain({expression})") for expression in own_facts(event, table).values()]
+    source = f"lambda s: (({', '.join(COUNTERS.values())},), ({', '.join(own)}{',' if own else ''}))"
+    made: Reader = eval(compile(source, "<hookline trace>", "eval"), {"p": plan, "plain": plain})
+    return made
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Numbers, text and what is made of them; ABSENT for anything else. NaN and infinity become text, which
+    JSON can hold.
+    """
+    if isinstance(value, str):
+        return redact(value)  # the path of a checkpoint may be a URL
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if depth > DEEPEST:
+        return ABSENT
+    if isinstance(value, Mapping):
+        pairs = {str(key): plain(each, depth + 1) for key, each in value.items()}
+        return {key: each for key, each in pairs.items() if each is not ABSENT}
+    if isinstance(value, list | tuple):
+        parts = [plain(each, depth + 1) for each in value]
+        return ABSENT if any(each is ABSENT for each in parts) else parts
+    if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (
+        1,
+    ):  # a tensor or array of one number
+        try:
+            return plain(value.item())
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            NotImplementedError,
+        ):  # on the meta device there is no number
+            return ABSENT
+    return ABSENT
+
+
+def number(value: Any) -> Any:
+    """Back from the text that NaN and infinity are written as."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+# ---- What lies around the events of a trace
+
+
+OPENS = {
+    "on_train_epoch_start": "epoch",
+    "on_validation_start": "validation",
+    "on_test_start": "test",
+    "on_predict_start": "predict",
+}
+CLOSES = {
+    "on_train_epoch_end": "epoch",
+    "on_validation_end": "validation",
+    "on_validation_abandoned": "validation",
+    "on_test_end": "test",
+    "on_predict_end": "predict",
+}
+
+
+MARGIN = 20
+"""Nanoseconds that a span is longer than what lies in it, on either side. Viewers read times as floating
+point numbers, and drop what seems to end after the span around it.
+"""
+
+
+@dataclass(slots=True)
+class Span:
+    """From its first event to its last one."""
+
+    name: str
+    start: int
+    end: int
+    step: int
+    epoch: int = 0
+    batch: int = -1
+    is_real: bool = True
+    """False for a batch that was only asked for: the loader may have no more."""
+
+
+class Spans:
+    """Gets every event when it is over, in that order; gives the spans that are over by then."""
+
+    def __init__(self) -> None:
+        self._batch: Span | None = None
+        self._around: dict[str, Span] = {}
+
+    def take(
+        self, name: str, is_often: bool, start: int, end: int, counters: tuple[int, ...]
+    ) -> Sequence[Span]:
+        """`is_often`: the event is one of a batch's; `counters` begin with step, epoch, batch_idx."""
+        batch = self._batch
+        if is_often:
+            if batch is not None and batch.batch == counters[2] and batch.epoch == counters[1]:
+                batch.end, batch.is_real = end + MARGIN, True
+                return ()
+            self._batch = Span(
+                f"batch {counters[2]}",
+                start - MARGIN,
+                end + MARGIN,
+                counters[0],
+                counters[1],
+                counters[2],
+                name != "on_before_batch_fetch",
+            )
+            return () if batch is None or not batch.is_real else (batch,)
+        over: list[Span] = []
+        opened, closed = OPENS.get(name), CLOSES.get(name)
+        if (opened or closed) and batch is not None:
+            over += [batch] if batch.is_real else []
+            self._batch = None
+        if opened:
+            title = f"epoch {counters[1]}" if opened == "epoch" else opened
+            self._around[opened] = Span(title, start - 2 * MARGIN, end, counters[0])
+        for each in self._around.values():
+            each.end = max(each.end, end + 2 * MARGIN)
+        if closed and (span := self._around.pop(closed, None)) is not None:
+            over.append(span)
+        return over
+
+    def rest(self) -> list[Span]:
+        """Those that are still open when the trace ends."""
+        left = [
+            *([self._batch] if self._batch is not None and self._batch.is_real else []),
+            *self._around.values(),
+        ]
+        last = max((each.end for each in left), default=0) + MARGIN
+        self._batch, self._around = None, {}
+        for each in left:
+            each.end = last if each.batch < 0 else each.end
+        return left
+
 
 FORMAT = 1
 MARK = '[{"name":"hookline","ph":"M"'

@@ -1,5 +1,6 @@
-"""A run's page, live: served on this machine only, pushed what is new, with the switches of
-the running job.
+"""A run's page, live, served on this machine only.
+
+It follows the run's files and sends commands through the control socket. May import: util, control, report.
 """
 
 from __future__ import annotations

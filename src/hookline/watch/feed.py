@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.control.client import ask
-from hookline.errors import HooklineError
 from hookline.report.content import names, page_data
-from hookline.report.following import FollowedRun
+from hookline.report.follow import FollowedRun
 from hookline.report.page import LIVE_SCRIPTS, embed, fill
+from hookline.util.errors import HooklineError
 
 EVERY = 1.0
 """Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less

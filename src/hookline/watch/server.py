@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hookline.control.client import ask
-from hookline.errors import HooklineError, OptionError
-from hookline.processes import join
+from hookline.util.errors import HooklineError, OptionError
+from hookline.util.processes import join
 from hookline.watch.feed import Feed
 
 HOME = "127.0.0.1"

@@ -10,11 +10,17 @@ Everything is decided by the settings, the lengths of the loaders and the epoch.
 read or moved, and every process of a distributed run comes to the same picks by itself.
 """
 
-from hookline.data.mixing.check import check
-from hookline.data.mixing.cursor import MixtureCursor
-from hookline.data.mixing.schedule import Pick, epoch_batches, planned, schedule
+from hookline.data.mixing.cursor import MixtureCursor, check
+from hookline.data.mixing.schedule import (
+    Pick,
+    Proportion,
+    describe,
+    epoch_batches,
+    planned,
+    proportions,
+    schedule,
+)
 from hookline.data.mixing.settings import Mixture, make_mixture
-from hookline.data.mixing.words import Proportion, describe, proportions
 
 __all__ = [
     "Mixture",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from hookline.errors import OptionError, closest
+from hookline.util.errors import OptionError, closest
 
 ORDERS = ("sequential", "round_robin", "weighted", "random", "alternating")
 LENGTHS = ("sum", "max", "min")

@@ -1,0 +1,97 @@
+"""The weights of a checkpoint as one plain file that other tools read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.checkpoint.averages import Chosen, check_weights, choose_weights, weights_of_hook
+from hookline.checkpoint.tensors import NAMES, write_tensors
+from hookline.checkpoint.weights import read_checkpoint
+from hookline.checkpoint.writer import flush
+from hookline.util.errors import CheckpointError, OptionError, closest
+
+SUFFIXES = (".safetensors", ".pt")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and where it came from."""
+
+    where: str
+    step: int
+    weights: dict[str, Any]
+    hook: str | None
+    """The hook whose weights they are; None: they are the trained ones."""
+
+
+def export_weights(
+    path: str | os.PathLike[str],
+    out: Path,
+    hook: str | None = None,
+    force: bool = False,
+    weights: str = "scored",
+) -> Exported:
+    """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
+
+    hook: the weights that this hook keeps, such as an average, where it has them. force: replace a file that
+    exists. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
+    """
+    if out.suffix not in SUFFIXES:
+        raise OptionError(f"{out} must end with {' or '.join(SUFFIXES)}.{closest(out.suffix, SUFFIXES)}")
+    if out.is_dir() or (out.exists() and not force):
+        raise OptionError(
+            f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}."
+        )
+    if hook is not None and weights == "raw":
+        raise OptionError(
+            f"--hook {hook} asks for the weights of a hook, --weights raw for those of no hook: leave one "
+            f"out."
+        )
+    check_weights(weights)
+    read = read_checkpoint(path)
+    if hook is None:
+        chosen = choose_weights(read.contents, weights, read.where)
+    else:
+        chosen = Chosen(weights_of_hook(read.contents, hook, read.where), hook)
+    aside = out.with_name(f".{out.name}.{os.getpid()}.new")
+    try:
+        _write(chosen.weights, aside, out.suffix)
+        os.replace(aside, out)
+        flush(out.parent)
+    except OSError as error:
+        raise CheckpointError(f"{out} could not be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return Exported(read.where, read.step, dict(chosen.weights), chosen.hook)
+
+
+def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
+    if suffix == ".safetensors":
+        for name, value in weights.items():
+            if not isinstance(value, Tensor) or value.dtype not in NAMES:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise CheckpointError(
+                    f"A .safetensors file has no place for {name} ({kind}). Export to a .pt file instead."
+                )
+        write_tensors(weights, aside)  # tied weights under each of their names: plain readers want them all
+        return
+    with aside.open("wb") as file:
+        torch.save(dict(weights), file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        torch.load(aside, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:
+        raise CheckpointError(
+            "These weights hold state of another kind, which no reader without pickled classes takes: "
+            f"{str(error).partition('.')[0]}."
+        ) from error

@@ -1,0 +1,162 @@
+"""Files of other tools: read only when asked for by name, and only with torch's restricted reader. Nothing in
+them is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.util.errors import CheckpointError, closest
+from hookline.util.text import redact
+from hookline.util.urls import is_url
+
+WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
+"""Where tools keep the weights; the first one that is there is taken."""
+HPARAMS = ("hyper_parameters", "hparams", "config", "args")
+STEPS = ("global_step", "step", "iteration")
+EPOCHS = ("epoch", "current_epoch")
+OPTIMIZERS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
+WANTED = re.compile(r"GLOBAL ([\w.]+)(.*is blocked)?")
+"""How torch names a class or function that a file asks for and may not have; some are refused whatever is
+allowed.
+"""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Imported:
+    """What a file of another tool holds; `load_weights(module, imported)` takes its weights."""
+
+    path: Path
+    weights: Mapping[str, Any]
+    hparams: dict[str, Any]
+    step: int | None
+    epoch: int | None
+    optimizers: list[Any]
+    """The states of optimizers, as that tool keeps them."""
+    contents: Any
+    """All of the file."""
+
+    def __repr__(self) -> str:
+        numbers = sum(each.numel() for each in self.weights.values() if isinstance(each, Tensor))
+        return (
+            f"{self.path}: {len(self.weights)} weights ({numbers:,} numbers), step {self.step}, epoch "
+            f"{self.epoch}, {len(self.hparams)} hyper-parameters, {len(self.optimizers)} optimizer states"
+        )
+
+
+def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) -> Imported:
+    """Read a Lightning `.ckpt` or any file of torch.save, with `torch.load(weights_only=True)` and never
+    otherwise.
+
+    weights: the key that holds the weights, if it is none of state_dict, model_state_dict, model or module,
+    nor the file itself.
+    """
+    file = Path(path)
+    contents = _read(file)
+    known = contents if isinstance(contents, Mapping) else {}
+    optimizers = _first(known, OPTIMIZERS, (list, tuple, Mapping))
+    hparams = _first(known, HPARAMS, (Mapping,))
+    return Imported(
+        file,
+        _weights(contents, weights, file),
+        dict(hparams or {}),
+        _first(known, STEPS, (int,)),
+        _first(known, EPOCHS, (int,)),
+        [optimizers] if isinstance(optimizers, Mapping) else list(optimizers or ()),
+        contents,
+    )
+
+
+def _read(file: Path) -> Any:
+    if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
+        # a Path has made one slash of two
+        raise CheckpointError(
+            f"{redact(file.as_posix().replace(':/', '://', 1))} is a URL: copy the file here first."
+        )
+    if file.is_dir():
+        raise CheckpointError(
+            f"{file} is a directory. A checkpoint of Hookline needs no import: fit(resume={str(file)!r}) "
+            f"goes on from it, load_weights(module, {str(file)!r}) takes its weights."
+        )
+    if file.suffix == ".safetensors":
+        raise CheckpointError(f"{file} needs no import: load_weights(module, {str(file)!r}) reads it.")
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    with opened:
+        try:
+            return torch.load(opened, map_location="cpu", weights_only=True, mmap=False)
+        except (
+            Exception
+        ) as error:  # bytes that are no checkpoint, or only half of one, fail in any way there is
+            raise CheckpointError(_refusal(file, error)) from error
+
+
+def _refusal(file: Path, error: Exception) -> str:
+    text = str(error)
+    wanted = WANTED.search(text)
+    if wanted is None:
+        why = f"{type(error).__name__}: {_line(text)}"
+        return f"{file} cannot be imported: it is no file of torch.save, or not all of one ({why})."
+    name = wanted[1].rstrip(".")
+    refused = (
+        f"{file} was not imported, and nothing in it was run: it asks for {name}, and only tensors and "
+        "plain values are read."
+    )
+    if wanted[2] or "." not in name:  # such as posix.system, or a function of Python itself such as eval
+        return f"{refused} Weights have no use for that: do not trust this file."
+    return (
+        f"{refused} Ask for the weights alone (torch.save(model.state_dict(), ...)). If you know this class "
+        f"and trust the file: `with torch.serialization.safe_globals([{name.rpartition('.')[2]}]): "
+        "import_checkpoint(...)`."
+    )
+
+
+def _line(text: str) -> str:
+    """What torch found, without its advice, part of which is to read the file without any restriction."""
+    found = text.partition("WeightsUnpickler error:")[2] or text
+    return found.strip().partition("\n")[0] or "no reason given"
+
+
+def _weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
+    if not isinstance(contents, Mapping):
+        raise CheckpointError(f"{file} holds a {type(contents).__name__}, no weights by name.")
+    keys = [str(each) for each in contents]
+    there = f"It has: {', '.join(keys[:20]) or 'nothing'}{', ...' if len(keys) > 20 else ''}."
+    if key is not None:
+        if key not in contents:
+            raise CheckpointError(f"{file} has no {key!r}.{closest(key, keys)} {there}")
+        if not _are_weights(contents[key]):
+            raise CheckpointError(f"{key!r} in {file} holds no tensors by name. {there}")
+        return contents[key]  # type: ignore[no-any-return]
+    for each in WEIGHTS:
+        if _are_weights(contents.get(each)):
+            return contents[each]  # type: ignore[no-any-return]
+    others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
+    if _are_weights(contents) and all(name.endswith("_extra_state") for name in others):
+        return contents
+    raise CheckpointError(
+        f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Say where they are: "
+        "import_checkpoint(path, weights=KEY)."
+    )
+
+
+def _are_weights(found: Any) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and all(isinstance(name, str) for name in found)
+        and any(isinstance(value, Tensor) for value in found.values())
+    )
+
+
+def _first(contents: Mapping[Any, Any], keys: tuple[str, ...], kinds: tuple[type, ...]) -> Any:
+    return next((contents[key] for key in keys if isinstance(contents.get(key), kinds)), None)

@@ -1,0 +1,367 @@
+"""A part of a run by class path: looked up where it may come from, checked for its kind and its parameters,
+then made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from argparse import ArgumentError
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from hookline.config.files import Source
+from hookline.config.functions import Functions, import_path, is_a, is_text
+from hookline.config.permissions import PATH, Permissions
+from hookline.config.problems import SECRET, ConfigError, Override, choices, shown, spelled
+from hookline.util.errors import HooklineError, closest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a place in a configuration takes."""
+
+    word: str
+    kinds: tuple[type, ...]
+    home: str = ""
+    """Where a name without a dot is looked up."""
+    skip: frozenset[str | int] = frozenset()
+    """Parameters that the run fills in itself."""
+    adopts: Callable[[type], bool] = lambda cls: False
+    """Whether a class of another package is taken as well."""
+    settings: tuple[str, ...] = ()
+    """Keys beside class_path and init_args that are about the part, not for its class."""
+
+    @property
+    def wanted(self) -> str:
+        """The classes in words."""
+        return " or ".join(_public(each) for each in self.kinds)
+
+
+def _public(cls: type) -> str:
+    """Where people import it from: hookline.Hook, torch.nn.Module, torch.optim.Optimizer."""
+    depth = 2 if cls.__module__.startswith("torch.") else 1
+    return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
+
+
+@dataclass(slots=True)
+class Part:
+    """One class path with its arguments, and the key each of them has in the file."""
+
+    key: str
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
+    """Key -> why a text that could have been the path of a function is none; said if the class refuses the
+    text.
+    """
+
+
+def read_part(source: Source, key: str, given: Any, place: Place, default_path: str = "") -> Part:
+    """`"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
+    if isinstance(given, str):
+        return Part(key, str(given))
+    if not isinstance(given, dict):
+        raise source.wrong(
+            key, f"must be a class path, or a table with class_path and init_args, for {place.word}.", given
+        )
+    path = given.get("class_path", default_path)
+    if not isinstance(path, str) or not path:
+        near = next((each for each in given if closest(each, ["class_path"])), None)
+        hint = (
+            f" Did you mean 'class_path' instead of {near!r}?"
+            if near is not None and near != "class_path"
+            else ""
+        )
+        raise source.wrong(key, f"class_path is missing: the dotted name of {place.word}.{hint}", given)
+    part = Part(key, str(path))
+    inner = given.get("init_args", {})
+    if inner is None:
+        inner = {}
+    if not isinstance(inner, dict):
+        raise source.wrong(f"{key}.init_args", "must be a table of arguments.", inner)
+    for name, value in inner.items():
+        part.init_args[name], part.keys[name] = value, f"{key}.init_args.{name}"
+    for name, value in given.items():
+        if name in ("class_path", "init_args"):
+            continue
+        if name in part.init_args:
+            raise source.wrong(f"{key}.{name}", f"this is given twice, here and in {key}.init_args.", value)
+        part.init_args[name], part.keys[name] = value, f"{key}.{name}"
+    return part
+
+
+def resolve(source: Source, part: Part, place: Place, permissions: Permissions) -> Any:
+    """The class a path names: permission first, then the import, then its kind."""
+    path = part.class_path
+    key = f"{part.key}.class_path"
+    if not PATH.fullmatch(path):
+        raise source.wrong(
+            key, f"this is no dotted name of {place.word}, such as 'package.module.Class'.", path
+        )
+    if "." not in path and ":" not in path:
+        if not place.home:
+            raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
+        path = f"{place.home}.{path}"
+    found = import_path(source, key, path, permissions, is_a(place.kinds), part.class_path)
+    if not inspect.isclass(found):
+        if hasattr(found, "__hookline_on__") and not part.init_args and place.word == "a hook":
+            return found
+        kind = "a module" if inspect.ismodule(found) else f"a {type(found).__name__}"
+        raise source.wrong(
+            key, f"this is {kind}, not a class; needed is a subclass of {place.wanted}.", part.class_path
+        )
+    if not issubclass(found, place.kinds) and not place.adopts(found):
+        bases = ", ".join(each.__name__ for each in found.__mro__[1:3] if each is not object) or "object"
+        raise source.wrong(
+            key,
+            f"{found.__name__} (derived from {bases}) is not {place.word}: needed is a subclass of "
+            f"{place.wanted}.",
+            part.class_path,
+        )
+    if inspect.isabstract(found):
+        raise source.wrong(
+            key, f"{found.__name__} is abstract; name a class derived from it.", part.class_path
+        )
+    return found
+
+
+# ---- parameters --------------------------------------------------------------------------------------------
+
+
+def parameters(cls: type) -> list[str]:
+    """What a class takes, its parents' through **kwargs included."""
+    return _parser(cls, frozenset())[1]
+
+
+def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    names = parser.add_class_arguments(cls, fail_untyped=False, skip={*skip} or None)
+    return parser, names
+
+
+def check(source: Source, part: Part, cls: type, place: Place, permissions: Permissions) -> dict[str, Any]:
+    """The arguments as their types want them, nested class paths as objects; the first wrong
+    one is refused.
+    """
+    with permissions.enforced():
+        parser, names = _parser(cls, place.skip)
+        for name, value in part.init_args.items():
+            if name not in names:
+                raise source.wrong(part.keys[name], _unknown(cls, name, names, place), value)
+            if name == "filename":
+                _check_filename(source, part.keys[name], value)
+            for path in class_paths(value):
+                if "." in path and (refusal := permissions.refusal(path.replace(":", "."))):
+                    raise source.wrong(part.keys[name], refusal, value)
+        functions = Functions(source, permissions)
+        values = {
+            name: _one(functions, part, cls, name, value, {*names, *place.skip})
+            for name, value in part.init_args.items()
+        }
+        part.doubts.update(functions.doubts)
+        # looked for here, because jsonargparse lets a parameter without a type be left out
+        if missing := [name for name in _required(cls) if name in names and name not in values]:
+            raise source.wrong(
+                part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
+            )
+        try:
+            parsed = parser.parse_object(values)
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_innermost(error)}") from None
+        for name, value in values.items():
+            _check_resolved(source, part.keys[name], value, parsed[name], permissions)
+        made = parser.instantiate(parsed)
+        for name in values if not permissions.trusted else ():
+            if left := class_paths(made[name]):  # also of a text that jsonargparse has read as YAML
+                raise source.wrong(part.keys[name], _untyped(cls, name, left[0]), part.init_args[name])
+        return {name: made[name] for name in values}
+
+
+def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissions: Permissions) -> None:
+    """Refuse classes and functions that jsonargparse has found by itself, under a bare name or where a type
+    cannot be read.
+    """
+    known = {id(each) for _, each in _items([given])}
+    for name, each in _items([parsed]):
+        if name == "class_path" and isinstance(each, str) and "." in each:
+            import_path(source, key, each, permissions, inspect.isclass, function=True)
+        elif inspect.isroutine(each) and id(each) not in known:
+            path = f"{each.__module__}.{each.__qualname__}"
+            if refusal := permissions.refusal_of(path, each, function=True):
+                raise source.wrong(key, refusal, path)
+
+
+def class_paths(value: Any) -> list[str]:
+    """Every class path in a value that is still a table, at any depth; what is no text counts as an empty
+    one.
+    """
+    return [
+        str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"
+    ]
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """The keys and values of all tables in a value, of lists the members without a key."""
+    inner: Any = ()
+    if isinstance(value, list | tuple):
+        inner = [("", each) for each in value]
+    elif isinstance(value, Mapping):
+        inner = value.items()
+    elif type(value).__name__ == "Namespace":  # jsonargparse's tables
+        inner = vars(value).items()
+    for name, each in inner:
+        yield name, each
+        yield from _items(each)
+
+
+def _untyped(cls: type, name: str, path: str) -> str:
+    """A class path that was left as a table, because the type of the parameter does not ask for a class."""
+    hint = annotation(cls, name)
+    takes = f"takes {spelled(hint)}" if hint is not None else "has no type"
+    return (
+        f"{path!r} was not made: a class path is taken where a parameter's type says which class is meant, "
+        f"and {name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`."
+    )
+
+
+def _required(cls: type) -> list[str]:
+    """The parameters that a class cannot be made without, as far as its signature can be read."""
+    try:
+        return [
+            name for name, each in inspect.signature(cls).parameters.items() if each.default is each.empty
+        ]
+    except ValueError:
+        return []
+
+
+def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
+    """Check one value alone, so that an error is about it and nothing else."""
+    from jsonargparse import ArgumentParser
+
+    skip = names - {name}
+    first = value.guess if isinstance(value, Override) else value
+    readings = [first, _gathered(first), *([str(value)] if isinstance(value, Override) else [])]
+    failure: Exception | None = None
+    hint = annotation(cls, name)
+    if isinstance(first, str) and not first.strip() and hint is not None and not is_text(hint):
+        # YAML reads it as null: an option that a script has forgotten to fill in would be the default in
+        # silence
+        raise functions.source.wrong(
+            part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value
+        )
+    for reading in readings:
+        reading = functions.within(hint, reading, part.keys[name])
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls, fail_untyped=False, skip=skip or None)
+        try:
+            parser.parse_object({name: reading})
+            return reading
+        except (ArgumentError, TypeError, ValueError) as error:
+            failure = failure or error
+    assert failure is not None
+    raise functions.source.wrong(part.keys[name], _wrong(cls, name, readings[0], failure), value)
+
+
+def _gathered(value: Any) -> Any:
+    """Arguments beside a class_path, moved into init_args: inside of arguments, jsonargparse knows them only
+    there.
+    """
+    if isinstance(value, list):
+        return [_gathered(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    value = {name: _gathered(each) for name, each in value.items()}
+    inner = value.get("init_args") or {}
+    beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
+    if "class_path" not in value or not beside or not isinstance(inner, dict) or set(inner) & set(beside):
+        return value
+    return {"class_path": value["class_path"], "init_args": {**inner, **beside}}
+
+
+def _unknown(cls: type, name: str, names: list[str], place: Place) -> str:
+    near = closest(name, [*names, *place.settings, "class_path", "init_args"])
+    return (
+        f"{cls.__name__} has no parameter {name!r}.{near} It has: "
+        f"{', '.join([*names, *place.settings]) or 'none'}."
+    )
+
+
+def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
+    text = _innermost(error)
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", str(error)):
+        top = denied[1].partition(".")[0]
+        return f"{denied[1]!r} may not be imported from here, and was not. If you trust it: --allow {top}."
+    hint = annotation(cls, name)
+    if SECRET.search(name):  # jsonargparse quotes the value
+        return f"{name} must be {spelled(hint) if hint is not None else 'something else'}."
+    if hint is None:
+        return text
+    near = closest(str(value), choices(hint))
+    nested = f" ({text})" if isinstance(value, dict) else ""
+    return f"{name} must be {spelled(hint)}.{near}{nested}"
+
+
+def annotation(cls: Any, name: str) -> Any:
+    """The type of a parameter, if it can be told."""
+    for each in inspect.getmro(cls):
+        owner = each if name in vars(each).get("__annotations__", {}) else vars(each).get("__init__")
+        try:
+            hints = typing.get_type_hints(owner, include_extras=True)
+        except (NameError, TypeError, AttributeError):
+            continue
+        if name in hints:
+            return hints[name]
+    return None
+
+
+def _innermost(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    noise = (
+        "Parser key",
+        "Problem with",
+        "Given value",
+        "Subtypes",
+        "Errors",
+        "Does not validate",
+        "Expected a <class 'NoneType'>",
+    )
+    telling = [line for line in lines if not line.startswith(noise)]
+    return " ".join((telling or lines)[-1:] or [type(error).__name__])
+
+
+def _check_filename(source: Source, key: str, value: Any) -> None:
+    parts = PurePosixPath(str(value).replace("\\", "/"))
+    if isinstance(value, str) and (parts.is_absolute() or ".." in parts.parts):
+        raise source.wrong(
+            key, "a file name cannot leave the run's directory: no '..', and not from the root.", value
+        )
+
+
+def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any:
+    """Call the class. What it refuses is an error of the configuration; what breaks in it is an error of its
+    own.
+    """
+    try:
+        return cls(**arguments)
+    except ConfigError:
+        raise
+    except (HooklineError, ValueError) as error:
+        name, dot, rest = getattr(error, "option", "").partition(".")
+        key = part.keys[name] + dot + rest if name in part.keys else part.key
+        doubt = f" As a function: {part.doubts[key]}" if key in part.doubts else ""
+        raise source.refused(
+            key, error, *([part.init_args[name]] if name in part.keys else []), more=doubt
+        ) from error
+    except Exception as error:
+        error.add_note(
+            f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}"
+        )
+        raise

@@ -1,0 +1,49 @@
+"""A strategy from its name."""
+
+from __future__ import annotations
+
+import torch
+
+from hookline.distributed.base import Strategy
+from hookline.distributed.launch import find_place, pick_device
+from hookline.distributed.single import SingleDevice
+from hookline.util.errors import OptionError, closest
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp", "accelerate")
+
+
+def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
+    """A strategy from its name, or the user's own object. 'auto' is DDP in a job of several processes."""
+    if isinstance(strategy, Strategy):
+        for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
+            if value != default:
+                raise OptionError(
+                    f"{name}={value!r} cannot be combined with a strategy object: "
+                    f"{type(strategy).__name__} brings its own.",
+                    option=name,
+                    value=value,
+                )
+        return strategy
+    if strategy not in STRATEGIES:
+        raise OptionError(
+            f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
+            f"{closest(str(strategy), STRATEGIES)}",
+            option="strategy",
+            value=strategy,
+            allowed=STRATEGIES,
+        )
+    if strategy == "auto":
+        strategy = "single" if find_place().alone else "ddp"
+    if strategy == "single":
+        return SingleDevice(pick_device(device), precision)
+    if strategy == "ddp":
+        from hookline.distributed.ddp import DDP
+
+        return DDP(device=device, precision=precision)
+    if strategy == "fsdp":
+        from hookline.distributed.fsdp import FSDP
+
+        return FSDP(device=device, precision=precision)
+    from hookline.distributed.accelerate import Accelerated
+
+    return Accelerated(device=device, precision=precision)

@@ -1,0 +1,363 @@
+"""The model cut in pieces, each rank holding its share of every layer: torch's FSDP2 (`fully_shard`)."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from hookline.distributed.base import Shell, put_on, worn_by
+from hookline.distributed.comm import listed
+from hookline.distributed.process_group import ManyRanks
+from hookline.engine.checks import refused
+from hookline.util.errors import OptionError, closest
+
+MIXED = "mixed torch.Tensor and DTensor"
+Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+"""Modules by a pattern of their name (`layers.*`), the name of their class, the class, or a function of name
+and module.
+"""
+
+
+class FSDP(ManyRanks):
+    """Parameters, gradients and optimizer state are sharded; a layer is whole only while it computes."""
+
+    restore_after_setup = True
+
+    def __init__(
+        self,
+        device: str | torch.device = "auto",
+        precision: str | int = 32,
+        *,
+        wrap: Choice | Sequence[Choice] | None = None,
+        activation_checkpointing: bool | Choice | Sequence[Choice] = False,
+        reshard_after_forward: bool | int | None = None,
+        replicas: int = 1,
+        mesh: Any = None,
+        offload: bool = False,
+        mixed_precision: Any = None,
+        timeout: float = 1800,
+    ) -> None:
+        """How to shard.
+
+        wrap: the layers that are gathered one at a time, by pattern, class name, class, or a function of name
+        and module; None: the items of every ModuleList, which is where models keep their blocks. What is in
+        none of them forms one more. activation_checkpointing: layers that compute their activations again in
+        backward instead of keeping them; True: those of `wrap`. reshard_after_forward: as `fully_shard`.
+        replicas: copies of the sharded model (HSDP). mesh: a DeviceMesh of your own, over all ranks, of one
+        dimension (shards) or two (copies, shards). offload: keep parameters on the CPU. mixed_precision: a
+        MixedPrecisionPolicy of your own instead of the one that follows from `precision`.
+        """
+        super().__init__(device, precision, timeout)
+        if (
+            not isinstance(replicas, int)
+            or isinstance(replicas, bool)
+            or replicas < 1
+            or self.world_size % replicas
+        ):
+            raise refused(
+                "FSDP: replicas", replicas, f"a whole number that divides the {self.world_size} ranks"
+            )
+        if offload and self.device.type == "cpu":
+            raise OptionError(
+                "FSDP: offload=True keeps the parameters of an accelerator on the CPU, and the device is "
+                "the CPU."
+            )
+        if replicas > 1 and mesh is not None:
+            raise OptionError("FSDP: pass either replicas= or a mesh of two dimensions.")
+        if mesh is not None:
+            _check_mesh(mesh, self.world_size, self.device.type)
+        self.wrap = None if wrap is None else _choices("wrap", wrap)
+        self.activation_checkpointing = activation_checkpointing
+        self.reshard_after_forward, self.replicas, self.mesh, self.offload = (
+            reshard_after_forward,
+            replicas,
+            mesh,
+            offload,
+        )
+        self.mixed_precision = mixed_precision
+        self.shards = self.forward_communicates = self.world_size > 1
+        self._shell: Any = None
+        self._steps_through = False
+        """Whether steps are run through the root, or call the module, which is the root itself."""
+        self._units: list[Any] = []
+
+    def place(self, module: nn.Module) -> nn.Module:
+        """Shard the module in place: its parameters are DTensors from now on, also after the run."""
+        if self.world_size == 1:
+            module.to(self.device)
+            return module
+        self._shell = worn_by(module)
+        if self._shell is None:
+            self._shell = self._shard(module)
+            put_on(module, self._shell)
+        self._steps_through = isinstance(self._shell, Shell)
+        from torch.distributed.fsdp import FSDPModule
+
+        self._units = [each for each in self._shell.modules() if isinstance(each, FSDPModule)]
+        return self._shell  # type: ignore[no-any-return]
+
+    def teardown(self) -> None:
+        """Let go of the module, which keeps its shards."""
+        self._shell, self._units, self._steps_through = None, [], False
+
+    # ---- sharding ------------------------------------------------------------------------------------------
+
+    def _shard(self, module: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        is_meta = any(each.is_meta for each in module.parameters())
+        if not is_meta:
+            module.to(self.device)
+            same_everywhere(module)
+        self._checkpoint_activations(module)
+        policy = self.mixed_precision
+        if policy is None:
+            low = self.precision.dtype
+            policy = MixedPrecisionPolicy(
+                param_dtype=low, reduce_dtype=torch.float32 if low is not None else None
+            )
+        options: dict[str, Any] = {
+            "mesh": self._mesh(),
+            "mp_policy": policy,
+            "reshard_after_forward": self.reshard_after_forward,
+            "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy(),
+        }
+        units = self.units_of(module)
+        refuse_ties(module, units)
+        apart = batch_norms(module) if policy.param_dtype is not None and self.mixed_precision is None else []
+        for each in apart:
+            fully_shard(each, **{**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
+        for each in reversed(units):  # innermost first
+            if each not in apart:
+                fully_shard(each, **options)
+        # a step that makes updates itself needs weights anew after each, so there every call of the module
+        # gathers them
+        root = Shell(module) if getattr(module, "automatic_optimization", True) else module
+        fully_shard(root, **options)
+        if is_meta:
+            materialize(module, self.device)
+        return root
+
+    def _mesh(self) -> Any:
+        if self.mesh is not None:
+            return self.mesh
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self.replicas == 1:
+            return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("shard",))
+        return init_device_mesh(
+            self.device.type,
+            (self.replicas, self.world_size // self.replicas),
+            mesh_dim_names=("replicate", "shard"),
+        )
+
+    def units_of(self, module: nn.Module) -> list[nn.Module]:
+        """The layers that are gathered one at a time, outermost first."""
+        if self.wrap is not None:
+            return chosen("wrap", self.wrap, module)
+        lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+        return list(
+            dict.fromkeys(item for each in lists for item in each if any(True for _ in item.parameters()))
+        )
+
+    def _checkpoint_activations(self, module: nn.Module) -> None:
+        asked = self.activation_checkpointing
+        if asked is False:
+            return
+        # by hooks: it renames nothing, unlike the wrappers
+        from torch.distributed._composable.checkpoint_activation import checkpoint
+
+        for each in (
+            self.units_of(module)
+            if asked is True
+            else chosen("activation_checkpointing", _choices("activation_checkpointing", asked), module)
+        ):
+            checkpoint(each)
+
+    # ---- the actions ---------------------------------------------------------------------------------------
+
+    def training_step(self, call: Callable[[], Any]) -> Any:
+        """Through the root, which gathers what is in no layer of its own."""
+        try:
+            return self._shell(call) if self._steps_through else call()
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+    def backward(self, call: Callable[[], Any]) -> None:
+        """The loss's own."""
+        try:
+            call()
+        except RuntimeError as error:
+            _explain(error)
+            raise
+
+    def validation_step(self, call: Callable[[], Any]) -> Any:
+        """The same; no backward comes to shard the parameters again."""
+        return self._evaluate(call)
+
+    def test_step(self, call: Callable[[], Any]) -> Any:
+        """The same."""
+        return self._evaluate(call)
+
+    def predict_step(self, call: Callable[[], Any]) -> Any:
+        """The same."""
+        return self._evaluate(call)
+
+    def _evaluate(self, call: Callable[[], Any]) -> Any:
+        try:
+            return self._shell(call) if self._steps_through else call()
+        finally:
+            for each in self._units:
+                each.reshard()
+
+    def sync_gradients(self, now: bool) -> None:
+        """Whether the next backward adds up over ranks, or keeps whole gradients for the window's last."""
+        if self._shell is not None:
+            self._shell.set_requires_gradient_sync(now)
+
+    def sync_without_batch(self, after_forward: bool) -> None:
+        """A backward of nothing: what earlier batches of the window have left is brought together, and all is
+        sharded again.
+        """
+        if self._shell is not None:
+            nothing = torch.zeros((), device=self.device, requires_grad=True)
+            self._shell(functools.partial(torch.mul, nothing, 1)).backward()
+            for each in self._units:
+                each.reshard()
+
+
+def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
+    """Refuse a mesh that leaves ranks out: they would train copies of their own, or wait for ever."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    right = f"init_device_mesh({device!r}, ({world_size},))"
+    if not isinstance(mesh, DeviceMesh):
+        raise refused("FSDP: mesh", mesh, f"a DeviceMesh, such as {right}")
+    ranks, missing = (
+        sorted(mesh.mesh.flatten().tolist()),
+        sorted(set(range(world_size)) - set(mesh.mesh.flatten().tolist())),
+    )
+    if missing or len(ranks) != world_size:
+        raise OptionError(
+            f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: "
+            f"{right}.",
+            option="mesh",
+            value=mesh,
+        )
+    if mesh.ndim not in (1, 2) or mesh.device_type != device:
+        raise OptionError(
+            f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for "
+            f"{device!r}, the device of this strategy: {right}.",
+            option="mesh",
+            value=mesh,
+        )
+
+
+def _explain(error: RuntimeError) -> None:
+    if "expected scalar type" in str(error):
+        error.add_note(
+            "Parameters are used in the policy's param_dtype, buffers as they are. Batch norm needs both "
+            "in float32: leave mixed_precision out, and precision= sees to it."
+        )
+    if MIXED in str(error):
+        error.add_note(
+            "A parameter was used outside the layer that gathers it: leave that layer out of wrap, or use "
+            "the parameter in the layer's own forward."
+        )
+
+
+def refuse_ties(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """A weight that two layers share cannot be gathered with one of them and sharded with the other."""
+    modules, owners = dict(module.named_modules(remove_duplicate=False)), dict[int, tuple[str, nn.Module]]()
+    for name, each in module.named_parameters(remove_duplicate=False):
+        above = name.rpartition(".")[0]
+        while above and modules[above] not in units:
+            above = above.rpartition(".")[0]
+        first, owner = owners.setdefault(id(each), (name, modules[above]))
+        if owner is not modules[above]:
+            raise OptionError(
+                f"FSDP: {first} and {name} are the same parameter, in layers that are gathered one at a "
+                "time. Choose by wrap= layers that hold all that share a parameter, or none of them."
+            )
+
+
+def batch_norms(module: nn.Module) -> list[nn.Module]:
+    """Layers that keep running averages, and compute with parameters of the same type as those: always in
+    float32.
+    """
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    return [
+        each
+        for each in module.modules()
+        if isinstance(each, kinds) and each.track_running_stats and each.affine
+    ]
+
+
+def same_everywhere(module: nn.Module) -> None:
+    """Rank zero's weights and buffers on every rank, whatever each has drawn."""
+    for each in (*module.parameters(), *module.buffers()):
+        dist.broadcast(each.detach(), 0)
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Give a model that was made on the meta device its memory, and its layers their first weights."""
+    module.to_empty(device=device)
+    for name, each in module.named_modules():
+        own = [*each.parameters(recurse=False), *each.buffers(recurse=False)]
+        reset: Any = getattr(each, "reset_parameters", None) or getattr(each, "init_weights", None)
+        if own and reset is None:
+            raise OptionError(
+                f"{name or type(module).__name__} ({type(each).__name__}) was made on the meta device and "
+                "has neither reset_parameters() nor init_weights(), so it cannot get its first weights. "
+                "Add one, or make the model on the CPU."
+            )
+        if own and reset is not None:
+            with torch.no_grad():
+                reset()
+
+
+def _choices(option: str, given: Any) -> list[Any]:
+    listed = list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
+    for each in listed:
+        if not isinstance(each, str) and not callable(each):
+            raise OptionError(
+                f"FSDP: {option}={each!r}: pass a pattern of names such as 'layers.*', a class of modules "
+                "or its name, or a function of name and module.",
+                option=option,
+                value=each,
+            )
+    return listed
+
+
+def chosen(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
+    """The submodules that one of the choices names, outermost first; a choice that names none is an error."""
+    named = [(name, each) for name, each in module.named_modules() if name]
+    found: dict[int, nn.Module] = {}
+    for choice in choices:
+        hits = [each for name, each in named if _is_chosen(choice, name, each)]
+        if not hits:
+            known = [*dict.fromkeys([name for name, _ in named] + [type(each).__name__ for _, each in named])]
+            near = closest(choice, known) if isinstance(choice, str) else ""
+            raise OptionError(
+                f"FSDP: {option}={choice!r} names no part of {type(module).__name__}.{near} "
+                f"Its parts: {', '.join(name for name, _ in named[:12])}.",
+                option=option,
+                value=choice,
+            )
+        found.update((id(each), each) for each in hits)
+    return [each for _, each in named if id(each) in found]
+
+
+def _is_chosen(choice: Any, name: str, module: nn.Module) -> bool:
+    if isinstance(choice, str):
+        return fnmatch.fnmatchcase(name, choice) or type(module).__name__ == choice
+    if isinstance(choice, type):
+        return isinstance(module, choice)
+    return bool(choice(name, module))

@@ -1,0 +1,401 @@
+"""Checks of options: what a value must be, said in the same words for the trainer, hooks, loggers and
+strategies.
+
+`name` is the option, which may have its owner in front: `"EarlyStopping: patience"`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import re
+import sys
+import tempfile
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from hookline.engine.filters import SECONDS, parse_interval
+from hookline.util.errors import HookError, OptionError, closest
+
+LARGEST_SEED = 2**64 - 1
+"""What torch.manual_seed takes."""
+LONGEST_NAME = 255
+"""Bytes in the name of a file or directory, on nearly every file system."""
+
+Rule = Callable[[str, Any], Any]
+"""A check of an option's value: returns the value to keep, or raises OptionError."""
+
+
+def refused(name: str, value: Any, allowed: str, more: str = "") -> OptionError:
+    """Return the error about a value that is not what it must be."""
+    return OptionError(
+        f"{name}={value!r} must be {allowed}.{more}", option=_bare(name), value=value, allowed=allowed
+    )
+
+
+def _bare(name: str) -> str:
+    """The option without its owner."""
+    return name.rpartition(": ")[2]
+
+
+# ---- rules, and how annotations declare them ---------------------------------------------------------------
+
+
+def rule_of(kind: Any) -> Rule | None:
+    """Return the check that an annotation declares, or None if it declares none.
+
+    `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of
+    its plain classes and literals are accepted, and all others are for the member that has a rule:
+    `Annotated[int, AtLeast(1)] | None`.
+    """
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if kind is bool:
+        return check_bool
+    if origin is Literal:
+        return lambda name, value: check_choice(name, value, members)
+    if origin is Annotated:
+        return next((each for each in kind.__metadata__ if callable(each)), None) or rule_of(members[0])
+    if origin in (typing.Union, types.UnionType):
+        rules = [rule for each in members if each is not bool and (rule := rule_of(each)) is not None]
+        classes = tuple(each for each in members if isinstance(each, type))
+        literals = [
+            value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)
+        ]
+        if rules:
+            return lambda name, value: (
+                value if isinstance(value, classes) or value in literals else rules[-1](name, value)
+            )
+    return None
+
+
+def check_fields(made: Any) -> None:
+    """Check the fields of a dataclass by the rules of their annotations, and keep what the rules return."""
+    for each in fields(made):
+        if (rule := rule_of(each.type)) is not None:
+            object.__setattr__(made, each.name, checked(each.name, rule, getattr(made, each.name)))
+
+
+def checked(name: str, rule: Rule, value: Any) -> Any:
+    """Return what a rule makes of a value. An error about a key of a table carries the whole path to it."""
+    try:
+        return rule(name, value)
+    except OptionError as error:
+        if error.option != name:
+            error.option = f"{name}.{error.option}" if error.option else name
+        raise
+
+
+class AtLeast:
+    """A whole number from `least` on. wanted: what to ask for, in other words."""
+
+    def __init__(self, least: int, wanted: str = "") -> None:
+        self.least = least
+        self.wanted = wanted or f"a whole number from {least}{' (-1: no limit)' * (least == -1)}"
+        self.schema = {"minimum": least}
+
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the value, or raise."""
+        if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
+            raise refused(name, value, self.wanted)
+        return value
+
+
+class Above:
+    """A number above a limit. otherwise: what else is allowed."""
+
+    def __init__(self, limit: float, otherwise: str = "") -> None:
+        self.limit, self.wanted = limit, f"a number above {limit:g}{otherwise}"
+        self.schema = {"exclusiveMinimum": limit}
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the value, or raise."""
+        if not (is_number(value) and value > self.limit):
+            raise refused(name, value, self.wanted)
+        return value  # type: ignore[no-any-return]
+
+
+class Portion:
+    """A number of batches, or a fraction of them. zero: whether none is allowed, too."""
+
+    def __init__(self, zero: bool = True) -> None:
+        self.zero, self.schema = zero, {"minimum" if zero else "exclusiveMinimum": 0}
+
+    def __call__(self, name: str, value: Any) -> int | float:
+        """Return the value, or raise."""
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= (0 if self.zero else 1)
+        fraction = isinstance(value, float) and (0.0 if self.zero else 1e-12) <= value <= 1.0
+        if not (whole or fraction):
+            raise refused(
+                name,
+                value,
+                "a number of batches (a whole number) or a fraction of them (a float from 0.0 to 1.0)",
+            )
+        return value  # type: ignore[no-any-return]
+
+
+class Duration:
+    """A length of time, kept as seconds. hint: a sentence to add to the error."""
+
+    def __init__(self, hint: str = "") -> None:
+        self.hint = hint
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the value, or raise."""
+        seconds = parse_time(value, name, self.hint) if value is not None else None
+        if seconds is None:
+            raise _no_time(name, value, self.hint)
+        return seconds
+
+
+class Function:
+    """Something that can be called."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def __call__(self, name: str, value: Any) -> Callable[..., Any]:
+        """Return the value, or raise."""
+        if not callable(value):
+            raise refused(name, value, self.wanted)
+        return value  # type: ignore[no-any-return]
+
+
+class Table:
+    """A dictionary of named values."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def __call__(self, name: str, value: Any) -> dict[str, Any]:
+        """Return the value, or raise."""
+        if not isinstance(value, dict) or not all(isinstance(each, str) for each in value):
+            raise refused(name, value, self.wanted)
+        return value
+
+
+class OnDisk:
+    """The path of a file or directory."""
+
+    def __init__(self, wanted: str = "a path") -> None:
+        self.wanted = wanted
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value, or raise."""
+        check_path(name, value, self.wanted)
+        return value
+
+
+# ---- checks of one value -----------------------------------------------------------------------------------
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """Only True and False: the text 'false' would count as true."""
+    if not isinstance(value, bool):
+        raise refused(name, value, "True or False")
+    return value
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") -> Any:
+    """One of these values."""
+    known = tuple(allowed)
+    if value not in known:
+        near = closest(str(value), [each for each in known if isinstance(each, str)])
+        raise OptionError(
+            f"{name}={value!r}, allowed: {', '.join(map(repr, known))}.{near} {more}".rstrip(),
+            option=_bare(name),
+            value=value,
+            allowed=known,
+        )
+    return value
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """A whole number from `least` on, as far as a machine counts."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < sys.maxsize:
+        most = f" to {sys.maxsize - 1}" if isinstance(value, int) and value >= sys.maxsize else ""
+        raise refused(name, value, f"a whole number from {least}{most}")
+
+
+def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
+    """A finite number within limits."""
+    if not is_number(value) or not math.isfinite(value) or not least <= value <= most:
+        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
+        raise refused(name, value, f"a number{limits}")
+
+
+def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
+    """Seconds that a thread can wait."""
+    check_number(name, seconds, least, threading.TIMEOUT_MAX)
+
+
+def check_seed(name: str, seed: Any) -> int:
+    """A seed that Python, numpy and torch take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
+        raise refused(
+            name,
+            seed,
+            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
+            "seeded with its lower 32 bits",
+        )
+    return seed
+
+
+def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
+    """What was given as one text or as a list; anything that is neither is refused."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise refused(name, given, f"a list of {of}")
+    return tuple(given)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, which True is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---- time --------------------------------------------------------------------------------------------------
+
+
+def parse_time(
+    given: str | float | datetime.timedelta | None, name: str = "max_time", hint: str = ""
+) -> float | None:
+    """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
+    if given is None:
+        return None
+    seconds = 0.0
+    if isinstance(given, datetime.timedelta):
+        seconds = given.total_seconds()
+    elif is_number(given):
+        seconds = float(given)
+    elif isinstance(given, str) and re.fullmatch(r"\d+:\d+:\d+:\d+", given):
+        days, hours, minutes, rest = map(int, given.split(":"))
+        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    elif isinstance(given, str):
+        with contextlib.suppress(HookError):
+            number, unit = parse_interval(given, name)
+            seconds = number * SECONDS.get(unit, 0.0)
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise _no_time(name, given, hint)
+    return seconds
+
+
+def _no_time(name: str, given: Any, hint: str) -> OptionError:
+    allowed = "seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0"
+    return OptionError(
+        f"{name}={given!r}: use {allowed}.{hint}", option=_bare(name), value=given, allowed=allowed
+    )
+
+
+# ---- paths -------------------------------------------------------------------------------------------------
+
+
+def check_path(name: str, path: Any, wanted: str = "a path") -> None:
+    """Text or a Path that can name something on a disk."""
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
+        raise OptionError(
+            f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
+            option=_bare(name),
+            value=path,
+            allowed=wanted,
+        )
+    if "\0" in str(text):
+        raise OptionError(
+            f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
+            option=_bare(name),
+            value=path,
+            allowed=wanted,
+        )
+    for each in Path(os.fsdecode(text)).parts:
+        if len(os.fsencode(each)) > LONGEST_NAME:
+            raise OptionError(
+                f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} "
+                f"bytes, and a name may have {LONGEST_NAME}.",
+                option=_bare(name),
+                value=path,
+                allowed=wanted,
+            )
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest one above it that exists."""
+    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
+
+
+def longest_name(path: Path) -> int:
+    """Bytes that a name may have in this directory, or in the nearest one above it that exists."""
+    there = _nearest(path.absolute())
+    try:
+        return os.pathconf(there, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # a system that does not tell
+        return LONGEST_NAME
+
+
+def check_place(name: str, path: Path) -> None:
+    """Refuse a directory that cannot be made or written to, before anything is trained for it.
+
+    A directory of that name is made beside it and removed again, because permissions alone do not tell.
+    """
+    whole = path.absolute()
+    there = _nearest(whole)
+    if not there.is_dir():
+        raise OptionError(
+            f"{name}={str(path)!r} cannot be a directory: {there} is a file.", option=_bare(name), value=path
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".hookline-", dir=there) as probe:
+            Path(probe, *whole.relative_to(there).parts).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        shown = str(path) if len(str(path)) < 200 else f"{str(path)[:60]}..."
+        raise OptionError(
+            f"{name}={shown!r} cannot be written to: nothing can be created in {there} "
+            f"({error.strerror or error}).",
+            option=_bare(name),
+            value=path,
+        ) from None
+
+
+def check_file(name: str, path: Any) -> None:
+    """The path of a file that a run writes."""
+    check_path(name, path, "the path of a file")
+    if ".." in Path(path).parts or not Path(path).name:
+        raise refused(
+            name, path, "the path of a file, without '..'; a relative one is below the run's directory"
+        )
+
+
+PRECISIONS = {
+    "32": "32",
+    "32-true": "32",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "16": "16-mixed",
+    "16-mixed": "16-mixed",
+}
+
+
+def parse_precision(precision: str | int) -> str:
+    """32, 'bf16-mixed' or '16-mixed'."""
+    name = PRECISIONS.get(str(precision))
+    if name is None:
+        plain = re.sub(
+            r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf")
+        )  # fp16, float32, bfloat16
+        near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
+        meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        raise OptionError(
+            f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
+            option="precision",
+            value=precision,
+            allowed=tuple(dict.fromkeys(PRECISIONS.values())),
+        )
+    return name

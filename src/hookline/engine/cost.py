@@ -1,0 +1,351 @@
+"""What hooks cost: calls and time per hook and event, as rows and as a short table."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookline.engine.binding import Caller
+from hookline.engine.events import Event
+from hookline.util.errors import HookError, closest
+
+SLOW = 0.05
+"""The share of the training time from which a hook is called slow."""
+SHORT = 0.1
+"""Seconds: a hook that took less is not called slow, however short the run was."""
+SHOWN = 6
+"""Rows of the table at the end of a run; the rest is summed up."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What one listener has cost so far, in nanoseconds."""
+
+    calls: int = 0
+    total: int = 0
+    worst: int = 0
+
+    def clear(self) -> None:
+        """A run begins."""
+        self.calls = self.total = self.worst = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one hook spent at one event, in seconds."""
+
+    hook: str
+    event: str
+    calls: int
+    seconds: float
+    worst: float
+    share: float = 0.0
+    """Of the training time, which begins after set-up, from 0 to 1."""
+
+    @property
+    def mean(self) -> float:
+        """Seconds per call."""
+        return self.seconds / self.calls if self.calls else 0.0
+
+    def data(self) -> dict[str, str | int | float]:
+        """As the run's log has it."""
+        return {
+            "hook": self.hook,
+            "event": self.event,
+            "calls": self.calls,
+            "total": self.seconds,
+            "mean": self.mean,
+            "worst": self.worst,
+            "share": self.share,
+        }
+
+
+class Stopwatch:
+    """How long a run has been training; it stands still when the run is over."""
+
+    def __init__(self) -> None:
+        self._began = self._ended = 0
+        self.counted_twice = 0.0
+        """Seconds of hooks inside another hook's call: one that validates in the middle of a run."""
+
+    def start(self) -> None:
+        """From now on."""
+        self._began, self._ended, self.counted_twice = time.perf_counter_ns(), 0, 0.0
+
+    def stop(self) -> None:
+        """The run is over."""
+        self._ended = self._ended or time.perf_counter_ns()
+
+    @property
+    def seconds(self) -> float:
+        """So far, or altogether."""
+        return ((self._ended or time.perf_counter_ns()) - self._began) / 1e9 if self._began else 0.0
+
+
+def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0) -> str:
+    """The dearest rows as text, and the slow hooks by name. A row has all that happened within its calls."""
+    shown = rows[:SHOWN]
+    cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
+    cells += [
+        (
+            row.hook,
+            row.event,
+            str(row.calls),
+            duration(row.seconds),
+            duration(row.mean),
+            duration(row.worst),
+            f"{row.share:.1%}",
+        )
+        for row in shown
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    together = sum(row.seconds for row in rows) - counted_twice
+    part = f", {together / seconds:.1%}" if seconds else ""
+    lines = [
+        f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving "
+        f"included:"
+    ]
+    for line in cells:
+        parts = [
+            text.ljust(width) if column < 2 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(parts).rstrip())
+    if rest := rows[SHOWN:]:
+        lines.append(
+            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: "
+            f"trainer.hooks.cost()"
+        )
+    lines += [
+        f"  slow: {name}, {min(share, 1):.0%} of the training time"
+        for name, share in slow_hooks(rows).items()
+    ]
+    return "\n".join(lines)
+
+
+def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
+    """The hooks whose events together take more than a few per cent, with their share.
+
+    The worst call of each event is not counted: a cost that comes once, such as an import, does not grow with
+    the run.
+    """
+    shares, seconds, total = dict[str, float](), dict[str, float](), dict[str, float]()
+    for row in rows:
+        again = row.seconds - row.worst
+        total[row.hook] = total.get(row.hook, 0.0) + row.share
+        shares[row.hook] = shares.get(row.hook, 0.0) + (
+            row.share * again / row.seconds if row.seconds else 0.0
+        )
+        seconds[row.hook] = seconds.get(row.hook, 0.0) + again
+    return {name: total[name] for name, share in shares.items() if share >= SLOW and seconds[name] >= SHORT}
+
+
+def duration(seconds: float) -> str:
+    """`1.25 s`, `3.1 ms`, `850 µs`: three digits at most before the point."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+# ---- What a hook may cost, and what happens beyond it
+
+
+OVER_BUDGET = ("warn", "throttle", "disable")
+OFTEN = ("batch", "window", "update", "validation batch", "test batch", "predict batch")
+"""Branches of the lifecycle whose events come with every batch: only these can be left out."""
+COUNTED = (*OFTEN, "epoch", "validation", "test", "predict", "save", "own")
+"""Branches whose events count: what is done once, when a run begins and ends, is no running cost."""
+WARM_UP = 1_000_000_000
+"""Nanoseconds of training before a share of it is judged."""
+FIRST_CALLS = 3
+"""Calls before their mean is judged: the first ones load and compile."""
+_UNITS = {"s": 1e9, "ms": 1e6, "us": 1e3, "µs": 1e3, "μs": 1e3}
+log = logging.getLogger("hookline")
+
+
+class Budget:
+    """Of one hook, shared by its listeners: `1%` of the training time, or `5 ms` for a call on average."""
+
+    def __init__(
+        self,
+        text: str,
+        over: str,
+        name: str,
+        dismiss: Callable[[], None],
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.text, self.over, self.name, self.dismiss = text, over, name, dismiss
+        self.share, self.each = parse_budget(text, name)
+        self.clock = clock
+        self.began = 0
+        self.told = False
+        self.allowances: list[Allowance] = []
+
+    def allow(self, event: Event, account: Account) -> Allowance | None:
+        """What a listener of this event gets of it; None for events that do not count."""
+        if event.inside not in COUNTED:
+            return None
+        made = Allowance(self, event, account)
+        self.allowances.append(made)
+        return made
+
+    def begin(self) -> None:
+        """A run begins, or the hook joins one."""
+        self.began, self.told = self.clock(), False
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds, of all its listeners."""
+        return sum(each.spent for each in self.allowances)
+
+    def room(self, allowance: Allowance) -> float:
+        """Nanoseconds that are left before the budget is used up; negative beyond it."""
+        if self.share is not None:
+            return self.share * (self.clock() - self.began) - self.spent
+        return self.each * (allowance.calls + allowance.left_out) - allowance.spent
+
+    def is_early(self, allowance: Allowance) -> bool:
+        """Whether it is too soon to judge."""
+        return (
+            self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
+        )
+
+    def tell(self, allowance: Allowance) -> None:
+        """Say once what it costs, what it may cost, and what is done about it."""
+        if self.told:
+            return
+        self.told = True
+        done = {
+            "warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
+            "throttle": "some of its calls are left out from now on",
+            "disable": "it is switched off",
+        }[self.over]
+        log.warning(
+            "hook %r is over its budget of %s: %.2g%% of the training time; in %s %s calls, %s each; %s.",
+            self.name,
+            self.text,
+            100 * self.spent / max(1, self.clock() - self.began),
+            allowance.event.name,
+            allowance.calls,
+            duration(allowance.spent / 1e9 / max(1, allowance.calls)),
+            done,
+        )
+
+
+class Allowance:
+    """The budget as one listener sees it."""
+
+    __slots__ = (
+        "_calls_before",
+        "_spent_before",
+        "account",
+        "budget",
+        "event",
+        "left_out",
+        "limit",
+        "resting",
+    )
+
+    def __init__(self, budget: Budget, event: Event, account: Account) -> None:
+        self.budget, self.event, self.account = budget, event, account
+        self.limit = 0.0
+        """The account's total at which to look again."""
+        self.resting = False
+        self.left_out = 0
+        """Calls that were not made, to stay within the budget."""
+        self._calls_before = self._spent_before = 0
+
+    def begin(self) -> None:
+        """The training begins, or the hook joins it or is switched on again: what it has cost before does not
+        count.
+        """
+        self.limit, self.resting, self.left_out = 0.0, False, 0
+        self._calls_before, self._spent_before = self.account.calls, self.account.total
+        self.budget.begin()
+
+    @property
+    def calls(self) -> int:
+        """Since then."""
+        return self.account.calls - self._calls_before
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds since then."""
+        return self.account.total - self._spent_before
+
+    def around(self, call: Caller) -> Caller:
+        """The counted call, looked at when it may have become too dear."""
+        account = self.account
+
+        def watched(s: Any) -> Any:
+            try:
+                return call(s)
+            finally:  # one that fails and is passed over has cost its time too
+                if account.total >= self.limit:
+                    self.look()
+
+        if self.budget.over != "throttle" or self.event.inside not in OFTEN:
+            return watched
+
+        def throttled(s: Any) -> Any:
+            if self.resting and self.must_rest():
+                return None
+            return watched(s)
+
+        return throttled
+
+    def look(self) -> None:
+        """Compare with the budget, and act if it is used up."""
+        room = self.budget.room(self)
+        if room >= 0 or self.budget.is_early(self):
+            shared = len(self.budget.allowances) if self.budget.share is not None else 1
+            self.limit = self.account.total + max(room / shared, 1.0)
+            return
+        self.budget.tell(self)
+        if self.budget.over == "throttle":
+            self.resting = True
+            return
+        self.limit = math.inf
+        if self.budget.over == "disable":
+            self.budget.dismiss()
+
+    def must_rest(self) -> bool:
+        """Whether this call is left out; by that, or with time, the budget recovers."""
+        self.left_out += 1
+        if self.budget.room(self) < 0:
+            return True
+        self.resting = False
+        self.left_out -= 1
+        return False
+
+
+def budget_of(hook: Any, name: str, dismiss: Callable[[], None]) -> Budget | None:
+    """The budget that a hook asks for, if any; a wrong one is an error. `dismiss` switches the hook off."""
+    text, over = getattr(hook, "budget", None), getattr(hook, "over_budget", "warn")
+    if over not in OVER_BUDGET:
+        raise HookError(
+            f"hook {name!r} ({type(hook).__name__}): over_budget={over!r}, allowed: "
+            f"{', '.join(map(repr, OVER_BUDGET))}.{closest(str(over), OVER_BUDGET)}"
+        )
+    return None if text is None else Budget(text, over, name, dismiss)
+
+
+def parse_budget(text: Any, name: str) -> tuple[float | None, float]:
+    """`"1%"` -> (0.01, 0), a share of the training time; `"5 ms"` -> (None, 5e6), nanoseconds for a call."""
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|s|ms|us|µs|μs)\s*", text)
+        if isinstance(text, str)
+        else None
+    )
+    number = float(match[1]) if match is not None else 0.0
+    if match is None or number <= 0 or (match[2] == "%" and number > 100):
+        raise HookError(
+            f"hook {name!r}: budget={text!r}, allowed: a share of the training time such as '1%', or a time "
+            "for one call such as '5 ms', '200 us' or '0.1 s', above 0."
+        )
+    return (number / 100, 0.0) if match[2] == "%" else (None, number * _UNITS[match[2]])

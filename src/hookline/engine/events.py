@@ -1,0 +1,344 @@
+"""The table: every moment of a run that can be heard, and every fact that can be asked for.
+
+One row is one event. The plan, the checks at registration, `Hook`'s documented methods, `explain` and
+`docs/lifecycle.md` are views of these rows; to add an event, add its row here and emit it in a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hookline.engine.table import (
+    EVERY_VERB,
+    NOTHING,
+    RECEIVERS,
+    REPLACE,
+    SIGNAL,
+    VALUE,
+    Event,
+    EventTable,
+    Fact,
+)
+
+__all__ = [
+    "BRANCHES",
+    "EVENTS",
+    "EVENTS_OF_THE_TABLE",
+    "EVENT_ROWS",
+    "EVERY_VERB",
+    "FACT_ROWS",
+    "NOTHING",
+    "RECEIVERS",
+    "REPLACE",
+    "SIGNAL",
+    "VALUE",
+    "Event",
+    "EventTable",
+    "Fact",
+    "declare_event",
+]
+
+BRANCHES: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "",
+        "sanity": "run/sanity check",
+        "epoch": "run/each epoch",
+        "batch": "run/each epoch/each batch",
+        "window": "run/each epoch/each batch/on the window's first micro-batch, once per optimizer",
+        "update": "run/each epoch/each batch/on the window's last micro-batch, once per optimizer",
+        "validation": "run/each epoch/validation, when due",
+        "validation batch": "run/each epoch/validation, when due/each batch",
+        "save": "run/each epoch/checkpoint, when asked for",
+        "test": "run/test",
+        "test batch": "run/test/each batch",
+        "predict": "run/predict",
+        "predict batch": "run/predict/each batch",
+        "end": "run/end",
+        "failure": "run/if the run fails",
+        "own": "run/declared by the user",
+    }
+)
+
+
+def _known(
+    name: str, doc: str, *, reads: str = "", spellings: tuple[str, ...] = (), costly: bool = False
+) -> Fact:
+    """A fact that can be asked for at every event."""
+    return Fact(name, doc, reads, spellings, everywhere=True, costly=costly)
+
+
+# These are tables: an event or a fact is a row of two or three lines.
+# fmt: off
+FACT_ROWS: tuple[Fact, ...] = (
+    # known at every event
+    _known("trainer", "the trainer"),
+    _known("module", "the user's own module", spellings=("pl_module", "model")),
+    _known("wrapped_model", "what the strategy runs: the module, or its compiled or distributed wrapper"),
+    _known("state", "the live state of the run, an object that also reads like a dictionary", reads="s"),
+    _known("config", "what was passed as `Trainer(config=...)`"),
+    _known("stage", "'fit', 'validate', 'test' or 'predict'"),
+    _known("epoch", "the current epoch, from 0", spellings=("current_epoch",)),
+    _known("batch_idx", "the number of the batch in this epoch, from 0"),
+    _known("step", "optimizer updates made so far, one per window", spellings=("global_step",)),
+    _known("batches_seen", "training batches finished so far, over all epochs"),
+    _known("samples_seen", "training samples in those batches"),
+    _known("tokens_seen", "training tokens in those batches, counted from when somebody asks", costly=True),
+    _known("optimizers", "the list of optimizers"),
+    _known("schedulers", "the list of learning-rate schedulers"),
+    _known("device", "the device the module is on"),
+    _known("rank", "this process's rank"),
+    _known("local_rank", "this process's rank on its machine"),
+    _known("world_size", "the number of processes"),
+    _known("lr", "the learning rate of the first parameter group"),
+    _known("resumed", "whether this run continues from a checkpoint"),
+    _known("sanity_checking", "whether the validation going on is the sanity check"),
+    _known("hooks", "the hooks of this run"),
+    _known("logger", "the logger, or all of them as one"),
+    _known("experiment", "the same under the name TensorBoard users know", reads="s.logger"),
+    _known("fetch_seconds", "seconds that the loop waited for the newest batch"),
+    _known("timings",
+           "where the time of this fit went so far: seconds of training, data, validation, saving and hooks"),
+    _known("status",
+           "'training' (or 'running'), then 'completed', 'stopped', 'preempted', 'interrupted' or 'error'"),
+    # facts with a moment of their own
+    Fact("batch", "the batch as the loader made it, on the device once it was moved",
+         spellings=("data_batch",)),
+    Fact("dataloader_idx", "which loader the batch came from", spellings=("loader_idx",)),
+    Fact("dataloader_name", "that loader's name", spellings=("loader_name",)),
+    Fact("loss", "the user's loss: a live tensor before backward, a float after it", costly=True),
+    Fact("outputs", "what the step returned, detached"),
+    Fact("metrics", "a mapping of names to floats, read from the device only when looked at"),
+    Fact("optimizer", "the optimizer this is about"),
+    Fact("optimizer_idx", "its number"),
+    Fact("optimizer_closure", "returns the loss; recomputes it for optimizers that need that"),
+    Fact("grad_norm", "the total gradient norm before clipping, as a float", costly=True),
+    Fact("gradient_clip_val", "the limit asked for"),
+    Fact("gradient_clip_algorithm", "'norm' or 'value'"),
+    Fact("ctx", "a StepContext: step, loss, grad_norm, lr, tokens_seen, model, optimizer and more",
+         costly=True, needs=("grad_norm", "tokens_seen")),
+    Fact("reason", "why: see the event"),
+    Fact("scheduler", "the scheduler this is about"),
+    Fact("metric", "the monitored value for a scheduler that wants one, else None"),
+    Fact("checkpoint", "the checkpoint's contents, a dictionary that may be edited"),
+    Fact("path", "the exact path of the checkpoint", spellings=("checkpoint_path",)),
+    Fact("exception", "what was raised"),
+)
+
+_BATCH = ("batch", "batch_idx", "dataloader_idx", "dataloader_name")
+_TRANSFER = ("batch", "dataloader_idx")
+_OPTIMIZER = ("optimizer", "optimizer_idx")
+_EVALS = ("fit", "validate")
+
+EVENT_ROWS: tuple[Event, ...] = (
+    # ---- set-up --------------------------------------------------------------------------------------------
+    Event("configure_hooks", "M", (), "The module may return hooks to add for this run.", action=True,
+          returns=VALUE, spellings=("configure_callbacks",), verbs=EVERY_VERB),
+    Event("prepare_data", "DM", (), "Download or write data to disk; once per machine.", verbs=EVERY_VERB),
+    Event("setup", "DHM", ("stage",), "A run begins: build what needs the data or the trainer.",
+          verbs=EVERY_VERB),
+    Event("configure_model", "M", (), "Create layers that should be made only now (large or sharded models).",
+          action=True, spellings=("configure_shared_model", "configure_sharded_model"), verbs=EVERY_VERB),
+    Event("module_load_checkpoint", "M", ("checkpoint",),
+          "A checkpoint is about to be restored into the module; its contents may be edited before they are "
+          "used.",
+          spellings=("on_load_checkpoint",)),
+    Event("on_load_checkpoint", "H", ("checkpoint",),
+          "Module and data module are restored, the hooks are next; the contents may be edited before they "
+          "are used."),
+    Event("strategy_setup", "S", ("stage",), "The strategy moves and wraps the module.", spellings=("setup",),
+          verbs=EVERY_VERB),
+    Event("configure_optimizers", "M", (), "Return the optimizers and learning-rate schedulers.", action=True,
+          returns=VALUE),
+    Event("on_checkpoint_load", "HM", ("path",),
+          "Everything a checkpoint holds, optimizers and data position included, is in place."),
+    Event("on_fit_start", "HM", (), "Set-up is complete; nothing has been run yet."),
+    Event("val_dataloader", "DM", (),
+          "Return the validation loader, or several; asked for when it is first needed.", action=True,
+          returns=VALUE, verbs=_EVALS),
+    Event("test_dataloader", "DM", (), "Return the test loader, or several.", action=True, returns=VALUE,
+          verbs=("test",)),
+    Event("predict_dataloader", "DM", (), "Return the loader to predict on, or several.", action=True,
+          returns=VALUE, verbs=("predict",)),
+    Event("on_sanity_check_start", "HMS", (), "A few validation batches run before any training.",
+          inside="sanity"),
+    Event("on_sanity_check_end", "HMS", (), "The sanity check is over; its metrics are thrown away.",
+          inside="sanity"),
+    # ---- training ------------------------------------------------------------------------------------------
+    Event("train_dataloader", "DM", (),
+          "Return the training loader, or several; asked for when it is first needed.", action=True,
+          returns=VALUE),
+    Event("on_train_start", "HMS", (), "Training begins, fresh or resumed.",
+          spellings=("on_train_begin", "on_training_start")),
+    Event("on_train_epoch_start", "HM", ("epoch",),
+          "An epoch begins, or goes on after a resume (`resumed` is true).", inside="epoch",
+          spellings=("on_epoch_start", "on_epoch_begin")),
+    Event("on_before_batch_fetch", "HM", ("batch_idx",),
+          "The loop is about to fetch a batch from the loader. If the loader has no more, "
+          "on_after_batch_fetch does not follow.",
+          inside="batch", verbs=EVERY_VERB),
+    Event("on_after_batch_fetch", "HM",
+          ("batch", "batch_idx", "dataloader_idx", "dataloader_name", "fetch_seconds"),
+          "The loader has returned a batch, after `fetch_seconds` of waiting.", inside="batch",
+          verbs=EVERY_VERB),
+    Event("on_before_batch_transfer", "HDM", _TRANSFER, "The batch is about to be moved to the device.",
+          inside="batch", returns=REPLACE, replaces="batch", either=True, verbs=EVERY_VERB),
+    Event("transfer_batch_to_device", "DM", ("batch", "device", "dataloader_idx"),
+          "Move the batch to the device.", inside="batch", action=True, returns=VALUE, verbs=EVERY_VERB),
+    Event("on_after_batch_transfer", "HDM", _TRANSFER, "The batch is on the device.", inside="batch",
+          returns=REPLACE, replaces="batch", either=True, verbs=EVERY_VERB),
+    Event("on_train_batch_start", "HMS", _BATCH,
+          "A batch is ready, before anything is done with it. SKIP_BATCH leaves it out, END_EPOCH (or -1) "
+          "ends the epoch.",
+          inside="batch", returns=SIGNAL, signals=("SKIP_BATCH", "END_EPOCH"),
+          spellings=("on_batch_start", "on_batch_begin")),
+    Event("training_step", "SM", _BATCH,
+          "Compute the loss: a tensor, a dictionary with 'loss', or None to leave it out.", inside="batch",
+          action=True, returns=VALUE),
+    Event("on_before_zero_grad", "HM", _OPTIMIZER,
+          "The gradients of the finished step are about to be cleared and are still there; the weights are "
+          "the new ones.",
+          inside="window"),
+    Event("optimizer_zero_grad", "M", ("epoch", "batch_idx", "optimizer"), "Clear the gradients.",
+          inside="window", action=True),
+    Event("on_before_backward", "HM", ("loss", "batch", "batch_idx"),
+          "The loss is about to be differentiated; a returned loss replaces it.", inside="batch",
+          returns=REPLACE, replaces="live_loss", live={"loss": "s.live_loss"}),
+    Event("backward", "SM", ("loss",), "Differentiate the loss.", inside="batch", action=True,
+          live={"loss": "s.scaled_loss"}),
+    Event("on_after_backward", "HM", ("batch", "batch_idx"), "Gradients have been added; every micro-batch.",
+          inside="batch"),
+    Event("on_before_optimizer_step", "HM", _OPTIMIZER,
+          "Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, "
+          "STEP_DONE says that the hook has made it.",
+          inside="update", returns=SIGNAL, signals=("SKIP_STEP", "STEP_DONE")),
+    Event("configure_gradient_clipping", "M", ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
+          "Clip the gradients.", inside="update", action=True),
+    Event("on_gradient_clip", "HM", ("grad_norm",), "Gradients have been clipped; only if clipping is on.",
+          inside="update"),
+    Event("optimizer_step", "SM", ("epoch", "batch_idx", "optimizer", "optimizer_closure"),
+          "Update the weights.", inside="update", action=True),
+    Event("on_after_optimizer_step", "HM", _OPTIMIZER,
+          "The weights are new, the gradients still there; `step` has advanced.", inside="update"),
+    Event("on_step_skipped", "HM", ("reason", *_OPTIMIZER),
+          "No update was made: 'no_loss', 'nonfinite' or 'hook'.", inside="batch"),
+    Event("lr_scheduler_step", "M", ("scheduler", "metric"), "Advance a learning-rate scheduler.",
+          inside="batch", action=True),
+    Event("on_train_batch_end", "HM", ("outputs", *_BATCH, "loss", "metrics"),
+          "The batch is done; every micro-batch.", live={"metrics": "s.batch_metrics"}, inside="batch",
+          spellings=("on_batch_end",), nested_validate=True),
+    Event("on_train_metrics", "HM", ("metrics",),
+          "Metrics are about to be logged; edit them in place or return the dictionary to log instead.",
+          inside="batch", returns=REPLACE, replaces="row", live={"metrics": "s.row"},
+          spellings=("on_tng_metrics",)),
+    Event("on_step_end", "HM", ("ctx", "loss", "grad_norm", "lr", "tokens_seen"),
+          "An optimizer update is complete and its metrics are out under the same step number; gradients can "
+          "still be read.",
+          inside="batch", live={"loss": "s.window_loss", "lr": "s.used_lr"}, nested_validate=True),
+    # ---- validation ----------------------------------------------------------------------------------------
+    Event("on_validation_model_eval", "M", (),
+          "The module is put into eval mode; an override does it instead.", inside="validation", action=True,
+          verbs=_EVALS),
+    Event("on_validation_start", "HMS", (), "Validation begins.", inside="validation", verbs=_EVALS,
+          spellings=("on_pre_performance_check", "on_eval_start", "on_eval_begin")),
+    Event("on_validation_epoch_start", "HMS", (), "The pass over the validation data begins.",
+          inside="validation", verbs=_EVALS),
+    Event("on_validation_batch_start", "HMS", _BATCH, "A validation batch is ready.",
+          inside="validation batch", verbs=_EVALS),
+    Event("validation_step", "SM", _BATCH,
+          "Compute what is to be measured; a returned loss becomes `val/loss`.", inside="validation batch",
+          action=True, returns=VALUE, verbs=_EVALS),
+    Event("on_validation_batch_end", "HMS", ("outputs", *_BATCH, "metrics"), "A validation batch is done.",
+          live={"metrics": "s.batch_metrics"}, inside="validation batch", verbs=_EVALS),
+    Event("on_validation_epoch_end", "HMS", ("metrics",), "The pass over the validation data is complete.",
+          inside="validation", verbs=_EVALS),
+    Event("on_validation_end", "HMS", ("metrics",), "Validation is over; `metrics` has its results.",
+          inside="validation", verbs=_EVALS, spellings=("on_post_performance_check", "on_eval_end")),
+    Event("on_validation_abandoned", "HMS", (),
+          "A signal has cut the validation short, so it has no end: undo what its start did. "
+          "It is done again after the resume.",
+          inside="validation"),
+    Event("on_validation_model_train", "M", (),
+          "Every submodule gets its own mode back; an override does it instead.", inside="validation",
+          action=True, verbs=_EVALS),
+    # ---- saving --------------------------------------------------------------------------------------------
+    Event("on_save_checkpoint", "HM", ("checkpoint", "path", "reason"),
+          "A checkpoint is being put together and may be edited.", inside="save"),
+    Event("on_checkpoint_save", "HM", ("path", "step", "reason"),
+          "A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', "
+          "'exception', 'manual'.",
+          inside="save", live={"step": "s.saved_step"}),
+    Event("on_checkpoint_failed", "HM", ("path", "step", "reason", "exception"),
+          "A checkpoint could not be written, and the run continues: `checkpoints/last`, or "
+          "`checkpoint={'on_error': 'warn'}`.",
+          inside="save", live={"step": "s.saved_step"}),
+    # ---- endings -------------------------------------------------------------------------------------------
+    Event("on_train_epoch_end", "HM", ("epoch", "metrics"),
+          "The epoch is over, its validation included. Monitors hear it after the module.", inside="epoch",
+          spellings=("on_epoch_end",), nested_validate=True),
+    Event("on_train_end", "HMS", ("step", "tokens_seen", "metrics", "status"),
+          "Training ended as meant: completed, stopped or preempted.", inside="end",
+          spellings=("on_training_end",)),
+    # ---- test ----------------------------------------------------------------------------------------------
+    Event("on_test_model_eval", "M", (), "The module is put into eval mode; an override does it instead.",
+          inside="test", action=True, verbs=("test",)),
+    Event("on_test_start", "HMS", (), "Testing begins.", inside="test", verbs=("test",)),
+    Event("on_test_epoch_start", "HMS", (), "The pass over the test data begins.", inside="test",
+          verbs=("test",)),
+    Event("on_test_batch_start", "HMS", _BATCH, "A test batch is ready.", inside="test batch",
+          verbs=("test",)),
+    Event("test_step", "SM", _BATCH, "Compute what is to be measured; a returned loss becomes `test/loss`.",
+          inside="test batch", action=True, returns=VALUE, verbs=("test",)),
+    Event("on_test_batch_end", "HMS", ("outputs", *_BATCH, "metrics"), "A test batch is done.",
+          live={"metrics": "s.batch_metrics"}, inside="test batch", verbs=("test",)),
+    Event("on_test_epoch_end", "HMS", ("metrics",), "The pass over the test data is complete.", inside="test",
+          verbs=("test",)),
+    Event("on_test_end", "HMS", ("metrics",), "Testing is over; `metrics` has its results.", inside="test",
+          verbs=("test",)),
+    Event("on_test_model_train", "M", (),
+          "Every submodule gets its own mode back; an override does it instead.", inside="test", action=True,
+          verbs=("test",)),
+    # ---- predict -------------------------------------------------------------------------------------------
+    Event("on_predict_model_eval", "M", (), "The module is put into eval mode; an override does it instead.",
+          inside="predict", action=True, verbs=("predict",)),
+    Event("on_predict_start", "HMS", (), "Prediction begins.", inside="predict", verbs=("predict",)),
+    Event("on_predict_epoch_start", "HM", (), "The pass over the data begins.", inside="predict",
+          verbs=("predict",)),
+    Event("on_predict_batch_start", "HM", _BATCH, "A batch to predict on is ready.", inside="predict batch",
+          verbs=("predict",)),
+    Event("predict_step", "SM", _BATCH, "Return the predictions for the batch.", inside="predict batch",
+          action=True, returns=VALUE, verbs=("predict",)),
+    Event("on_predict_batch_end", "HM", ("outputs", *_BATCH), "Predictions for the batch are there.",
+          inside="predict batch", verbs=("predict",)),
+    Event("on_predict_epoch_end", "HM", ("outputs",),
+          "The pass over the data is complete; `outputs` has all predictions.", inside="predict",
+          verbs=("predict",), live={"outputs": "s.predictions"}),
+    Event("on_predict_end", "HMS", (), "Prediction is over.", inside="predict", verbs=("predict",)),
+    Event("on_predict_model_train", "M", (),
+          "Every submodule gets its own mode back; an override does it instead.", inside="predict",
+          action=True, verbs=("predict",)),
+    # ---- the end of every run ------------------------------------------------------------------------------
+    Event("on_exception", "HMDS", ("exception",),
+          "The run failed; each listener is shielded from the others' failures.", inside="failure",
+          isolated=True, verbs=EVERY_VERB),
+    Event("strategy_teardown", "S", ("stage",), "The strategy lets go of what it holds.", inside="end",
+          spellings=("teardown",), isolated=True, verbs=EVERY_VERB),
+    Event("on_fit_end", "HM", (), "The run ended as meant and the strategy is down; not after a failure.",
+          inside="end"),
+    Event("teardown", "DHM", ("stage",), "Always, once, for everyone whose set-up began, whatever happened.",
+          inside="end", isolated=True, verbs=EVERY_VERB),
+)
+# fmt: on
+
+EVENTS_OF_THE_TABLE = frozenset(event.name for event in EVENT_ROWS)
+EVENTS = EventTable(EVENT_ROWS, FACT_ROWS)
+"""The table of this process."""
+
+
+def declare_event(name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
+    """Declare an event of your own: hooks may listen to it from now on, `trainer.emit(name, fact=value)`
+    fires it.
+
+    With `replaces`, a value that a listener returns replaces that fact, and `emit` returns the last one.
+    """
+    return EVENTS.declare(name, facts, doc, replaces=replaces)

@@ -1,0 +1,333 @@
+"""When a listener is called: every n steps, once, after, before, if. Filters decide before
+the call is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, overload
+
+from hookline.util.errors import HookError, closest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "step",
+        "batch": "batches_seen",
+        "epoch": "epochs_seen",
+        "sample": "samples_seen",
+        "token": "tokens_seen",
+    }
+)
+SECONDS: Mapping[str, float] = MappingProxyType(
+    {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+)
+_SHORT = {"s": "second", "sec": "second", "min": "minute", "h": "hour", "batches": "batch", "calls": "call"}
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
+
+
+class Filter(Protocol):
+    """Decides whether a listener hears this moment. One instance belongs to one listener."""
+
+    text: str
+    facts: tuple[str, ...]
+    counts: bool
+    """Whether it must be asked at every moment to keep its count."""
+
+    def ready(self, s: Any) -> bool:
+        """Whether to call the listener now."""
+        ...
+
+    def begin(self, s: Any) -> None:
+        """A run starts, or goes on after a resume."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it has counted."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from there."""
+        ...
+
+
+def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
+    """`"500 steps"` -> (500, "step"), `"1M tokens"` -> (1000000, "token"), `100` -> (100, "call")."""
+    if callable(interval):
+        raise HookError(
+            f"@{what} is missing its interval: write it in parentheses, as in @{what}('500 steps')."
+        )
+    if isinstance(interval, bool) or not isinstance(interval, int | str):
+        raise HookError(
+            f"{what}={interval!r}: use a number of calls, or text such as '500 steps' or '10 minutes'."
+        )
+    if isinstance(interval, int):
+        number, unit = float(interval), "call"
+    else:
+        match = re.fullmatch(r"\s*([\d_.]+)(?:([kKmMbB])\s+|\s*)([a-zA-Z]+)\s*", interval)
+        if match is None or not re.fullmatch(r"[\d_]*\.?\d+|\d[\d_]*", match[1]):
+            raise HookError(
+                f"{what}={interval!r} is not a number and a unit, such as '500 steps' or '1M tokens'."
+            )
+        word = match[3].lower()
+        unit = _SHORT.get(word, word.removesuffix("s"))
+        number = float(match[1].replace("_", "")) * _FACTORS[(match[2] or "").lower()]
+        allowed = [*UNITS, *SECONDS, "call"]
+        if unit not in allowed:
+            raise HookError(
+                f"{what}={interval!r}: unknown unit {match[3]!r}.{closest(unit, allowed)} "
+                f"Units: {', '.join(each + 's' if each != 'batch' else 'batches' for each in allowed)}."
+            )
+    if (number <= 0 and not from_zero) or (unit not in SECONDS and number != int(number)):
+        raise HookError(
+            f"{what}={interval!r}: the number must be positive"
+            + ("." if unit in SECONDS else f", and whole for {unit}s.")
+        )
+    return number, unit
+
+
+class _Stateless:
+    facts: tuple[str, ...] = ()
+    counts = False
+
+    def begin(self, s: Any) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class _Every:
+    """Fires on the edge: once when the count gets to a multiple, not again while it stays there."""
+
+    counts = True
+
+    def __init__(self, interval: int | str) -> None:
+        number, unit = parse_interval(interval, "every")
+        self.n = int(number)
+        self.facts: tuple[str, ...] = (UNITS[unit],) if unit in UNITS else ()
+        self.count = attrgetter(UNITS[unit]) if unit in UNITS else None
+        self.text = f"every {interval}" if isinstance(interval, str) else f"every {interval} calls"
+        self.passed: int | None = None if self.count else 0
+
+    def ready(self, s: Any) -> bool:
+        if self.count is None:
+            self.passed = (self.passed or 0) + 1
+            return self.passed % self.n == 0
+        reached: int = self.count(s) // self.n
+        if self.passed is None:  # a hook added in the middle of a run
+            self.passed = reached
+        if reached > self.passed:
+            self.passed = reached
+            return True
+        return False
+
+    def begin(self, s: Any) -> None:
+        self.passed = self.count(s) // self.n if self.count else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passed = state["passed"]
+
+
+class _EverySeconds(_Stateless):
+    """Time since the run began or it last fired, by the run's clock, which all ranks share; no resume can
+    repeat it exactly.
+    """
+
+    def __init__(self, interval: str) -> None:
+        number, unit = parse_interval(interval, "every")
+        self.seconds = number * SECONDS[unit]
+        self.text = f"every {interval}"
+        self.last: float | None = None
+
+    def begin(self, s: Any) -> None:
+        self.last = s.clock()
+
+    def ready(self, s: Any) -> bool:
+        now = s.clock()
+        if self.last is None:
+            self.last = now
+        if now - self.last < self.seconds:
+            return False
+        self.last = now
+        return True
+
+
+class _Once:
+    """The first time only, counted over resumes."""
+
+    text = "once"
+    facts: tuple[str, ...] = ()
+    counts = False
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def ready(self, s: Any) -> bool:
+        if self.done:
+            return False
+        self.done = True
+        return True
+
+    def begin(self, s: Any) -> None:
+        self.done = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+
+
+class _Bound:
+    """Only after, or only before, a count or a time since the run began."""
+
+    counts = True
+
+    def __init__(self, limit: int | str, after: bool) -> None:
+        word = "after" if after else "before"
+        number, self.unit = parse_interval(limit, word)
+        self.limit = number * SECONDS.get(self.unit, 1.0)
+        self.count = attrgetter(UNITS[self.unit]) if self.unit in UNITS else None
+        self.after = after
+        self.text = f"{word} {limit}" if isinstance(limit, str) else f"{word} {limit} calls"
+        self.facts: tuple[str, ...] = (UNITS[self.unit],) if self.unit in UNITS else ()
+        self.calls = 0
+        self.started: float | None = None
+
+    def ready(self, s: Any) -> bool:
+        if self.count is not None:
+            return (self.count(s) >= self.limit) is self.after
+        if self.unit == "call":
+            self.calls += 1
+            return (self.calls > self.limit) is self.after
+        if self.started is None:  # a hook added in the middle of a run
+            self.started = s.clock()
+        return (s.clock() - self.started >= self.limit) is self.after
+
+    def begin(self, s: Any) -> None:
+        self.calls = 0
+        self.started = s.clock()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class _When(_Stateless):
+    """A predicate whose parameters are facts, like a hook's; bound when the listener is."""
+
+    def __init__(self, predicate: Callable[..., Any]) -> None:
+        self.predicate = predicate
+        self.text = f"when {getattr(predicate, '__name__', 'predicate')}"
+        self.bound: Callable[[Any], Any] = predicate
+
+    def ready(self, s: Any) -> bool:
+        outer = s.running
+        s.running = (self, outer)  # it may hang like a hook, and the watchdog says that it is the predicate
+        try:
+            return bool(self.bound(s))
+        finally:
+            s.running = outer
+
+
+class When:
+    """What a user asked for: the recipe of a listener's filters. Each listener gets filters of its own."""
+
+    __slots__ = ("after", "before", "every", "once", "when")
+
+    def __init__(
+        self,
+        every: int | str | None = None,
+        once: bool = False,
+        after: int | str | None = None,
+        before: int | str | None = None,
+        when: Callable[..., Any] | None = None,
+    ) -> None:
+        self.every, self.once, self.after, self.before, self.when = every, once, after, before, when
+        self.filters()  # a wrong interval is an error here, where it was written
+        if when is not None and not callable(when):
+            raise HookError(
+                f"when={when!r} must be a function of facts, such as `when=lambda step: step > 5`."
+            )
+
+    def filters(self) -> list[Filter]:
+        """New filters, the cheap ones that let less through first."""
+        made: list[Filter] = []
+        if self.after is not None:
+            made.append(_Bound(self.after, after=True))
+        if self.before is not None:
+            made.append(_Bound(self.before, after=False))
+        if self.when is not None:
+            made.append(_When(self.when))
+        if self.every is not None:
+            _, unit = parse_interval(self.every, "every")
+            made.append(_EverySeconds(str(self.every)) if unit in SECONDS else _Every(self.every))
+        if self.once:
+            made.append(_Once())
+        return made
+
+    def __call__(self, function: F) -> F:
+        """As a decorator of a hook method or a function."""
+        recipes = [*getattr(function, "__hookline_when__", ()), self]
+        try:
+            function.__hookline_when__ = recipes  # type: ignore[attr-defined]
+        except AttributeError:
+            raise HookError(
+                f"Only a function can be marked, not a {type(function).__name__}: put the decorator below "
+                "@trainer.on, or pass it there: @trainer.on('step_end', every='500 steps')."
+            ) from None
+        return function
+
+
+def every(interval: int | str) -> When:
+    """`@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`, `@every(100)` (calls) on a hook
+    method.
+    """
+    return When(every=interval)
+
+
+@overload
+def once(function: F) -> F: ...
+
+
+@overload
+def once() -> When: ...
+
+
+def once(function: Any = None) -> Any:
+    """`@once` on a hook method: the first time only."""
+    return When(once=True) if function is None else When(once=True)(function)
+
+
+def after(limit: int | str) -> When:
+    """`@after("1000 steps")` on a hook method: not before that."""
+    return When(after=limit)
+
+
+def before(limit: int | str) -> When:
+    """`@before("1000 steps")` on a hook method: not from then on."""
+    return When(before=limit)
+
+
+def when(predicate: Callable[..., Any]) -> When:
+    """`@when(lambda step: step % 7 == 3)` on a hook method; the predicate asks for facts by name."""
+    return When(when=predicate)
+
+
+def filters_of(function: Callable[..., Any]) -> list[Filter]:
+    """New filters from every decorator on a function."""
+    recipes: list[When] = getattr(function, "__hookline_when__", [])
+    return [made for recipe in recipes for made in recipe.filters()]

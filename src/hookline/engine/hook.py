@@ -1,0 +1,180 @@
+"""`Hook`, the base class of hooks, and `on`, which turns any function into one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from hookline.engine._methods import HookMethods
+from hookline.engine.filters import When
+from hookline.util.errors import HookError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TIERS = {"user": 0, "builtin": 100, "monitor": 200}
+"""The default `order` of each tier; lower runs first."""
+
+
+class Hook(HookMethods):
+    """Listen to a run: override the events you care about, ask for facts by naming parameters after them.
+
+    >>> class Report(Hook):
+    ...     def on_train_epoch_end(self, epoch, metrics):
+    ...         print(epoch, metrics["train/loss"])
+
+    An editor completes the events with their docs; `docs/lifecycle.md` lists them all.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+
+    name: str = ""
+    """What `remove_hook`, `disable_hook`, checkpoints and `explain` call it; by default from the class name.
+    """
+    tier: str = "user"
+    """'user', 'builtin' or 'monitor' (acts on a metric): who runs first when `order` says nothing."""
+    order: int | None = None
+    """An explicit place: lower first. User hooks are at 0, built-ins at 100, monitors at 200."""
+    after_module: bool | Iterable[str] | None = None
+    """True, or a set of events: hear them after the module. Monitors do so at on_train_epoch_end."""
+    steers: bool | Iterable[str] = False
+    """True, or a set of events: its methods may return a signal there. Needed with several ranks, where a
+    method's return annotation does not say so: they all wait for a signal only at events where a hook may
+    return one.
+    """
+    ranks: str | Iterable[int] = "all"
+    """'all', 'zero' or a set of ranks that hear events."""
+    on_error: str = "raise"
+    """'raise', 'warn' (report and go on) or 'disable' (report once, switch the hook off, go on)."""
+    budget: str | None = None
+    """What it may cost: '1%' of the training time, or '5 ms' for a call on average; None: no limit."""
+    over_budget: str = "warn"
+    """Beyond that: 'warn' (once), 'throttle' (leave out calls that come with every batch) or 'disable'."""
+    needs_metrics: Iterable[str] = ()
+    """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
+    logs_metrics: Iterable[str] = ()
+    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without
+    validation data.
+    """
+    needs_validation: bool = False
+    """Whether the hook acts after validations only: a fit without validation data is refused before it
+    trains.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of this hook; restored by `load_state_dict` under the hook's name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+    def __repr__(self) -> str:
+        return f"<hook {type(self).__name__}{f' {self.name!r}' if self.name else ''}>"
+
+
+class FunctionHook:
+    """A function, or several, registered for events by `@on` or `trainer.on`."""
+
+    def __init__(
+        self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = ""
+    ) -> None:
+        self.function = function
+        self.events = events
+        self.when = when
+        self.name = name or getattr(function, "__name__", type(function).__name__).replace(
+            "<lambda>", "function"
+        )
+
+    def __repr__(self) -> str:
+        return f"<hook of function {self.name}: {', '.join(self.events)}>"
+
+
+def redefines(hook: Any, other: Any) -> bool:
+    """Return whether a hook's function or class is that of `other`, defined once more in an interactive
+    session: in a cell that was run again.
+
+    Functions and classes that one definition makes, in a loop or in a function, share their code, and are
+    hooks of their own.
+    """
+    mine, its = definition(hook), definition(other)
+    return mine is not None and its is not None and mine[0] == its[0] and mine[1] is not its[1]
+
+
+def definition(hook: Any) -> tuple[str, types.CodeType] | None:
+    """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a
+    prompt.
+    """
+    made: Any = hook.function if isinstance(hook, FunctionHook) else type(hook)
+    if made.__module__ != "__main__":
+        return None
+    found = next(filter(None, map(typed, vars(made).values() if isinstance(made, type) else [made])), None)
+    return (getattr(made, "__qualname__", found.__qualname__), found.__code__) if found is not None else None
+
+
+def typed(function: Any) -> types.FunctionType | None:
+    """Return the function, if it has a name and was typed into a notebook or at a prompt, and not read from a
+    file.
+    """
+    function = inspect.unwrap(function) if callable(function) else None
+    if (
+        not isinstance(function, types.FunctionType)
+        or function.__module__ != "__main__"
+        or function.__name__ == "<lambda>"
+    ):
+        return None
+    is_from_file = hasattr(
+        sys.modules["__main__"], "__file__"
+    ) and not function.__code__.co_filename.startswith("<")
+    return None if is_from_file else function
+
+
+def on(
+    *events: str,
+    every: int | str | None = None,
+    once: bool = False,
+    after: int | str | None = None,
+    before: int | str | None = None,
+    when: Callable[..., Any] | None = None,
+) -> Callable[[F], F]:
+    """Mark a function as a hook, or a method of any name as the listener of an event.
+
+    >>> @on("train_batch_end", every=100)
+    ... def report(step, loss):
+    ...     print(step, loss)
+
+    Pass the function in `Trainer(hooks=[report])`.
+    """
+    check_names("on", events)
+    recipe = When(every, once, after, before, when)
+
+    def mark(function: F) -> F:
+        recipe(function)
+        marked: list[str] = [*getattr(function, "__hookline_on__", ()), *events]
+        function.__hookline_on__ = marked  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def check_names(call: str, events: Iterable[Any]) -> None:
+    """A function among the names of events is easily put there by mistake."""
+    for event in events:
+        if not isinstance(event, str):
+            name = getattr(event, "__name__", "function").replace("<lambda>", "function")
+            named = next((repr(each) for each in events if isinstance(each, str)), "'step_end'")
+            raise HookError(
+                f"{call}() takes names of events, not {name if callable(event) else repr(event)}. To "
+                f"register a function: {call}({named})({name}), or @{call}({named}) above it."
+            )
+
+
+def snake_case(name: str) -> str:
+    """`GradientMonitor` -> `gradient_monitor`, `LRMonitor` -> `lr_monitor`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("NaN", "Nan")).lower()

@@ -1,0 +1,553 @@
+"""The hooks of a trainer by name: add, remove, switch on and off, in the middle of a run too."""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from hookline.engine.cost import Cost, Stopwatch, budget_of
+from hookline.engine.events import SIGNAL, Event, EventTable
+from hookline.engine.filters import When
+from hookline.engine.foreign import Adapter, adopt
+from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
+from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
+from hookline.engine.plan import Plan
+from hookline.util.errors import HookError, closest
+
+log = logging.getLogger("hookline")
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A hook in the list: its name, its listeners, and whether it is switched on."""
+
+    name: str
+    hook: Any
+    listeners: list[Listener]
+    enabled: bool = True
+
+    def begin_budget(self) -> None:
+        """What it has cost until now does not count, for its budget."""
+        for each in self.listeners:
+            if each.allowance is not None:
+                each.allowance.begin()
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds in all its calls so far."""
+        return sum(each.account.total for each in self.listeners)
+
+    @property
+    def given(self) -> Any:
+        """The hook as the user gave it, where another stands for it."""
+        return _given(self.hook)
+
+
+class Handle:
+    """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the
+    block.
+    """
+
+    __slots__ = (
+        "_below",
+        "_hooks",
+        "entry",
+    )  # so that a filter above `@trainer.on`, which would be lost, is an error
+
+    def __init__(self, hooks: HookList, entry: Entry, below: Handle | None = None) -> None:
+        self._hooks = hooks
+        self.entry = entry
+        self._below = below
+
+    @property
+    def name(self) -> str:
+        """The name the hook was given."""
+        return self.entry.name
+
+    @property
+    def hook(self) -> Any:
+        """The hook itself."""
+        return self.entry.given
+
+    def remove(self) -> None:
+        """Take the hook out; doing it twice does nothing. Of decorators above one another: what all of them
+        registered.
+        """
+        self._hooks.discard(self.entry)
+        if self._below is not None:
+            self._below.remove()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A function registered by a decorator can still be called."""
+        return getattr(self.hook, "function", self.hook)(*args, **kwargs)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<Handle of hook {self.name!r}>"
+
+
+class Guests(Protocol):
+    """The run that is going on, if any: it greets hooks that come late and sees off those
+    that leave early.
+    """
+
+    def welcome(self, entry: Entry) -> None:
+        """A hook was added."""
+        ...
+
+    def farewell(self, entry: Entry) -> None:
+        """A hook was removed."""
+        ...
+
+
+class NumberedNames:
+    """Give `probe`, `probe_2`, `probe_3`, ...: the lowest that is free, found without counting from the
+    beginning.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        """By base name: the first number that was never given."""
+        self._freed: dict[str, list[int]] = {}
+        """By base name: a heap of lower numbers that have become free."""
+
+    def give(self, base: str, taken: Container[str]) -> str:
+        """Return the lowest free name."""
+        if base not in taken:
+            return base
+        freed = self._freed.get(base, [])
+        while freed:
+            if (name := f"{base}_{heapq.heappop(freed)}") not in taken:
+                return name
+        number = self._next.get(base, 2)
+        while f"{base}_{number}" in taken:
+            number += 1
+        self._next[base] = number + 1
+        return f"{base}_{number}"
+
+    def free(self, name: str) -> None:
+        """A name is free again."""
+        base, _, number = name.rpartition("_")
+        if number.isdecimal() and int(number) < self._next.get(base, 2):
+            heapq.heappush(self._freed.setdefault(base, []), int(number))
+
+
+class HookList:
+    """All hooks of a trainer, in the order they were registered."""
+
+    def __init__(self, plan: Plan, table: EventTable, rank: int = 0) -> None:
+        self._plan = plan
+        self._table = table
+        self._rank = rank
+        self._entries: dict[str, Entry] = {}
+        self._ids: Counter[int] = Counter()
+        """How often each hook is registered, by the identity of the hook as it was given; only a function can
+        be twice.
+        """
+        self._names = NumberedNames()
+        self._serial = itertools.count()
+        self.guests: Guests | None = None
+        self.stopwatch = Stopwatch()
+        """How long the run has been training."""
+        self._spent_by_removed = 0
+        """Nanoseconds of hooks that were removed since the training began."""
+        self.dismiss: Callable[[str], None] = self.disable
+        """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one
+        boundary.
+        """
+        plan.disable = self._give_up
+
+    def __repr__(self) -> str:
+        count = len(self._entries)
+        head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
+        return "\n".join([head, *map(_line, self._entries.values())])
+
+    # ---- looking -------------------------------------------------------------------------------------------
+
+    def list_hooks(self) -> list[str]:
+        """The names of the hooks that are switched on."""
+        return [entry.name for entry in self._entries.values() if entry.enabled]
+
+    def entries(self) -> list[Entry]:
+        """Every entry, switched on or not, as registered."""
+        return list(self._entries.values())
+
+    def in_order(self) -> list[Entry]:
+        """Every entry in the order in which events reach hooks."""
+        return sorted(self._entries.values(), key=lambda entry: _order(entry.hook))
+
+    def begin_training(self) -> None:
+        """What set-up took is no training: costs are shares of what comes now, and budgets begin."""
+        self._spent_by_removed = 0
+        self.stopwatch.start()
+        for entry in self._entries.values():
+            entry.begin_budget()
+
+    def seconds_spent(self) -> float:
+        """What all calls took so far, those within others and those of hooks that were removed included."""
+        return (self._spent_by_removed + sum(entry.spent for entry in self._entries.values())) / 1e9
+
+    def cost(self) -> list[Cost]:
+        """Calls and time per hook and event so far, with its share of the training time; the
+        dearest first.
+        """
+        trained = self.stopwatch.seconds * 1e9
+        rows = [
+            Cost(
+                entry.name,
+                each.event.name,
+                each.account.calls,
+                each.account.total / 1e9,
+                each.account.worst / 1e9,
+                each.account.total / trained if trained else 0.0,
+            )
+            for entry in self._entries.values()
+            for each in entry.listeners
+            if each.account.calls
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([entry.given for entry in self._entries.values()])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, hook: Any) -> bool:
+        if isinstance(hook, str):
+            return hook in self._entries
+        return self._ids[id(_given(hook))] > 0
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entry(name).given
+
+    def entry(self, name: str) -> Entry:
+        """The entry of this name; an unknown name is an error that lists the known ones."""
+        if name not in self._entries:
+            known = ", ".join(self._entries) or "none"
+            raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
+        return self._entries[name]
+
+    def check_event(self, name: str) -> None:
+        """A wrong event name is an error that teaches."""
+        self._table.named(name)
+
+    # ---- changing ------------------------------------------------------------------------------------------
+
+    def add(self, hook: Any, name: str | None = None) -> Handle:
+        """Register a hook: an instance, a class, or a function marked with `@on`."""
+        if inspect.isclass(hook):
+            hook = _instance_of(hook)
+        if not isinstance(hook, FunctionHook | Hook) and hasattr(hook, "__hookline_on__"):
+            hook = FunctionHook(hook, hook.__hookline_on__)
+        hook = adopt(hook)
+        if earlier := self._earlier(hook):
+            return self._replace(earlier, hook, name)
+        if not isinstance(hook, FunctionHook) and hook in self:
+            raise HookError(
+                f"This {type(hook).__name__} is registered already; one instance can be added only once."
+            )
+        self._refuse_second(hook)
+        entry = Entry(self._name(hook, name), hook, [])
+        entry.listeners = self._listeners(entry)
+        self._entries[entry.name] = entry
+        self._ids[id(entry.given)] += 1
+        self._join(entry)
+        return Handle(self, entry)
+
+    def _refuse_second(self, hook: Any) -> None:
+        """Of some kinds of hooks a trainer can have one: two progress bars would draw over each other."""
+        word = getattr(hook, "only_one", "")
+        for entry in self._entries.values() if word else ():
+            if getattr(entry.hook, "only_one", "") == word:
+                raise HookError(
+                    f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
+                    f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer "
+                    "adds a progress bar of its own unless it is made with enable_progress_bar=False, or "
+                    "with one among its hooks."
+                )
+
+    def _earlier(self, hook: Any) -> list[Entry]:
+        """Return what a function or class that is defined once more, in a cell that was run again, takes the
+        place of.
+        """
+        if definition(hook) is None:
+            return []
+        return [entry for entry in self._entries.values() if redefines(hook, entry.hook)]
+
+    def _replace(self, earlier: list[Entry], hook: Any, name: str | None) -> Handle:
+        names = ", ".join(each.name for each in earlier)
+        log.debug("%s was defined once more, and is registered in place of: %s", hook, names)
+        put_back = self.set_aside(earlier)
+        try:
+            return self.add(hook, name)
+        except BaseException:
+            put_back()
+            raise
+
+    def _join(self, entry: Entry) -> None:
+        """Let an entry hear events; in the middle of a run it is set up first."""
+        here = self._here(entry)
+        if here and self.guests is not None:
+            try:
+                self.guests.welcome(entry)
+            except BaseException:
+                self._forget(entry)
+                self.guests.farewell(entry)
+                raise
+        if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
+            self._plan.add(here)
+            if not self.is_here(entry):
+                self._plan.count_elsewhere(entry.listeners)
+
+    def _dismiss(self, entry: Entry) -> None:
+        """Switch off a hook that is over its budget, unless it has gone by itself."""
+        if self._entries.get(entry.name) is entry:
+            self.dismiss(entry.name)
+
+    def remove(self, name: str) -> Any:
+        """Take a hook out by name and return it."""
+        entry = self.entry(name)
+        self.discard(entry)
+        return entry.given
+
+    def discard(self, entry: Entry) -> None:
+        """Take an entry out, if it is still there."""
+        if self._entries.get(entry.name) is not entry:
+            return
+        self._forget(entry)
+        self._plan.remove(entry.listeners)
+        if self.guests is not None:
+            self.guests.farewell(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[entry.name]
+        self._spent_by_removed += entry.spent
+        self._ids[id(entry.given)] -= 1
+        if not self._ids[id(entry.given)]:  # another object may get the same identity later
+            del self._ids[id(entry.given)]
+        self._names.free(entry.name)
+
+    def set_aside(self, entries: list[Entry]) -> Callable[[], None]:
+        """Take these out for a while; what is returned puts them back in their places, unless their names are
+        taken by then.
+        """
+        places = self.entries()
+        for entry in entries:
+            self.discard(entry)
+
+        def put_back() -> None:
+            known = self._entries
+            back = {each.name: each for each in entries if each.name not in known}
+            here = known | back
+            self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
+            for entry in back.values():
+                self._ids[id(entry.given)] += 1
+                self._spent_by_removed -= entry.spent
+                self._join(entry)
+
+        return put_back
+
+    def enable(self, name: str) -> None:
+        """Let a hook hear events again, from the next event on."""
+        entry = self.entry(name)
+        if not entry.enabled:
+            entry.enabled = True
+            self._join(entry)
+
+    def disable(self, name: str) -> None:
+        """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its
+        teardown.
+        """
+        entry = self.entry(name)
+        if entry.enabled:
+            entry.enabled = False
+            is_up = ("H", entry.name) in self._plan.up
+            self._plan.remove(
+                [each for each in entry.listeners if each.event.name != "teardown" or not is_up]
+            )
+
+    def _give_up(self, listener: Listener) -> None:
+        """A hook has failed and is to be switched off: here at once, and in a run of several ranks on all of
+        them.
+        """
+        if listener.name in self._entries:
+            self.disable(listener.name)
+            self.dismiss(listener.name)
+
+    # ---- making --------------------------------------------------------------------------------------------
+
+    def is_here(self, entry: Entry) -> bool:
+        """Whether this process's rank is one of those that the hook is for."""
+        ranks: Any = getattr(entry.hook, "ranks", "all")
+        return ranks == "all" or self._rank in ((0,) if ranks == "zero" else ranks)
+
+    def _here(self, entry: Entry) -> list[Listener]:
+        """The listeners that this process's rank calls, less those that are in the plan already."""
+        if not self.is_here(entry):
+            return []
+        return [each for each in entry.listeners if each not in self._plan]
+
+    def _listeners(self, entry: Entry) -> list[Listener]:
+        hook, serial = entry.hook, next(self._serial)
+        if isinstance(hook, FunctionHook):
+            events = list(dict.fromkeys(self._table.named(event) for event in hook.events))
+            listeners = [self._function_listener(hook, event, entry.name) for event in events]
+        elif isinstance(hook, Adapter):
+            _check_settings(hook, entry.name, self._table)
+            listeners = hook.listeners(entry.name, self._table)
+        else:
+            _check_settings(hook, entry.name, self._table)
+            listeners = find_listeners(hook, "H", entry.name, self._table)
+            if not listeners and not isinstance(hook, Hook):
+                raise HookError(
+                    f"{type(hook).__name__} has no event method, so it would never be called. "
+                    "Derive it from hookline.Hook, or mark a function with @on('step_end')."
+                )
+        is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
+        budget = budget_of(hook, entry.name, lambda: self._dismiss(entry)) if is_ours else None
+        for listener in listeners:
+            listener.allowance = (
+                budget.allow(listener.event, listener.account) if budget is not None else None
+            )
+            listener.serial = serial
+            listener.order = _order(hook)
+            listener.on_error = getattr(hook, "on_error", "raise")
+            listener.after_module = _is_after_module(hook, listener.event.name, self._table)
+        return listeners
+
+    def _function_listener(self, hook: FunctionHook, event: Event, owner: str) -> Listener:
+        filters = hook.when.filters() if hook.when else []
+        return make_listener(
+            hook.function, event, self._table, receiver="H", name=owner, owner=None, filters=filters
+        )
+
+    def _name(self, hook: Any, asked: str | None) -> str:
+        explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
+        is_theirs = (
+            isinstance(hook, Adapter) and not asked and explicit in self._entries
+        )  # a callback's `name` may mean anything
+        if is_theirs or (explicit and not isinstance(explicit, str)):
+            explicit = ""
+        if explicit and explicit in self._entries:
+            raise HookError(
+                f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
+                "Give this one another name, or remove the other first."
+            )
+        if explicit:
+            return explicit
+        base = (
+            hook.name
+            if isinstance(hook, FunctionHook)
+            else snake_case(type(getattr(hook, "original", hook)).__name__)
+        )
+        return self._names.give(base, self._entries)
+
+
+class FunctionRegistration:
+    """What `trainer.on(...)` returns: call it with a function to register it, which gives a handle."""
+
+    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
+        if not events:
+            raise HookError("trainer.on() needs an event: trainer.on('train_batch_end').")
+        check_names("trainer.on", events)
+        for event in events:
+            hooks.check_event(event)
+        self._hooks, self._events, self._when, self._name = hooks, events, when, name
+
+    def __call__(self, function: Callable[..., Any]) -> Handle:
+        """Register the function; of a handle, which a second `@trainer.on` gets to see, its function."""
+        below = function if isinstance(function, Handle) else None
+        function = getattr(below.hook, "function", function) if below is not None else function
+        added = self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
+        return Handle(self._hooks, added.entry, below)
+
+    def __repr__(self) -> str:
+        return f"<registration for {', '.join(self._events)}: call it with a function>"
+
+
+def _line(entry: Entry) -> str:
+    """One hook in the list: its name, what it is, and what it listens to how often."""
+    kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
+    heard = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
+    return (
+        f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): "
+        f"{', '.join(heard) or 'no events'}"
+    )
+
+
+def _instance_of(cls: type) -> Any:
+    try:
+        return cls()
+    except TypeError as error:
+        raise HookError(
+            f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
+            f"Pass an instance: {cls.__name__}(...)."
+        ) from None
+
+
+def _given(hook: Any) -> Any:
+    """The hook itself, of an adapter the object that it stands for."""
+    return hook.original if isinstance(hook, Adapter) else hook
+
+
+def _order(hook: Any) -> int:
+    order = getattr(hook, "order", None)
+    return TIERS[getattr(hook, "tier", "user")] if order is None else order
+
+
+def _is_after_module(hook: Any, event: str, table: EventTable) -> bool:
+    asked = getattr(hook, "after_module", None)
+    if asked is None:
+        return getattr(hook, "tier", "user") == "monitor" and event == "on_train_epoch_end"
+    if isinstance(asked, bool):
+        return asked
+    return event in {table.named(each).name for each in asked}
+
+
+def _check_settings(hook: Any, name: str, table: EventTable) -> None:
+    def refuse(attribute: str, value: Any, allowed: str) -> None:
+        raise HookError(f"hook {name!r} ({type(hook).__name__}): {attribute}={value!r}, allowed: {allowed}.")
+
+    tier, order = getattr(hook, "tier", "user"), getattr(hook, "order", None)
+    on_error, ranks = getattr(hook, "on_error", "raise"), getattr(hook, "ranks", "all")
+    after_module = getattr(hook, "after_module", None)
+    if tier not in TIERS:
+        refuse("tier", tier, ", ".join(map(repr, TIERS)))
+    if order is not None and (not isinstance(order, int) or isinstance(order, bool)):
+        refuse("order", order, "a whole number, or None")
+    if on_error not in ON_ERROR:
+        refuse("on_error", on_error, ", ".join(map(repr, ON_ERROR)))
+    if ranks not in ("all", "zero") if isinstance(ranks, str) else not isinstance(ranks, Iterable):
+        refuse("ranks", ranks, "'all', 'zero' or a set of ranks")
+    if isinstance(after_module, str):
+        refuse("after_module", after_module, "True, False or a set of event names")
+    for event in after_module if after_module is not None and not isinstance(after_module, bool) else ():
+        table.named(event)
+    _check_steers(hook, table, refuse)
+
+
+def _check_steers(hook: Any, table: EventTable, refuse: Callable[[str, Any, str], None]) -> None:
+    steers, takes = getattr(hook, "steers", False), [event.name for event in table if event.returns == SIGNAL]
+    if not isinstance(hook, Hook) or isinstance(steers, bool):  # another object's `steers` is its own
+        return
+    if (
+        isinstance(steers, str)
+        or not isinstance(steers, Iterable)
+        or {table.named(each).name for each in steers} - set(takes)
+    ):
+        refuse("steers", steers, f"True, False or a set of {', '.join(takes)}")

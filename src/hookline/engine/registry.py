@@ -1,0 +1,91 @@
+"""Hooks by name: the built-in ones, and those that installed packages offer. Looked up when asked for.
+
+They are plug-ins, so that the trainer need not know them and nothing is imported that is not used. The names
+that a package exports can be loaded in the same way, by `lazy_names`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hookline.util.errors import HookError, closest
+
+GROUP = "hookline.hooks"
+"""The entry-point group under which a package offers hooks. They are listed, never switched on by themselves.
+"""
+
+BUILTIN_HOOKS: dict[str, str] = {
+    "progress_bar": "hookline.hooks.progress_bar:ProgressBar",
+    "console_log": "hookline.hooks.console_log:ConsoleLog",
+    "json_log": "hookline.hooks.json_log:JSONLog",
+    "lr_monitor": "hookline.hooks.lr_monitor:LRMonitor",
+    "throughput": "hookline.hooks.throughput:Throughput",
+    "device_stats": "hookline.hooks.device_stats:DeviceStats",
+    "timer": "hookline.hooks.timer:Timer",
+    "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
+    "health_check": "hookline.hooks.health_check:HealthCheck",
+    "webhook": "hookline.hooks.webhook:Webhook",
+    "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
+    "nan_guard": "hookline.hooks.nan_guard:NaNGuard",
+    "activation_monitor": "hookline.hooks.activation_monitor:ActivationMonitor",
+    "profiler": "hookline.hooks.profiler:Profiler",
+    "lr_finder": "hookline.hooks.lr_finder:LRFinder",
+    "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
+    "model_checkpoint": "hookline.hooks.model_checkpoint:ModelCheckpoint",
+    "upload_checkpoint": "hookline.hooks.upload_checkpoint:UploadCheckpoint",
+    "mixture_schedule": "hookline.hooks.mixture_schedule:MixtureSchedule",
+    "slurm_requeue": "hookline.hooks.slurm_requeue:SlurmRequeue",
+    "hparams": "hookline.hooks.hparams:HParams",
+    "weight_averaging": "hookline.hooks.weight_averaging:WeightAveraging",
+    "freeze_schedule": "hookline.hooks.freeze_schedule:FreezeSchedule",
+    "lr_schedule": "hookline.hooks.lr_schedule:LRSchedule",
+    "loss_schedule": "hookline.hooks.loss_schedule:LossSchedule",
+}
+
+
+def offered_hooks() -> dict[str, str]:
+    """Every hook that can be asked for by name, with the path of its class; built-in names cannot be taken
+    over.
+    """
+    import importlib.metadata
+
+    offered = {each.name: each.value for each in importlib.metadata.entry_points(group=GROUP)}
+    return {**offered, **BUILTIN_HOOKS}
+
+
+def hook_class(name: str) -> Any:
+    """The class behind a name."""
+    known = BUILTIN_HOOKS if name in BUILTIN_HOOKS else offered_hooks()
+    if name not in known:
+        raise HookError(
+            f"There is no hook called {name!r}.{closest(name, known)} There are: {', '.join(known)}."
+        )
+    module, _, attribute = known[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package that imports a name's module when the name is first
+    used.
+
+    homes: each name with the module below the package that defines it. A name must not be that of a module
+    below the package: once that module is imported, the name would be the module.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        module = sys.modules[package]
+        return sorted({*vars(module), *module.__all__})
+
+    return load, names

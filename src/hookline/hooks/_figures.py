@@ -1,0 +1,126 @@
+"""Pictures of a run, drawn with matplotlib if it is there. No window is opened and nothing
+global is touched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.util.errors import HookError
+
+MOST_LABELS = 48
+
+
+def need_matplotlib(what: str) -> None:
+    """Refuse early, before hours of training, if a picture could not be drawn at the end."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise HookError(
+            f"{what} draws a picture with matplotlib, which is not installed: pip install 'hookline[plots]'."
+        )
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float, high: float) -> Any:
+    """Norms of layers (rows) over steps. NaN: not measured. Below `low` and above `high` have colours of
+    their own.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import FixedLocator, MaxNLocator
+
+    cells = np.asarray(values, dtype=np.float64)
+    measured = ~np.isnan(cells)
+    small, large = measured & (cells < low), measured & (cells > high)
+    normal = cells[measured & ~small & ~large]
+    bottom, top = (normal.min(), normal.max()) if normal.size else (max(low, 1e-12), min(high, 1e12))
+    if top < bottom * 10:  # a colour bar needs a range
+        bottom, top = bottom / 3, top * 3
+    cells = np.where(small, bottom / 10, np.where(large, top * 10, cells))
+
+    longest = max(len(row) for row in rows)
+    figure = Figure(
+        figsize=(7.5 + 0.075 * longest, min(max(1.6 + 0.2 * len(rows), 3.2), 14.0)), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    colours = colormaps["viridis"].with_extremes(under="#000000", over="#d7263d", bad="#e6e6e6")
+    mesh = axes.pcolormesh(
+        edges(steps),
+        np.arange(len(rows) + 1),
+        np.ma.masked_invalid(cells),
+        cmap=colours,
+        norm=LogNorm(bottom, top),
+        rasterized=True,
+    )
+    every = -(-len(rows) // MOST_LABELS)
+    axes.set_yticks(np.arange(0, len(rows), every) + 0.5, list(rows)[::every], fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()  # as the data flows: the input is at the top
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=10, integer=True) if len(steps) > 1 else FixedLocator(list(steps))
+    )
+    axes.set_xlabel("step")
+    axes.set_title("Gradient flow: norm of each layer's gradient", loc="left", fontsize=11)
+    figure.colorbar(mesh, ax=axes, label="gradient norm", pad=0.01)
+    marks = [
+        (small, "#000000", f"vanishing: below {low:g}"),
+        (large, "#d7263d", f"exploding: above {high:g}, or not finite"),
+        (~measured, "#e6e6e6", "not trained"),
+    ]
+    patches = [
+        Patch(facecolor=colour, edgecolor="#888888", label=label)
+        for where, colour, label in marks
+        if where.any()
+    ]
+    if patches:
+        figure.legend(
+            handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=8
+        )
+    return figure
+
+
+def edges(steps: Sequence[int]) -> Any:
+    """The borders of columns that stand at these steps."""
+    centres = np.asarray(steps, dtype=np.float64)
+    if len(centres) == 1:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    middles = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
+
+
+def lr_curve(lrs: Sequence[float], losses: Sequence[float], smooth: Any, suggestion: float | None) -> Any:
+    """Loss over learning rate, with the suggestion marked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(lrs, losses, ".", color="#9bb7d4", markersize=4, label="loss of a step")
+    axes.plot(lrs, smooth, color="#1f4e79", linewidth=2, label="smoothed")
+    if suggestion is not None:
+        at = float(np.interp(np.log(suggestion), np.log(lrs), smooth))
+        axes.axvline(suggestion, color="#d7263d", linewidth=1, linestyle="--")
+        axes.plot(
+            [suggestion], [at], "o", color="#d7263d", markersize=8, label=f"suggestion: {suggestion:.2g}"
+        )
+    finite = np.asarray(smooth)[np.isfinite(smooth)]
+    start, lowest = float(finite[: len(finite) // 2 + 1].max()), float(finite.min())
+    room = max(start - lowest, 0.05 * abs(start), 1e-12)
+    axes.set_ylim(lowest - 0.15 * room, start + 0.6 * room)  # a loss that blew up must not flatten the rest
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("loss")
+    axes.set_title("Learning-rate range test", loc="left", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc="lower left")
+    return figure

@@ -1,0 +1,127 @@
+"""A metric that a hook watches: finding it, and telling what is better."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.engine.checks import check_bool, check_choice, check_number, refused
+from hookline.util.errors import OptionError, closest
+
+log = logging.getLogger("hookline")
+
+MODES = ("min", "max")
+NEARLY_THE_SAME = 0.85
+"""From this similarity on, a name that is missing is taken for a misspelt one already in the sanity check."""
+COUNTERS = ("epoch", "step")
+LOSSES = ("train/loss", "val/loss")
+"""Metrics that every run has."""
+
+
+class Monitored:
+    """The metric `monitor` on behalf of a hook called `who`; lower is better with mode 'min', higher with
+    'max'.
+    """
+
+    def __init__(
+        self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True
+    ) -> None:
+        if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
+            raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
+        check_choice(f"{who}: mode", mode, MODES)
+        check_number(f"{who}: min_delta", min_delta, least=0.0)
+        check_bool(f"{who}: strict", strict)
+        # other capitals are no slip: a metric of the user's may be 'val/Loss'
+        if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
+            raise OptionError(
+                f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your "
+                "own, pass strict=False.",
+                option="monitor",
+                value=monitor,
+            )
+        self.who, self.monitor, self.mode, self.min_delta, self.strict = (
+            who,
+            monitor,
+            mode,
+            float(min_delta),
+            strict,
+        )
+        self._said = False
+
+    def find(self, metrics: Mapping[str, Any]) -> float | None:
+        """Its newest value. A missing one is an error, or with `strict=False` a warning, once, and None."""
+        if self.monitor in metrics:
+            return float(metrics[self.monitor])
+        if self.strict:
+            raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
+        if not self._said:
+            log.warning(self._missing(metrics))
+            self._said = True
+        return None
+
+    def warn_of_nonfinite(self, value: float) -> None:
+        """Once: a metric that has no number says nothing about any weights."""
+        if not math.isfinite(value) and not self._said:
+            log.warning(
+                "%s monitors %r, which is %s: nothing is the best by it.", self.who, self.monitor, value
+            )
+            self._said = True
+
+    def look_ahead(self, metrics: Mapping[str, Any]) -> None:
+        """In the sanity check: refuse a name that is nearly a metric's. Others may still come, with the
+        training.
+        """
+        alike = difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
+        if self.strict and alike and self.monitor not in metrics:
+            raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a value beats the best one by more than `min_delta`. NaN never does; anything finite beats
+        None.
+        """
+        if not math.isfinite(value):
+            return False
+        if best is None:
+            return True
+        gain = best - value if self.mode == "min" else value - best
+        return gain > self.min_delta
+
+    def passes(self, value: float, threshold: float) -> bool:
+        """Whether a value is on the good side of a threshold."""
+        return value < threshold if self.mode == "min" else value > threshold
+
+    def _missing(self, metrics: Mapping[str, Any]) -> str:
+        known = ", ".join(metrics) or "none yet"
+        return (
+            f"{self.who} monitors {self.monitor!r}, which was not "
+            f"logged.{closest(self.monitor, metrics)} Metrics: {known}."
+        )
+
+
+def misspelt(name: str, known: tuple[str, ...]) -> str | None:
+    """Return the known name that this one was meant to be: in small letters, with one letter missing, doubled
+    or swapped.
+    """
+    given = name.lower()
+    for right in known if name not in known else ():
+        places = range(len(right))
+        forms = {
+            right,
+            *(right[:i] + right[i + 1 :] for i in places),
+            *(right[:i] + right[i] + right[i:] for i in places),
+            *(right[:i] + right[i + 1 : i + 2] + right[i] + right[i + 2 :] for i in places),
+        }
+        if given in forms:
+            return right
+    return None
+
+
+def no_validation_in(state: Any, validated: bool) -> bool:
+    """At the end of a training epoch: whether it is plain by now that this run has no validation."""
+    complete = state.epochs_seen == state.epoch + 1
+    return (
+        complete and not validated and state.epochs_seen % state.trainer.options.check_val_every_n_epoch == 0
+    )

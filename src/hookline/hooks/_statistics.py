@@ -1,0 +1,72 @@
+"""Numbers about many tensors at once: a few kernels, nothing read from the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.distributed.sharded_norms import over_shards
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The dense real numbers that this process holds of a tensor: of a shard, of a sparse or
+    a complex one.
+    """
+    values: Any = tensor.detach()
+    if hasattr(values, "to_local"):
+        values = values.to_local()
+    if values.layout is torch.sparse_coo:
+        values = values.coalesce().values()
+    dense: Tensor = torch.view_as_real(values) if values.is_complex() else values
+    return dense
+
+
+def between_graphs(function: Callable[..., None]) -> Callable[..., None]:
+    """Let torch.compile leave a module's hook as Python that runs between the compiled parts."""
+    disable: Any = torch.compiler.disable
+    made: Callable[..., None] = disable(function)
+    return made
+
+
+def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
+    """The norm of each tensor as one vector, in float32 at least, so that half precision does
+    not overflow.
+    """
+    held = [
+        each if each.numel() else each.new_zeros(1) for each in map(plain, tensors)
+    ]  # an empty shard has no largest value
+    dtype = torch.float64 if any(each.dtype is torch.float64 for each in held) else torch.float32
+    found = torch._foreach_norm(held, order, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
+    vector = torch.stack([each.to(held[0].device) for each in found])
+    return over_shards(vector, tensors, order)
+
+
+def sample(tensors: Sequence[Tensor], limit: int) -> Tensor:
+    """At most about `limit` values of the tensors, each by its share; all of them if they are no more than
+    that.
+    """
+    held = [plain(each) for each in tensors]
+    total = sum(each.numel() for each in held)
+    parts: list[Tensor] = []
+    for each in held:
+        stride = max(1, math.ceil(total / limit))
+        while stride > 1 and each.numel() and each.ndim and math.gcd(stride, each.shape[-1]) != 1:
+            stride += 1  # so that every column of a matrix gets its turn
+        parts.append(each.flatten()[::stride].to(held[0].device, torch.float32))
+    return torch.cat(parts)
+
+
+def percentiles(rows: Sequence[Tensor], wanted: Sequence[float]) -> Tensor:
+    """Percentiles of each row of values, a matrix of (rows, wanted): one sort for all of them."""
+    padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=math.inf)
+    ordered = padded.sort(dim=1).values
+    last = torch.tensor([len(row) - 1 for row in rows], dtype=torch.float32)[:, None]
+    places = last * torch.tensor(wanted, dtype=torch.float32) / 100
+    below, share = places.floor(), places - places.floor()
+    low = ordered.gather(1, below.long().to(ordered.device))
+    high = ordered.gather(1, places.ceil().long().to(ordered.device))
+    return torch.lerp(low, high, share.to(ordered.device))

@@ -1,0 +1,96 @@
+"""A loop that is written on Accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookline.interop.hosted.host import ACCELERATE
+from hookline.interop.loop import Line
+from hookline.loggers import Logger
+
+
+class AcceleratedLine(Line):
+    """A line whose backward, clipping and place among the ranks are the accelerator's, which is
+    `trainer.outer` for hooks.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any,
+        module: Any = None,
+        optimizers: Any = (),
+        *,
+        logger: Any = None,
+        **options: Any,
+    ) -> None:
+        """logger: as of `Line`; by default what the accelerator tracks with, if it was told to."""
+        tracked = [Trackers(accelerator)] if logger is None and accelerator.log_with else False
+        self.outer = accelerator
+        self._prepared: list[Any] = []
+        self._norm: Tensor | None = None
+        """Of gradients that were unscaled for hooks to see, and are about to be clipped."""
+        super().__init__(
+            module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options
+        )
+
+    def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
+        """Say whose training it is; as they are, or as the accelerator has prepared them."""
+        accelerator = self.outer
+        super().attach(accelerator.unwrap_model(module), optimizers, schedulers)
+        self.place(accelerator.device, module)
+        self.take_place(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
+
+    def prepare(self, *given: Any) -> Any:
+        """`accelerator.prepare`: the model, the optimizers and the schedulers among them are those of this
+        training.
+        """
+        prepared = self.outer.prepare(*given)
+        every = prepared if isinstance(prepared, tuple) else (prepared,)
+        self._prepared += every  # with what earlier calls have prepared
+        models = [each for each in self._prepared if isinstance(each, nn.Module)]
+        if models or self.state.wrapped_model is not None:
+            optimizers = [each for each in self._prepared if isinstance(each, Optimizer)]
+            schedulers = [each for each in self._prepared if hasattr(each, "get_last_lr")]
+            self.attach(
+                models[0] if models else self.state.wrapped_model,
+                optimizers or self.state.optimizers,
+                schedulers or self.state.schedulers,
+            )
+        return prepared
+
+    def differentiate(self, loss: Tensor, **options: Any) -> None:
+        """`accelerator.backward`, which divides by the accumulation and scales."""
+        self.outer.backward(loss, **options)
+
+    def unscale(self, parameters: list[Any]) -> None:
+        """Where there is a scaler: `accelerator.clip_grad_norm_` with no limit, which
+        unscales and measures.
+        """
+        self._norm = (
+            None if self.outer.scaler is None else self.outer.clip_grad_norm_(parameters, float("inf"))
+        )
+
+    def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
+        """`accelerator.clip_grad_norm_`, or the rest of it."""
+        if self._norm is None:
+            norm: Tensor = self.outer.clip_grad_norm_(parameters, max_norm)
+            return norm
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, self._norm)
+        return self._norm
+
+
+class Trackers(Logger):
+    """Rows go to whatever the accelerator tracks with."""
+
+    queued = False
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        """One row."""
+        self.accelerator.log({"epoch": epoch, **metrics}, step=step)

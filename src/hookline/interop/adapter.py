@@ -1,0 +1,260 @@
+"""How a dialect's hooks are heard: by the names of facts like any hook, and otherwise by their documented
+place.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hookline.engine.events import EVENTS
+from hookline.engine.hook import Hook
+
+Reader = Callable[[Any], Any]
+"""From a fact as Hookline has it to what the dialect's document says it is."""
+MARKS = ("__hookline_on__", "__hookline_no_event__")
+"""Functions that are adapted already, or that the user has marked as something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method of a dialect: which event it is, and its arguments in the order in which its document passes
+    them.
+    """
+
+    event: str
+    arguments: tuple[str, ...] = ()
+    reads: Mapping[str, Reader] = field(default_factory=dict)
+    in_sanity_check: bool = True
+    """Other systems have no sanity check, so what hears of evaluations should not mistake it for one."""
+    other_forms: tuple[tuple[str, ...], ...] = ()
+    """Further lists of arguments in which people have written the method, and call it."""
+
+    @property
+    def forms(self) -> tuple[tuple[str, ...], ...]:
+        """All of them, the documented one first."""
+        return (self.arguments, *self.other_forms)
+
+
+class DialectHook(Hook):
+    """Base of the hook classes of dialects.
+
+    A method that is called directly, as a test or a loop of one's own does, takes what it is written to take,
+    or, where there are several forms, all that one of them passes.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adapt_methods(cls, cls.__hookline_rows__)
+
+
+def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
+    """Let the plan find what a class overrides of these methods; for a hook, and for a module or data module
+    of a dialect.
+    """
+    for method, row in rows.items():
+        written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
+        function = vars(written_in).get(method)
+        is_stub = "__hookline_base__" in vars(written_in)
+        if (
+            not is_stub
+            and inspect.isfunction(function)
+            and not any(hasattr(function, mark) for mark in MARKS)
+        ):
+            setattr(cls, method, _adapted(function, method, row))
+
+
+def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
+    """The same method for the plan: it asks for facts by their names and gets them as the
+    dialect has them.
+    """
+    asks = _Asks(function, row)
+    event = EVENTS[row.event]
+    means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
+    picks = asks.picks()
+    if means_the_same and not picks and not any(name in row.reads for name in asks.facts):
+        if not asks.by_place:
+            return function  # nothing stands in between
+        if len(asks.passed) == len(asks.order) == len(asks.facts):
+            named: Any = function
+            named.__signature__ = asks.signature_in_order()
+            named.__hookline_on__ = [row.event]
+            return function
+    directly = _taking_all(function, picks) if picks else function
+    skip = "" if row.in_sanity_check else "None if sanity_checking else "
+    # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
+    source = (
+        "lambda f, d, r: lambda self, *given, sanity_checking=None, **named: "
+        f"d(self, *given, **named) if sanity_checking is None else "
+        f"{skip}f({', '.join(['self', *asks.passed])})"
+    )
+    heard: Any = functools.wraps(function)(
+        eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads)
+    )
+    heard.__signature__ = asks.signature()
+    heard.__hookline_on__ = [row.event]
+    return heard  # type: ignore[no-any-return]
+
+
+def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def taking_all(self: Any, *given: Any, **named: Any) -> Any:
+        pick = picks.get(len(given))
+        return (
+            function(self, *given, **named)
+            if pick is None
+            else function(self, *[given[at] for at in pick], **named)
+        )
+
+    return taking_all
+
+
+class _Asks:
+    """The facts that a method asks for, and the source of the arguments it is called with.
+
+    A parameter whose name is no fact has the documented argument of its place, or the next one that nobody
+    names. What is left over keeps its name, for the binding to refuse it, or its default.
+    """
+
+    def __init__(self, function: Callable[..., Any], row: Row) -> None:
+        self.row = row
+        self.facts: list[str] = []
+        self.passed: list[str] = []
+        self.order: list[str] = []
+        """The facts in the places where it takes them."""
+        self.by_place = False
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
+        named = {fact.name for fact in known.values() if fact is not None}
+        listed = [
+            each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
+        self.takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+        form = next(
+            (each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments
+        )
+        self.waiting = [name for name in form if name not in named]
+        for place, each in enumerate(parameters):
+            fact = known[each.name]
+            keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
+            if each.kind is each.VAR_POSITIONAL:
+                for name in list(self.waiting):
+                    self._take_place(name)
+            elif fact is not None:
+                self._take(fact.name, keyword)
+            elif self.waiting and not keyword and each.kind is not each.VAR_KEYWORD:
+                here = form[place : place + 1]
+                if here and here[0] in self.waiting:
+                    self._take_place(here[0])
+                elif each.default is each.empty:
+                    self._take_place(self.waiting[0])
+                else:
+                    break
+            elif each.default is each.empty and each.kind is not each.VAR_KEYWORD:
+                self._take(each.name, keyword)
+            elif not keyword:
+                break  # from here on everything keeps its default
+
+    def _take_place(self, name: str) -> None:
+        self.by_place = True
+        self.waiting.remove(name)
+        self._take(name)
+
+    def _take(self, name: str, keyword: str = "") -> None:
+        if not keyword:
+            self.order.append(name)
+        if name == "sanity_checking":
+            value = name
+        else:
+            if name not in self.facts:
+                self.facts.append(name)
+            value = f"given[{self.facts.index(name)}]"
+        self.passed.append(keyword + (f"r[{name!r}]({value})" if name in self.row.reads else value))
+
+    def picks(self) -> dict[int, tuple[int, ...]]:
+        """Which of the arguments it takes if it is called directly with all of a form that is longer than its
+        own.
+        """
+        if not self.row.other_forms or self.takes_rest or len(self.passed) != len(self.order):
+            return {}
+        return {
+            len(form): tuple(form.index(name) for name in self.order)
+            for form in self.row.forms
+            if len(form) > len(self.order) and set(self.order) <= set(form)
+        }
+
+    def signature_in_order(self) -> inspect.Signature:
+        """For the binding: the facts in the places where the method takes them."""
+        places = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)
+        ]
+        return inspect.Signature(places)
+
+    def signature(self) -> inspect.Signature:
+        """The same, and the fact that tells the plan's calls from others'."""
+        mark = inspect.Parameter("sanity_checking", inspect.Parameter.KEYWORD_ONLY)
+        return inspect.Signature([*self.signature_in_order().parameters.values(), mark])
+
+
+# ---- What the adapters of other packages' callbacks have in common
+
+
+SETTINGS: Mapping[str, Callable[[Any], bool]] = {
+    "name": lambda given: isinstance(given, str),
+    "tier": lambda given: isinstance(given, str),
+    "order": lambda given: isinstance(given, int) and not isinstance(given, bool),
+    "ranks": lambda given: isinstance(given, str | set | frozenset),
+    "on_error": lambda given: isinstance(given, str),
+}
+"""What hooks of Hookline are told about themselves; a callback may have something else of this name for its
+own use.
+"""
+
+
+class AdoptedCallback:
+    """Stands for one callback among the hooks, with the attributes of a hook."""
+
+    kind = ""
+    name = ""
+    tier = "user"
+    order = after_module = None
+    ranks = "all"
+    on_error = "raise"
+
+    def __init__(self, original: Any, packages: tuple[str, ...], base: str) -> None:
+        self.original = original
+        self.base = next(
+            cls
+            for cls in type(original).__mro__
+            if cls.__name__ == base and cls.__module__.partition(".")[0] in packages
+        )
+        self.tier = self.usual_tier()
+        for setting, is_ours in SETTINGS.items():
+            given = self._set_on_original(setting)
+            if is_ours(given):
+                setattr(self, setting, given)
+
+    def usual_tier(self) -> str:
+        """Whom it is called among, if nobody says otherwise."""
+        return "user"
+
+    def _set_on_original(self, name: str) -> Any:
+        """What the instance has of this name, or its classes down to the package's base."""
+        classes = type(self.original).__mro__
+        spaces = [vars(self.original), *(vars(cls) for cls in classes[: classes.index(self.base)])]
+        return next((each[name] for each in spaces if name in each), None)
+
+    def overrides(self, method: str) -> bool:
+        """Whether the callback's class, or the instance itself (a LambdaCallback), has its own."""
+        return method in vars(self.original) or getattr(type(self.original), method, None) is not getattr(
+            self.base, method, None
+        )
+
+    def before_optimizers(self) -> None:
+        """A checkpoint's optimizers are put back next."""

@@ -1,0 +1,1 @@
+"""A run that another loop drives: Hookline's events, emitted for a host."""

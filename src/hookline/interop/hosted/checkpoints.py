@@ -1,0 +1,176 @@
+"""What is kept of a line, for a checkpoint of the host's or one of its own, and how it comes back."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hookline.checkpoint import files
+from hookline.checkpoint.contents import check_parts
+from hookline.checkpoint.format import TensorStore, pack, unpack
+from hookline.distributed.comm import Ranks
+from hookline.interop.hosted.host import Host, HostedHooks
+from hookline.run.finite import describe_nonfinite, find_nonfinite
+from hookline.run.options import Options
+from hookline.run.parts import EmittingRun
+from hookline.run.save_request import Saved, SaveRequest
+from hookline.training.restore import load_optimizer, load_scheduler, restore_hook, restoring
+from hookline.training.run_events import begin_loading, edit_loaded, edit_saved, report_loaded, report_saved
+from hookline.training.saving import counts_of, describe, states_of
+from hookline.util.errors import CheckpointError, NonFiniteLoss
+from hookline.util.urls import shown
+
+
+class KeptRun(EmittingRun, Protocol):
+    """A hosted run, as far as a checkpoint is concerned."""
+
+    host: Host
+    hooks: HostedHooks
+    options: Options
+
+    @property
+    def run_dir(self) -> Path:
+        """Where checkpoints are written."""
+        ...
+
+
+PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
+"""What a checkpoint of a line holds."""
+
+
+def keep(view: KeptRun) -> dict[str, Any]:
+    """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
+    s, entries = view.state, view.hooks.in_order()
+    return {
+        "counters": s.counts.state_dict(),
+        "hooks": states_of(entries, s),
+        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
+        "metrics": dict(s.metrics.read()),
+        "log": s.log.state_dict(),
+    }
+
+
+def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
+    """The counters, the metrics, and everything of the hooks, by their names."""
+    s = view.state
+    s.counts.load_state_dict(kept["counters"])
+    view.resume.take({key: kept[key] for key in ("hooks", "filters")})
+    s.log.newest.raw().update(kept["metrics"])
+    if "log" in kept:
+        s.log.load_state_dict(kept["log"])
+    for entry in view.hooks.in_order():
+        restore_hook(entry, kept, s)
+
+
+def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
+    """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
+    s = view.state
+    if bad := find_nonfinite(s.optimizers):
+        raise NonFiniteLoss(
+            f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved."
+        )
+    path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
+    contents = edit_saved(view, contents_of(view), path, request.reason)
+    saved = Saved(path, request.reason, s.step)
+    if s.rank == 0:
+        try:
+            files.write(contents, path, describe(s, request, view.host.name), staging=lambda: view.run_dir)
+        except CheckpointError as error:
+            saved = replace(saved, error=error)
+    refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)
+    if refused is not None and saved.error is None:
+        saved = replace(saved, error=CheckpointError(refused))
+    report_saved(view, saved, view.options.saving.on_error)
+
+
+def contents_of(view: KeptRun) -> dict[str, Any]:
+    """Module, optimizers, schedulers, and what `keep` keeps."""
+    s = view.state
+    return {
+        "module": s.module.state_dict(),
+        "optimizers": [each.state_dict() for each in s.optimizers],
+        "schedulers": [each.state_dict() for each in s.schedulers],
+        **keep(view),
+    }
+
+
+def load(view: KeptRun, path: str | Path) -> None:
+    """Put a checkpoint back into module, optimizers, schedulers and hooks."""
+    s, contents = view.state, files.read(path)
+    begin_loading(view, contents)
+    if "log" in contents:
+        check_parts(contents, PARTS, path)
+    if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
+        raise CheckpointError(
+            f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights "
+            "alone can be had by hookline.load_weights(module, path)."
+        )
+    contents = edit_loaded(view)
+    with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
+        s.module.load_state_dict(contents["module"])
+        for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
+            load_optimizer(optimizer, kept)
+        for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
+            load_scheduler(scheduler, kept)
+    put_back(view, contents)
+    report_loaded(view, path)
+
+
+# ---- What is kept of the hooks, where a host keeps nothing but JSON
+
+
+log = logging.getLogger("hookline")
+LARGEST = 1_000_000
+"""Numbers that the state of one hook may have in tensors: more do not belong into a file of text."""
+
+
+def as_json(kept: dict[str, Any]) -> dict[str, Any]:
+    """The same for JSON to hold. A hook whose state cannot be held is left out, with a warning."""
+    hooks = {}
+    for name, state in kept["hooks"].items():
+        try:
+            hooks[name] = _text(state, f"the state of hook {name!r}")
+        except CheckpointError as error:
+            log.warning(
+                "%s It is not kept in this host's checkpoints; hookline.hooks.ModelCheckpoint keeps it.",
+                error,
+            )
+    rest = _text({key: value for key, value in kept.items() if key != "hooks"}, "the line")
+    return {"hooks": hooks, "rest": rest}
+
+
+def from_json(kept: dict[str, Any]) -> dict[str, Any]:
+    """The opposite."""
+    return {**_value(kept["rest"]), "hooks": {name: _value(each) for name, each in kept["hooks"].items()}}
+
+
+def _text(value: Any, where: str) -> dict[str, Any]:
+    tensors = TensorStore()
+    structure = pack(value, tensors, where)
+    numbers = sum(each.numel() for each in tensors.values())
+    if numbers > LARGEST:
+        raise CheckpointError(f"{where} has {numbers:,} numbers in tensors, more than {LARGEST:,}.")
+    return {"structure": structure, "tensors": {name: _bytes(each) for name, each in tensors.items()}}
+
+
+def _value(text: dict[str, Any]) -> Any:
+    return unpack(text["structure"], {name: _tensor(*each) for name, each in text["tensors"].items()})
+
+
+def _bytes(tensor: Tensor) -> tuple[str, list[int], str]:
+    plain = tensor.detach().cpu().contiguous()
+    content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return str(plain.dtype).removeprefix("torch."), list(plain.shape), base64.b64encode(content).decode()
+
+
+def _tensor(dtype: str, shape: list[int], content: str) -> Tensor:
+    kind = getattr(torch, dtype)
+    if not content:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(base64.b64decode(content)), dtype=torch.uint8).view(kind).reshape(shape)

@@ -1,0 +1,124 @@
+"""What is kept and written of a hosted run: its state, its checkpoints, its rows of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookline.distributed.comm import Ranks
+from hookline.engine.plan import Plan
+from hookline.interop.hosted.checkpoints import keep, put_back, save
+from hookline.interop.hosted.rank_sync import BETWEEN, HostedAgreement
+from hookline.interop.hosted.view import HostView
+from hookline.metrics.accumulator import Accumulator
+from hookline.run.parts import Participants, Progress, Resume
+from hookline.run.reduction import Rows
+from hookline.run.rows import MetricRows
+from hookline.run.state import State
+from hookline.run.view import View
+
+
+class Recording(HostView):
+    """The part of a run that outlives it, the same whoever drives it."""
+
+    is_running: bool
+    agreement: HostedAgreement | None
+    _kept: dict[str, Any] | None
+    if TYPE_CHECKING:  # what the loops need of a run, and hooks do not
+        progress: Progress
+        participants: Participants
+        resume: Resume
+        rows: MetricRows
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of the hooks and of how far the run is."""
+        return keep(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned: at once in a run, else when it begins, after the hooks are
+        set up.
+        """
+        if self.is_running:
+            put_back(self, state)
+        else:
+            self._kept = state
+
+    def save_checkpoint(
+        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+    ) -> None:
+        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
+        super().save_checkpoint(path, reason, monitor)
+        if not self.is_running:
+            self.save_due()
+
+    def write_row(self, values: dict[str, Any], over: str = "step") -> None:
+        """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or
+        'evaluation'.
+        """
+        self.rows.write(values, over)
+
+    def take_new(self, metrics: Mapping[str, Any]) -> None:
+        """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values
+        by that.
+        """
+        newest = self.state.log.newest
+        for name, value in metrics.items():
+            if name not in newest or newest[name] != float(value):
+                newest[name] = value
+
+    def write_pending(self) -> None:
+        """Send out what was logged since the last row."""
+        self.rows.write_pending()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the loop is to end: as asked for, or with several ranks as they have agreed."""
+        return self.state.should_stop if self.agreement is None else self.agreement.stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        View.should_stop.fset(self, stop)  # type: ignore[attr-defined]
+
+    def settle(self, place: int = BETWEEN) -> None:
+        """Between batches: the checkpoints that were asked for, by any rank, are written."""
+        if self.agreement is not None:
+            self.agreement.settle(place)
+        self.save_due()
+
+    def save_due(self, ranks: Ranks | None = None) -> None:
+        """Write the checkpoints that were asked for, and agreed on."""
+        source = self.save_requests if self.agreement is None else self.agreement.agreed
+        while source:
+            save(self, source.pop(0), ranks or self.ranks)
+
+
+# ---- Rows of metrics in a hosted run
+
+
+class HostedRows(MetricRows):
+    """The rows of one process of a hosted run."""
+
+    def __init__(self, plan: Plan, state: State, holds: bool) -> None:
+        """holds: whether rows wait until the host logs."""
+        super().__init__(plan, state)
+        self.holds = holds
+        self.over_ranks: Rows | None = None
+        """Reduces the results of a pass over all ranks, if there are several."""
+
+    def write(
+        self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None
+    ) -> None:
+        """Let listeners edit a row, then send it to the loggers; or keep it for the row of the host."""
+        if self.holds:
+            self.state.log.pending.update(values)
+        else:
+            super().write(values, over, step, epoch)
+
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the results of a pass, over all ranks if there are several."""
+        if self.over_ranks is None:
+            return super().finish(mode, more, pending)
+        return self.over_ranks.finish(mode, more, pending)

@@ -1,0 +1,216 @@
+"""Hears what a loop does with its optimizers, whoever calls them: torch's own step hooks, and `zero_grad`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookline.engine.plan import noop
+from hookline.run.optimizers import total_norm
+from hookline.run.parts import EmittingRun
+from hookline.training.batch_events import UpdateEvents, report_clip, skip_step
+from hookline.util.errors import SKIP_STEP, STEP_DONE
+
+
+class Updates(UpdateEvents):
+    """The optimizer events of a run. `step` counts one per batch, however many optimizers take part in it."""
+
+    def __init__(self, run: EmittingRun, *, on_step: bool = True) -> None:
+        super().__init__(run)
+        self.announces = on_step
+        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when.
+        """
+        self.windows = 0
+        """Updates that were made or left out: after each, gradients are gathered anew."""
+        self.norm_is_known = False
+        """Whether the host has measured the gradients of this window already, before it clipped them."""
+        self.recomputing = False
+        """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same
+        update.
+        """
+        self.clipped: dict[int, Tensor] = {}
+        """The norms that the loop's clipping has found, until the update is made: if it never is, they say
+        why.
+        """
+        self.announced: set[int] = set()
+        self._hidden: dict[int, tuple[Any, list[Any]]] = {}
+        self._watched: list[Any] = []
+
+    def watch(self, optimizers: list[Any]) -> None:
+        """Listen to these from now on."""
+        for index, optimizer in enumerate(optimizers):
+            post = optimizer.register_step_post_hook(functools.partial(self._stepped, index))
+            self._watched.append(post.remove)
+            if self.announces:
+                pre = optimizer.register_step_pre_hook(functools.partial(self._stepping, index))
+                self._watched += [pre.remove, self._hear_zero_grad(index, optimizer)]
+
+    def _hear_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
+        """Torch has no hook for it, so it is covered; returns what uncovers it. Another line may do the same
+        with it.
+        """
+        covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
+
+        def heard(*args: Any, **kwargs: Any) -> None:
+            if self._watched:
+                self.clear(index, optimizer)
+            zero_grad(*args, **kwargs)
+
+        def uncover() -> None:
+            if vars(optimizer).get("zero_grad") is not heard:
+                return  # somebody else has covered it since, and still calls this one
+            del optimizer.zero_grad
+            if covered is not None:
+                optimizer.zero_grad = covered
+
+        optimizer.zero_grad = heard
+        return uncover
+
+    def clear(self, index: int, optimizer: Any) -> None:
+        """Emit on_before_zero_grad: the gradients so far are about to be dropped."""
+        if not self.recomputing:
+            self.windows += 1
+            s = self.state
+            s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+            if self.plan.on_before_zero_grad is not noop:
+                self.before_zero_grad()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is anybody to hear."""
+        return bool(self._watched)
+
+    def leave(self) -> None:
+        """Leave the optimizers as they were found."""
+        watched, self._watched = self._watched, []
+        for undo in watched:
+            undo()
+        self.missed()  # gradients that were hidden for a step that never came are there again
+        self.norm_is_known = self.recomputing = False
+
+    def before(self, index: int) -> None:
+        """The gradients are complete. Once per optimizer and update, whoever says so first."""
+        if index in self.announced:
+            return
+        s = self.state
+        if not self.announced and not self.norm_is_known:
+            s.optimization.norm_tensor = None
+        self.announced.add(index)
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
+        if "grad_norm" in self.plan.wanted and not self.norm_is_known:
+            s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+        signal = (
+            self.before_step()
+            if self.signal_filters or self.plan.on_before_optimizer_step is not noop
+            else None
+        )
+        if signal is not None:
+            self._hide(index, s.optimization.optimizer, signal)
+
+    def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
+        """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop
+        makes anyway.
+        """
+        hidden = [
+            (p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        self._hidden[index] = (signal, hidden)
+        for parameter, _ in hidden:
+            parameter.grad = None
+
+    def left_out(self, indices: list[int]) -> list[Any]:
+        """The gradients of these optimizers, if hooks leave the steps of all of them out."""
+        if not all(index in self._hidden for index in indices):
+            return []
+        return [gradient for index in indices for _, gradient in self._hidden[index][1]]
+
+    def clip(self, indices: list[int], norm: Tensor, max_norm: float) -> None:
+        """Emit on_gradient_clip: the loop has clipped these optimizers' gradients, whose norm was this."""
+        s = self.state
+        s.optimization.norm_tensor, s.optimization.gradient_clip_val = norm, max_norm
+        report_clip(self.plan, s)
+        if indices:
+            self.clipped[indices[0]] = norm
+        norms = list(self.clipped.values())
+        s.optimization.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+
+    def know_norm(self, norm: Tensor | None) -> None:
+        """Take the norm of this window's gradients from the host, which clips them before it tells hooks."""
+        self.state.optimization.norm_tensor = norm
+        self.norm_is_known = True
+
+    def _stepping(self, index: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.before(index)
+            return None
+        evaluated = functools.partial(self._evaluate, index, closure)
+        return (args[0], evaluated, *args[2:]) if len(args) > 1 else args, kwargs | {
+            "closure": evaluated
+        } if kwargs else kwargs
+
+    def _evaluate(self, index: int, closure: Callable[[], Any]) -> Any:
+        """The gradients are there once the loss was computed; an optimizer may ask for it several times in
+        one step.
+        """
+        loss = closure()
+        self.before(index)
+        self.recomputing = True
+        return loss
+
+    def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
+        s = self.state
+        self.norm_is_known = self.recomputing = False
+        self.clipped.clear()
+        self.windows += 1
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+        if index not in self.announced:  # a step was made for form's sake: there was no loss
+            self.skip(index, "no_loss")
+            return
+        if self._hidden:
+            signal, hidden = self._hidden.pop(index, (None, []))
+            for parameter, gradient in hidden:
+                parameter.grad = gradient
+            if signal is SKIP_STEP:
+                self.announced.discard(index)
+                self.skip(index, "hook")
+                return
+            assert signal in (None, STEP_DONE)
+        self.announced.discard(index)
+        before = self.progress.step_before_batch
+        self.after_step(before if before >= 0 else s.counts.step)
+
+    def account_for_missing(self) -> None:
+        """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The
+        loop goes on.
+        """
+        if not all(norm.isfinite() for norm in self.clipped.values()):
+            self.skip_missing()
+        else:
+            self.missed()
+
+    def skip_missing(self) -> None:
+        """Every step that was announced and never made: the scaler has left it out."""
+        for index in self.missed():
+            self.windows += 1
+            self.skip(index, "nonfinite")
+
+    def skip(self, index: int, reason: str) -> None:
+        """Emit on_step_skipped for this optimizer."""
+        self.focus(index, self.state.setup.optimizers[index])
+        skip_step(self.run, reason)
+
+    def missed(self) -> list[int]:
+        """Optimizers that were announced and have not made their step."""
+        missed = sorted(self.announced)
+        self.announced.clear()
+        self.clipped.clear()
+        for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
+            parameter.grad = gradient
+        self._hidden.clear()
+        return missed

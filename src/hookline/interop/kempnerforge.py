@@ -1,0 +1,157 @@
+"""KempnerForge's hooks: `TrainingHook`, `StepContext`, `HookRunner`. Change the import line, and both its
+ways work.
+
+In a training script of one's own a `HookRunner` calls them; in `hookline.Trainer(hooks=[...])` they are hooks
+like any other, and may also listen where KempnerForge would need a fork: to gradients, the optimizer's step,
+the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from hookline.engine.events import EVENTS
+from hookline.engine.listener import event_methods
+from hookline.hooks.console_log import perplexity_of
+from hookline.interop.adapter import DialectHook, Row
+from hookline.run.context import StepContext
+from hookline.util.errors import HookError
+
+__all__ = ["HookRunner", "StepContext", "TrainingHook"]
+
+
+def eval_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """An evaluation's results as KempnerForge names them: `val/loss` or `val_loss` is `eval/loss`;
+    `eval/perplexity` is added.
+    """
+    found = {
+        f"eval/{name[4:]}": value for name, value in metrics.items() if name.startswith(("val_", "val/"))
+    }
+    if "eval/loss" in found:
+        found.setdefault("eval/perplexity", perplexity_of(found["eval/loss"]))
+    return found
+
+
+ROWS: Mapping[str, Row] = {
+    "on_train_begin": Row("on_train_start", ("config",)),
+    "on_step_end": Row("on_step_end", ("ctx",)),
+    "on_eval_end": Row(
+        "on_validation_end", ("metrics", "step"), {"metrics": eval_metrics}, in_sanity_check=False
+    ),
+    "on_checkpoint_save": Row("on_checkpoint_save", ("step", "path"), {"path": str}),
+    "on_train_end": Row("on_train_end", ("step", "tokens_seen")),
+}
+
+
+class TrainingHook(DialectHook):
+    """Override what you need. Other events of Hookline may be overridden too; a runner refuses those, a
+    trainer has them.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__ = ROWS
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> Any:
+        """Once, after set-up and before the loop; `config` is what was passed as `Trainer(config=...)`.
+        Called with config.
+        """
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
+        """After each optimizer update and its metrics. Called with ctx."""
+
+    def on_eval_end(self, *args: Any, **kwargs: Any) -> Any:
+        """After each evaluation, with `eval/loss` and `eval/perplexity`. Called with metrics, step."""
+
+    def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> Any:
+        """A checkpoint is complete; `path` is this very checkpoint's, so that it can be uploaded. Called with
+        step, path.
+        """
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
+        """Once, after the loop, stopped or shut down runs included. Called with step, tokens_seen."""
+
+
+class HookRunner:
+    """Calls hooks in the order of a list, from a training script of one's own. Without hooks a call is one
+    branch.
+    """
+
+    def __init__(self, hooks: Iterable[TrainingHook] | None = None) -> None:
+        self.hooks: list[TrainingHook] = hooks if isinstance(hooks, list) else list(hooks or ())
+        for hook in self.hooks:
+            _check(hook)
+
+    def on_train_begin(self, config: Any) -> None:
+        """Once, before the loop."""
+        if not self.hooks:
+            return
+        for hook in self.hooks:
+            hook.on_train_begin(config)
+
+    def on_step_end(self, ctx: StepContext) -> None:
+        """After every optimizer update."""
+        if not self.hooks:
+            return
+        for hook in self.hooks:
+            hook.on_step_end(ctx)
+
+    def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
+        """After every evaluation."""
+        if not self.hooks:
+            return
+        for hook in self.hooks:
+            hook.on_eval_end(metrics, step)
+
+    def on_checkpoint_save(self, step: int, path: str) -> None:
+        """After a checkpoint was written."""
+        if not self.hooks:
+            return
+        for hook in self.hooks:
+            hook.on_checkpoint_save(step, path)
+
+    def on_train_end(self, step: int, tokens_seen: int) -> None:
+        """Once, after the loop."""
+        if not self.hooks:
+            return
+        for hook in self.hooks:
+            hook.on_train_end(step, tokens_seen)
+
+
+def _check(hook: Any) -> None:
+    """A hook that the runner could not call, or would call with the wrong things, is refused before the loop
+    begins.
+    """
+    if not isinstance(hook, TrainingHook):
+        made = f"{hook.__name__}()" if inspect.isclass(hook) else "a class derived from TrainingHook"
+        raise HookError(
+            f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; hooks of another kind "
+            "belong into hookline.Trainer(hooks=[...])."
+        )
+    for method, _ in event_methods(hook, "H", EVENTS, check=True):
+        if method not in ROWS:
+            raise HookError(
+                f"{type(hook).__name__}.{method} would never be called: HookRunner has {', '.join(ROWS)}. "
+                "hookline.Trainer(hooks=[...]) has every event."
+            )
+    for method, row in ROWS.items():
+        _check_order(f"{type(hook).__name__}.{method}", inspect.unwrap(getattr(type(hook), method)), row)
+
+
+def _check_order(where: str, function: Any, row: Row) -> None:
+    """The runner passes by place, so a parameter that names another fact would get the wrong one without a
+    word.
+    """
+    documented, signature = ", ".join(row.arguments), inspect.signature(function)
+    try:
+        signature.bind("self", *row.arguments)
+    except TypeError as error:
+        raise HookError(f"{where} is called with ({documented}), which it cannot take: {error}.") from None
+    for argument, parameter in zip(row.arguments, list(signature.parameters)[1:], strict=False):
+        meant = EVENTS.fact(parameter, EVENTS[row.event])
+        if meant is not None and meant.name != argument:
+            raise HookError(
+                f"{where}: HookRunner passes ({documented}) in this order, so {parameter!r} would be the "
+                f"{argument}. Put it in its place; hookline.Trainer(hooks=[...]) also gives facts by name."
+            )

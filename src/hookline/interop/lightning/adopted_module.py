@@ -1,0 +1,221 @@
+"""Lightning's modules and data modules in Hookline's loop, as they are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hookline.engine.events import EVENTS, SIGNAL, EventTable
+from hookline.engine.listener import Listener, overrides, refuse_misspelled
+from hookline.interop.adapter import Row
+from hookline.interop.lightning.binder import BETWEEN, NAME_OF_HOOK, RETURNED, bind, noted
+from hookline.interop.lightning.hparams import brought
+from hookline.interop.lightning.loaders import asked_in_turn, given_in_turn
+from hookline.interop.lightning.table import (
+    DATA_ACTIONS,
+    DATA_ROWS,
+    MODULE_ACTIONS,
+    MODULE_ROWS,
+    refuse_lightning_1,
+)
+from hookline.interop.lightning.trainer_view import TrainerView, is_lightnings
+from hookline.run.module import Actions, DataModule
+from hookline.util.errors import HookError, OptionError
+
+HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
+"""Where Lightning declares what a module may override."""
+
+
+def steps_of(module: Any) -> LightningSteps:
+    """The steps and hooks of a Lightning module, for Hookline's loop."""
+    base = next(cls for cls in type(module).__mro__ if is_lightnings(cls, "LightningModule"))
+    _check(module)
+    view = TrainerView(base.__module__.removesuffix(".core.module"))
+    own: dict[str, Any] = {name: getattr(module, name) for name in MODULE_ACTIONS if _is_own(module, name)}
+    own["predict_step"] = module.predict_step
+    if "configure_optimizers" in own:
+        ask = module.configure_optimizers
+        own["configure_optimizers"] = functools.wraps(ask)(lambda: _in_our_forms(ask()))
+    own |= {
+        name: asked_in_turn(own[name], name, view.of_lightning)
+        for name in own
+        if name.endswith("_dataloader")
+    }
+    actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
+    # a class of its own, because what a class overrides is what the loop looks at
+    return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
+
+
+def _check(module: Any) -> None:
+    """What Hookline's loop cannot honour is an error before anything runs."""
+    refuse_lightning_1(module)
+    refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
+    who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
+    for declared in [
+        cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)
+    ]:
+        for method in vars(declared):
+            if not method.startswith("_") and method not in known and _is_own(module, method):
+                raise HookError(
+                    f"{who}.{method} is a hook of Lightning that Hookline does not have. It has: "
+                    f"{', '.join(known)}."
+                )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise HookError(
+            f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, "
+            f"batch_idx."
+        )
+
+
+def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
+    """How many arguments each method gets."""
+    return {
+        **{name: len(EVENTS[name].facts) for name in actions},
+        **{name: len(row.arguments) for name, row in rows.items()},
+    }
+
+
+class LightningSteps(Actions):
+    """What the loop calls for a Lightning module. Actions that the module overrides are in a subclass made
+    for it.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+    kind = "Lightning module"
+
+    def __init__(self, original: Any, view: TrainerView) -> None:
+        self.original, self.view = original, view
+        self.automatic_optimization = original.automatic_optimization
+        self.run: Any = None
+
+    def configure_hooks(self) -> Any:
+        """What the module brings."""
+        return brought(self.run, self.original, self.original.configure_callbacks())
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One for each hook that the module overrides."""
+        return _listeners(self, "M", MODULE_ROWS, name, table)
+
+    def _attach(self, run: Any) -> None:
+        self.run = run
+        if run is None:
+            self.original.__dict__[NAME_OF_HOOK] = None
+        else:  # it stays attached after the run, as in Lightning
+            self.view.attach(run.trainer, self.original, self.original.__dict__)
+            self.original.trainer = self.view
+            self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
+            run.data.given |= given_in_turn(
+                run.data.given, self.view.of_lightning, run.data.mixture is not None
+            )
+            if run.stage == "fit" and not overrides(self, "validation_step"):
+                run.data.given[
+                    "val"
+                ] = []  # then Lightning trains without validating, whatever loaders there are
+
+
+def data_of(datamodule: Any) -> LightningData:
+    """A Lightning data module, for Hookline's loop."""
+    base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
+    refuse_misspelled(datamodule, _called_with(DATA_ACTIONS, DATA_ROWS))
+    view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
+    own: dict[str, Any] = {
+        name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
+    }
+    own |= {
+        name: asked_in_turn(own[name], name, view.of_lightning)
+        for name in own
+        if name.endswith("_dataloader")
+    }
+    actions = {name: staticmethod(each) for name, each in own.items()}
+    return type(type(datamodule).__name__, (LightningData,), actions)(datamodule, view)  # type: ignore[no-any-return]
+
+
+class LightningData(DataModule):
+    """What the loop asks for data."""
+
+    __hookline_base__: ClassVar[bool] = True
+    kind = "Lightning data module"
+
+    def __init__(self, original: Any, view: TrainerView) -> None:
+        self.original, self.view = original, view
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One for each hook that the data module overrides."""
+        return _listeners(self, "D", DATA_ROWS, name, table)
+
+    def _attach(self, run: Any) -> None:
+        if run is not None:
+            self.view.attach(run.trainer, run.module, {})
+            self.original.trainer = self.view
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data module's own."""
+        return self.original.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.original.load_state_dict(state)
+
+
+def _listeners(
+    owner: Any, receiver: str, rows: Mapping[str, Row], name: str, table: EventTable
+) -> list[Listener]:
+    found = []
+    for method, row in rows.items():
+        if _is_own(owner.original, method):
+            function = getattr(owner.original, method)
+            binding = bind(function, method, row, table, owner.view, answers=method in RETURNED)
+            steers = method in RETURNED and table[row.event].returns == SIGNAL
+            found.append(
+                Listener(
+                    receiver, name, owner, table[row.event], function, binding, [], declares_steering=steers
+                )
+            )
+    return found
+
+
+def _is_own(owner: Any, method: str) -> bool:
+    """Whether the user's class, and not Lightning's, has this method. Models that Lightning brings for
+    demonstration count.
+    """
+    if method in vars(owner):
+        return True
+    written = next((cls for cls in type(owner).__mro__ if method in vars(cls)), object)
+    return written is not object and (not is_lightnings(written) or ".demos." in written.__module__)
+
+
+# ---- what Lightning's modules return -----------------------------------------------------------------------
+
+
+def _in_our_forms(returned: Any) -> Any:
+    """Lightning's forms that Hookline has not: a monitor beside the scheduler, one scheduler beside a list of
+    optimizers.
+    """
+    if isinstance(returned, dict):
+        given = dict(returned)
+        monitor, scheduler = given.pop("monitor", None), given.pop("lr_scheduler", None)
+        if scheduler is not None:
+            given["lr_scheduler"] = _schedule(scheduler, monitor)
+        return given
+    if isinstance(returned, list | tuple) and len(returned) == 2 and isinstance(returned[0], list | tuple):
+        schedulers = returned[1] if isinstance(returned[1], list | tuple) else [returned[1]]
+        return list(returned[0]), [_schedule(each, None) for each in schedulers]
+    if isinstance(returned, list | tuple):
+        return [_in_our_forms(each) if isinstance(each, dict) else each for each in returned]
+    return returned
+
+
+def _schedule(given: Any, monitor: str | None) -> Any:
+    schedule = dict(given) if isinstance(given, dict) else {"scheduler": given}
+    if schedule.pop("reduce_on_plateau", False) and not isinstance(schedule["scheduler"], ReduceLROnPlateau):
+        raise OptionError(
+            "lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that "
+            "needs a metric is advanced in an override of lr_scheduler_step."
+        )
+    if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
+        schedule.setdefault("monitor", monitor)
+    return schedule

@@ -1,0 +1,166 @@
+"""Methods of Lightning's classes made callable with the live state: by position, trimmed to
+what they accept.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from hookline.engine.binding import Binding, Source
+from hookline.engine.events import EventTable
+from hookline.interop.adapter import Reader, Row
+from hookline.util.errors import HookError, closest
+
+NAME_OF_HOOK = "_current_fx_name"
+"""Where a Lightning module keeps which hook is being called; its `log` looks there."""
+BETWEEN = {"fit": "training_step", "validate": "validation_step"}
+"""What stands there while none of Lightning's is, by the verb: Hookline's hooks log as a step does."""
+RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start"}
+"""Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
+
+
+def bind(
+    function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool
+) -> Binding:
+    """The caller of one hook. `trainer` is the view, `module` the module as the view shows it."""
+    event = table[row.event]
+    by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
+    names = row.arguments[: accepted(function, row.arguments, method)]
+    reads: dict[str, Reader] = {**row.reads, "checkpoint": CheckpointView}
+    values: list[Any] = [view, view.moment]
+    expressions: list[str] = []
+    facts: list[str] = []
+    for name in names:
+        fact = table.fact(name, event)
+        assert fact is not None, (method, name)
+        if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
+            expressions.append("d[0]" if name == "trainer" else "d[1].face")
+            continue
+        source = table.expression(fact, event)
+        if name in reads:
+            source = f"d[{len(values)}]({source})"
+            values.append(reads[name])
+        expressions.append(f"stage={source}" if name == "stage" and by_name else source)
+        facts.append(fact.name)
+    # it writes down which hook is called while it calls it
+    begin = f"names = d[1].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}"
+    call = Source(
+        function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers
+    )
+    return Binding(call.caller(), tuple(facts), call)
+
+
+STEP = """
+def make(f, names):
+    def call(*given):
+        before = names[{where!r}]
+        names[{where!r}] = {method!r}
+        try:
+            return f(*given)
+        finally:
+            names[{where!r}] = before
+    return call
+"""
+
+
+def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """A step or action that writes down, as long as it lasts, that it is the one that is called."""
+    source = STEP.format(where=NAME_OF_HOOK, method=method)
+    space: dict[str, Any] = {}
+    exec(compile(source, "<hookline adopted>", "exec"), space)
+    made: Any = functools.wraps(function)(space["make"](function, names))
+    made.__signature__ = inspect.signature(function)
+    return made  # type: ignore[no-any-return]
+
+
+def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(
+        each.kind is each.VAR_KEYWORD or (each.name == name and each.kind is not each.POSITIONAL_ONLY)
+        for each in parameters
+    )
+
+
+def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
+    """How many of the offered arguments it takes."""
+    takes, offered = 0, len(arguments)
+    for parameter in inspect.signature(function).parameters.values():
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_POSITIONAL or (
+            parameter.name == "stage" and arguments[-1:] == ("stage",)
+        ):
+            return offered
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            takes += 1
+            if takes > offered and required:
+                raise HookError(
+                    f"{_shown(function)} takes {parameter.name!r}, but {method} is called with {offered} "
+                    f"arguments."
+                )
+        elif parameter.kind is parameter.KEYWORD_ONLY and required:
+            raise HookError(
+                f"{_shown(function)} needs {parameter.name!r} by keyword, but {method} is called by position."
+            )
+    return min(takes, offered)
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+class MissingEntry(HookError, KeyError):
+    """A callback asked for something that this checkpoint has not."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class CheckpointView(MutableMapping[str, Any]):
+    """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
+
+    NAMES: Mapping[str, str] = {
+        "state_dict": "module",
+        "optimizer_states": "optimizers",
+        "lr_schedulers": "schedulers",
+        "callbacks": "hooks",
+    }
+    COUNTS: Mapping[str, str] = {"epoch": "epoch", "global_step": "step"}
+    OWN = "lightning"
+
+    def __init__(self, contents: dict[str, Any]) -> None:
+        self.contents = contents
+
+    def _own(self) -> dict[str, Any]:
+        return self.contents.setdefault(self.OWN, {})  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.COUNTS:
+            return self.contents["counters"][self.COUNTS[key]]
+        if key not in self:
+            raise MissingEntry(
+                f"checkpoint[{key!r}]: there is no such entry.{closest(key, list(self))} "
+                f"There are: {', '.join(self)}."
+            )
+        return self.contents[self.NAMES[key]] if key in self.NAMES else self._own()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in list(self)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in self.COUNTS:
+            raise HookError(f"checkpoint[{key!r}] is how far the run is, and cannot be replaced.")
+        (self.contents if key in self.NAMES else self._own())[self.NAMES.get(key, key)] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._own()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(
+            [*self.COUNTS, *(key for key, name in self.NAMES.items() if name in self.contents), *self._own()]
+        )
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

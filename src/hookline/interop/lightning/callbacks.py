@@ -1,0 +1,295 @@
+"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint,
+and people's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from hookline.engine.binding import Binding
+from hookline.engine.events import EventTable
+from hookline.engine.listener import Listener, refuse_misspelled
+from hookline.engine.source_text import parsed, words_of
+from hookline.interop.adapter import AdoptedCallback
+from hookline.interop.lightning.binder import bind
+from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
+from hookline.interop.lightning.table import CALLBACK_ROWS
+from hookline.interop.lightning.trainer_parts import missing
+from hookline.interop.lightning.trainer_view import PACKAGES, TrainerView, is_lightnings, is_of_trainer
+from hookline.util.errors import HookError
+
+# ---- What a Lightning callback asks of its trainer, read from its code, so that it is refused
+
+
+OWN = "self.trainer"
+DEEPEST = 2
+"""Functions of Lightning that a method hands the trainer on to are read as well, and those that these call.
+"""
+ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
+"""Code that asks one of these about the trainer knows that not every trainer has what it is after."""
+
+
+def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
+    """Attributes of the trainer that the view has not, each with the method that wants it."""
+    found: dict[str, str] = {}
+    given: set[str] = set()
+    for where, function in _functions(callback, base):
+        for path, is_set in _asks(function, where.rpartition(".")[2]):
+            found.setdefault(path, where)
+            given |= {path} if is_set else set()
+    package = base.__module__.removesuffix(".callbacks.callback")
+    own = {path for path in given if path.count(".") == 1 and not is_known(package, path.rpartition(".")[2])}
+    return [(path, where) for path, where in found.items() if path not in own]
+
+
+def is_known(package: str, name: str) -> bool:
+    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its
+    own use.
+    """
+    return hasattr(TrainerView, name) or is_of_trainer(package, name)
+
+
+def owner_of(path: str) -> type:
+    """The part of the view that should have the last name of `trainer.a.b`."""
+    part: Any = TrainerView
+    for name in path.split(".")[1:-1]:
+        part = part.PARTS.get(name, part)
+    return part  # type: ignore[no-any-return]
+
+
+def mentions(callback: Any, base: type, name: str) -> bool:
+    """Whether the callback's source text has this name in it."""
+    trees = [parsed(function) for _, function in _functions(callback, base)]
+    return any(name in words_of(tree) for tree in trees if tree is not None)
+
+
+def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
+    """What the callback's classes define, down to Lightning's base; each name once."""
+    seen: set[str] = set()
+    for cls in type(callback).__mro__:
+        if cls is base:
+            return
+        for name, value in vars(cls).items():
+            if name not in seen and (function := _function(value)) is not None:
+                yield f"{cls.__name__}.{name}", function
+            seen.add(name)
+
+
+def _function(value: Any) -> Any:
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    return inspect.unwrap(value) if inspect.isfunction(value) else None
+
+
+def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """What is missing, and whether it is set."""
+    source = parsed(function)
+    if source is None or not source.body:
+        return  # written at run time, or in C: then the view says so when it comes to it
+    tree = source.body[0]
+    if isinstance(tree, ast.FunctionDef):
+        reader = _Reader(_trainers(tree, name))
+        for node in tree.body:
+            reader.visit(node)
+        yield from reader.missing
+        for called in reader.called if depth < DEEPEST else ():
+            helper = _function(function.__globals__.get(called))
+            if helper is not None and is_lightnings(helper):
+                yield from _asks(helper, called, depth + 1)
+
+
+def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
+    """The parameters that are the trainer: by their name or type, and the first one of a hook."""
+    parameters = [*tree.args.posonlyargs, *tree.args.args]
+    types = {
+        each.arg: ast.unparse(each.annotation) if each.annotation is not None else "" for each in parameters
+    }
+    named = {name for name, kind in types.items() if name == "trainer" or "Trainer" in kind}
+    return named | ({parameters[1].arg} if method in CALLBACK_ROWS and len(parameters) > 1 else set())
+
+
+class _Reader(ast.NodeVisitor):
+    """Follows `trainer.a.b` through the view's parts; what is asked about first is left out."""
+
+    def __init__(self, trainers: set[str]) -> None:
+        self.trainers = trainers
+        self.missing: list[tuple[str, bool]] = []
+        self.called: list[str] = []
+        """Functions that were given the trainer."""
+
+    def visit_Call(self, node: ast.Call) -> None:
+        given = [*node.args, *(each.value for each in node.keywords)]
+        if isinstance(node.func, ast.Name) and any(
+            isinstance(each, ast.Name) and each.id in self.trainers for each in given
+        ):
+            self.called.append(node.func.id)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path, root = _path(node)
+        if path[0] in ("trainer", "_trainer") and len(path) > 1:  # self.trainer, pl_module.trainer
+            path, root = path[1:], ast.Name(OWN)
+        if isinstance(root, ast.Name) and root.id in (*self.trainers, OWN):
+            is_set = isinstance(node.ctx, ast.Store)
+            where = _missing(path, is_set)
+            if where:
+                self.missing.append(("trainer." + ".".join(where), is_set))
+        else:
+            self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        for each in node.orelse if self._asks_first(node.test) else [node.test, *node.body, *node.orelse]:
+            self.visit(each)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        if not self._asks_first(node):
+            self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        if not self._asks_first(node.test):
+            self.generic_visit(node)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        handled = " ".join(ast.unparse(each.type) for each in node.handlers if each.type is not None)
+        for each in [
+            *([] if "AttributeError" in handled else node.body),
+            *node.handlers,
+            *node.orelse,
+            *node.finalbody,
+        ]:
+            self.visit(each)
+
+    def _asks_first(self, test: ast.expr) -> bool:
+        calls = [
+            each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
+        ]
+        asking = [each for each in calls if each.func.id in ASKS_FIRST]  # type: ignore[attr-defined]
+        return any(
+            isinstance(each, ast.Name) and each.id in self.trainers
+            for call in asking
+            for each in ast.walk(call)
+        )
+
+
+def _path(node: ast.expr) -> tuple[list[str], ast.expr]:
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.insert(0, node.attr)
+        node = node.value
+    return path, node
+
+
+def _missing(path: list[str], is_set: bool) -> list[str]:
+    """The shortest beginning of the path that the view has not; empty if it has it all."""
+    part: Any = TrainerView
+    for index, name in enumerate(path):
+        is_last = index == len(path) - 1
+        if name in part.PARTS:
+            part = part.PARTS[name]
+        elif not hasattr(part, name) or (
+            is_set and is_last and getattr(getattr(part, name), "fset", None) is None
+        ):
+            return path[: index + 1]
+        else:
+            return []
+    return path if is_set else []
+
+
+MONITORS = ("EarlyStopping", "Checkpoint")
+"""Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
+
+
+class LightningCallback(AdoptedCallback):
+    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as
+    Lightning does.
+    """
+
+    kind = "Lightning callback"
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original, PACKAGES, "Callback")
+        self.replaces = mentions(original, self.base, "remove_checkpoint")
+        self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
+        self._check()
+
+    def usual_tier(self) -> str:
+        """Monitors are called after the module."""
+        kinds = {cls.__name__ for cls in type(self.original).__mro__ if is_lightnings(cls)}
+        return "monitor" if kinds & set(MONITORS) else "user"
+
+    def _check(self) -> None:
+        who = type(self.original).__name__
+        refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
+        if asked := out_of_reach(self.original, self.base):
+            paths = ", ".join(f"{path} (in {where})" for path, where in asked)
+            raise HookError(
+                f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
+                f"{missing(asked[0][0], owner_of(asked[0][0]))}"
+            )
+        for method in vars(self.base):
+            if method.startswith("on_") and method not in CALLBACK_ROWS and self.overrides(method):
+                raise HookError(
+                    f"{who} listens to {method}, an event of Lightning that Hookline does not have. "
+                    f"There are: {', '.join(CALLBACK_ROWS)}."
+                )
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
+        found = []
+        for method, row in CALLBACK_ROWS.items():
+            if method in vars(self.base) and self.overrides(method):
+                function = getattr(self.original, method)
+                binding = bind(function, method, row, table, self.view, answers=False)
+                found.append(Listener("H", name, self, table[row.event], function, binding, []))
+        if self.replaces:
+            tidy = self.view.remove_replaced
+            written = Binding(lambda s: tidy(s.path), ("path",))
+            found.append(Listener("H", name, self, table["on_checkpoint_save"], tidy, written, []))
+        return found
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins: the view shows its trainer and module."""
+        module = state.module
+        names = module.__dict__ if is_lightning_module(module) else {}
+        face = shown_to_callbacks(module, self.view)
+        self.view.attach(state.trainer, face, names)
+        if face is not None:  # Lightning gives every callback these two of the module
+            self.original.log, self.original.log_dict = face.log, face.log_dict
+
+    def before_optimizers(self) -> None:
+        """A finetuning makes the parameter groups again that it had added, and what is in them is trained
+        again.
+
+        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in
+        them frozen.
+        """
+        for cls in type(self.original).__mro__:
+            if is_lightnings(cls, "BaseFinetuning"):
+                optimizers = self.view.optimizers
+                known = [len(each.param_groups) for each in optimizers]
+                cls.on_fit_start(self.original, self.view, self.view.moment.face)  # type: ignore[attr-defined]
+                for optimizer, groups in zip(optimizers, known, strict=True):
+                    for parameter in itertools.chain(
+                        *(each["params"] for each in optimizer.param_groups[groups:])
+                    ):
+                        parameter.requires_grad_(True)
+
+    # ---- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The callback's own state, with the key under which Lightning would look for it."""
+        return {"state_key": self.original.state_key, "state": self.original.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever
+        order they are.
+        """
+        key = self.original.state_key
+        saved = (self.view._own.state.checkpoint or {}).get("hooks", {})
+        for each in (state, *saved.values()):
+            if isinstance(each, dict) and each.get("state_key") == key:
+                self.original.load_state_dict(each["state"])
+                return

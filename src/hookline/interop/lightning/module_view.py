@@ -1,0 +1,131 @@
+"""Hookline's modules, and plain ones, as Lightning's callbacks expect a module."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hookline.engine.listener import overrides
+from hookline.interop.lightning.names import log_as_lightning
+from hookline.interop.lightning.table import MODULE_ACTIONS
+from hookline.interop.lightning.trainer_view import TrainerView, is_lightnings
+from hookline.run.module import Module
+
+
+def is_lightning_module(module: Any) -> bool:
+    """Whether it derives from Lightning's own class."""
+    return any(is_lightnings(cls, "LightningModule") for cls in type(module).__mro__)
+
+
+def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
+    """A Lightning module as it is; any other with a face that has what callbacks use of a LightningModule."""
+    return module if module is None or is_lightning_module(module) else ModuleFace(module, view)
+
+
+class ModuleFace:
+    """The user's module with `log`, `trainer` and the other names of a LightningModule. Everything else is
+    the module's own.
+    """
+
+    def __init__(self, module: nn.Module, view: TrainerView) -> None:
+        base = view.of_lightning("core.module", "LightningModule")
+        self.__dict__.update(_module=module, _view=view, _base=base, _class=_both(type(module), base))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at: it is the user's class and a LightningModule
+        return self._class
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MODULE_ACTIONS and not overrides(self._module, name):
+            return types.MethodType(
+                getattr(self._base, name), self
+            )  # how Lightning finds out that nobody has overridden it
+        return getattr(self._module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward."""
+        return self._module(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self._module, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._module.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._module)
+
+    @property
+    def trainer(self) -> TrainerView:
+        """The trainer as Lightning's hooks see it."""
+        return self._view  # type: ignore[no-any-return]
+
+    _trainer = trainer
+
+    @property
+    def automatic_optimization(self) -> bool:
+        """Whether the loop does the optimization."""
+        return bool(getattr(self._module, "automatic_optimization", True))
+
+    @property
+    def example_input_array(self) -> Any:
+        """What the module can be tried with, if it says so."""
+        return getattr(self._module, "example_input_array", None)
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return int(self._view.current_epoch)
+
+    @property
+    def global_step(self) -> int:
+        """Updates so far."""
+        return int(self._view.global_step)
+
+    @property
+    def logger(self) -> Any:
+        """The logger as Lightning's hooks see it."""
+        return self._view.logger
+
+    @property
+    def device(self) -> Any:
+        """Where the module is."""
+        return self._view._own.device
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log a number, with Lightning's arguments."""
+        log_as_lightning(self._view._own._last, name, value, args, options)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """Log several."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print, on rank zero only."""
+        self._view.print(*args, **kwargs)
+
+
+def _both(own: type, base: type) -> type:
+    """A class that is both, for isinstance only; the user's alone if it wants to know of its subclasses, or
+    they do not mix.
+    """
+    if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
+        return base
+    try:
+        return type(own.__name__, (own, base), {})
+    except TypeError:
+        return base

@@ -1,0 +1,467 @@
+"""The names under which Lightning's trainer shows a run, read from Hookline's trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hookline.metrics.accumulator import REDUCTIONS
+from hookline.metrics.metric_log import Metrics, with_ending
+from hookline.training.composition import set_accumulation
+from hookline.util.errors import OptionError, closest
+
+
+class MetricTensors(dict[str, Tensor]):
+    """Metrics as tensors, as callbacks read them; what is put in becomes a metric of the run."""
+
+    def __init__(self, newest: Metrics) -> None:
+        super().__init__({name: _tensor(value) for name, value in newest.raw().items()})
+        self._newest = newest
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._newest[name] = value.detach() if isinstance(value, Tensor) else float(value)
+        super().__setitem__(name, _tensor(value))
+
+    def update(self, *given: Any, **named: Any) -> None:
+        """Put several in."""
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.items()}  # a copy is the copier's own
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def _option(name: str, doc: str) -> Any:
+    """An option of Hookline's trainer under its own name."""
+    return property(lambda names: getattr(names._own.options, name), doc=doc)
+
+
+def epoch_of(state: Any) -> int:
+    """The current epoch, from 0; once the training is over, the number of epochs that it has begun, as
+    Lightning counts.
+    """
+    is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
+    return int(state.epoch + (is_over and state.batches_seen > 0))
+
+
+def directory_of(trainer: Any) -> Path:
+    """The run's directory. Outside of fit it need not exist: whoever only asks where things would go makes
+    none.
+    """
+    return trainer.run_dir if trainer.state.stage == "fit" else trainer._directory.intended()  # type: ignore[no-any-return]
+
+
+class LightningNames:
+    """Facts of a run under Lightning's names. `_own` is Hookline's trainer."""
+
+    _own: Any
+
+    # ---- how far it is -------------------------------------------------------------------------------------
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0; after the training, the number of epochs."""
+        return epoch_of(self._own.state)
+
+    @property
+    def callback_metrics(self) -> MetricTensors:
+        """The newest values of what was logged, and Hookline's own `train/loss`, `val/loss`."""
+        return MetricTensors(self._own.state.log.newest)
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """The same: Hookline sends the newest values to the loggers."""
+        return dict(self.callback_metrics)
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What was logged with `prog_bar=True`."""
+        return Metrics(self._own.state.log.bar).read()
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the validation going on is the one before training."""
+        return bool(self._own.state.sanity_checking)
+
+    @property
+    def training(self) -> bool:
+        """Whether a fit is going on and no validation inside it."""
+        state = self._own.state
+        return state.stage == "fit" and self._own._run is not None and not self._evaluating
+
+    @property
+    def validating(self) -> bool:
+        """Whether validation batches are being measured, in a fit or by themselves; not in
+        the sanity check.
+        """
+        in_fit = self._own.state.stage == "fit" and self._evaluating and not self.sanity_checking
+        return self._own.state.stage == "validate" or in_fit
+
+    @property
+    def testing(self) -> bool:
+        """Whether this is a test."""
+        return bool(self._own.state.stage == "test")
+
+    @property
+    def predicting(self) -> bool:
+        """Whether this is a prediction."""
+        return bool(self._own.state.stage == "predict")
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether this is a validation, the sanity check or a test."""
+        return self.validating or self.testing or self.sanity_checking
+
+    @property
+    def _evaluating(self) -> bool:
+        """In a fit: every submodule's mode is kept aside while an evaluation lasts."""
+        return bool(self._own.state.modes)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether this is the epoch's last training batch."""
+        run, length = self._own._last, self._own.num_training_batches
+        if run is None or length is None:
+            return False
+        # in a validation, batch_idx is its own
+        begun = run.progress.position if self._evaluating else self._own.state.batch_idx + 1
+        return bool(begun >= length)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal or Ctrl-C has ended the run."""
+        return self._own.status in ("interrupted", "preempted")
+
+    # ---- what it was told ----------------------------------------------------------------------------------
+
+    max_epochs = _option("max_epochs", "Epochs to train; None or -1: no limit.")
+    max_steps = _option("max_steps", "Updates to make; -1: no limit.")
+    val_check_interval = _option(
+        "val_check_interval", "Batches, or the fraction of an epoch, between validations."
+    )
+    check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
+    limit_train_batches = _option(
+        "limit_train_batches", "Batches of an epoch that are used, or the fraction of them."
+    )
+    limit_val_batches = _option(
+        "limit_val_batches", "Batches of a validation that are used, or the fraction of them."
+    )
+    limit_test_batches = _option(
+        "limit_test_batches", "Batches of a test that are used, or the fraction of them."
+    )
+    limit_predict_batches = _option(
+        "limit_predict_batches", "Batches that are predicted on, or the fraction of them."
+    )
+    overfit_batches = _option("overfit_batches", "Training batches that are used again and again; 0: no.")
+    log_every_n_steps = _option("log_every_n_steps", "Updates between rows of the log.")
+    fast_dev_run = _option("fast_dev_run", "Whether this only tries out whether everything works.")
+    gradient_clip_val = _option("gradient_clip_val", "The largest norm or value of gradients.")
+    min_epochs = _option("min_epochs", "Epochs to train at least.")
+    min_steps: ClassVar[None] = None
+    """Hookline knows no least number of updates."""
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Batches that make one update. A callback may set it at the beginning of an epoch."""
+        run = self._own._run
+        return int(self._own.options.accumulate_grad_batches if run is None else run.traits.accumulate)
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, batches: int) -> None:
+        run = self._own._run
+        if run is None:
+            self._own.options.accumulate_grad_batches = batches
+            return
+        set_accumulation(run, batches)
+
+    @property
+    def num_sanity_val_steps(self) -> int | float:
+        """Validation batches before training."""
+        steps = self._own.options.num_sanity_val_steps
+        return float("inf") if steps < 0 else int(steps)
+
+    @property
+    def gradient_clip_algorithm(self) -> str | None:
+        """'norm' or 'value'; None without clipping."""
+        options = self._own.options
+        return options.gradient_clip_algorithm if options.gradient_clip_val is not None else None
+
+    @property
+    def precision(self) -> str:
+        """The numbers it computes with: '32-true', '16-mixed' or 'bf16-mixed'."""
+        name = str(self._own.strategy.precision.name)
+        return "32-true" if name == "32" else name
+
+    @property
+    def default_root_dir(self) -> str:
+        """Where a callback writes if it was told nothing else: the run's directory."""
+        return str(directory_of(self._own).absolute())
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint that the run went on from."""
+        run = self._own._last
+        return str(run.resume.path) if run is not None and run.resume.path is not None else None
+
+    # ---- who takes part ------------------------------------------------------------------------------------
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """The hooks, as they were given; after a run those that took part in it, with what its module
+        brought.
+        """
+        brought = (
+            [entry.given for entry in self._own._last.participants.module_hooks]
+            if self._own._last is not None
+            else []
+        )
+        kinds = {type(each) for each in brought}
+        return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
+
+    @property
+    def checkpoint_callbacks(self) -> list[Any]:
+        """Those that save."""
+        return [each for each in self.callbacks if hasattr(each, "best_model_path")]
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first of those that save, or None."""
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        """Those that stop early."""
+        return [
+            each
+            for each in self.callbacks
+            if any(cls.__name__ == "EarlyStopping" for cls in type(each).__mro__)
+        ]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first of those that stop early, or None."""
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def progress_bar_callback(self) -> None:
+        """Hookline's progress bar is a hook with another interface."""
+        return None
+
+    @property
+    def lightning_module(self) -> Any:
+        """The user's module."""
+        return self._own.state.module
+
+    @property
+    def datamodule(self) -> Any:
+        """The data module, as it was given."""
+        run = self._own._last
+        return getattr(run.datamodule, "original", run.datamodule) if run is not None else None
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The schedulers with `scheduler`, `interval`, `frequency`, `monitor`, `name`."""
+        return list(self._own.schedules)
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The training loader as it was given, or a list of them."""
+        return _one_or_all(self._loaders("train"))
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The validation loader as it was given, or a list of them."""
+        return _one_or_all(self._loaders("val"))
+
+    @property
+    def test_dataloaders(self) -> Any:
+        """The test loader as it was given, or a list of them."""
+        return _one_or_all(self._loaders("test"))
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        """The loader to predict on as it was given, or a list of them."""
+        return _one_or_all(self._loaders("predict"))
+
+    @property
+    def num_val_batches(self) -> list[int | float]:
+        """Batches of each validation loader."""
+        return self._lengths("val")
+
+    @property
+    def num_test_batches(self) -> list[int | float]:
+        """Batches of each test loader."""
+        return self._lengths("test")
+
+    @property
+    def num_predict_batches(self) -> list[int | float]:
+        """Batches of each loader to predict on."""
+        return self._lengths("predict")
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        """Batches of each validation loader that are tried out before training."""
+        most = self._own.options.num_sanity_val_steps
+        return [each if most < 0 else min(each, most) for each in self.num_val_batches]
+
+    @property
+    def enable_validation(self) -> bool:
+        """Whether a fit validates."""
+        return bool(self._loaders("val"))
+
+    def _loaders(self, kind: str) -> list[Any]:
+        run = self._own._last
+        return [each.source for each in run.data.loaders.get(kind, ())] if run is not None else []
+
+    def _lengths(self, kind: str) -> list[int | float]:
+        known: Mapping[str, int | None] = self._own.num_batches(kind)
+        return [float("inf") if length is None else length for length in known.values()]
+
+    # ---- processes -----------------------------------------------------------------------------------------
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the process that writes."""
+        return bool(self._own.strategy.rank == 0)
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return int(self._own.strategy.rank)
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank on its machine."""
+        return int(self._own.strategy.local_rank)
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return int(self._own.strategy.world_size)
+
+    @property
+    def node_rank(self) -> int:
+        """This machine's number."""
+        return (self.global_rank - self.local_rank) // max(
+            1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of machines."""
+        return max(1, self.world_size // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))))
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices, one for each process."""
+        return self.world_size
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print, on rank zero only."""
+        if self.is_global_zero:
+            print(*args, **kwargs)
+
+
+def _tensor(value: Any) -> Tensor:
+    return (
+        value.detach().to(torch.get_default_dtype())
+        if isinstance(value, Tensor)
+        else torch.tensor(float(value))
+    )
+
+
+def _one_or_all(loaders: list[Any]) -> Any:
+    return loaders[0] if len(loaders) == 1 else loaders or None
+
+
+# ---- `self.log(...)` with Lightning's arguments, as Hookline's log takes it
+
+
+Reduction = str | Callable[..., Any]
+
+
+def log_value(
+    run: Any,
+    name: str,
+    value: Any,
+    *,
+    prog_bar: bool = False,
+    logger: bool | None = None,
+    on_step: bool | None = None,
+    on_epoch: bool | None = None,
+    reduce_fx: Reduction = "mean",
+    add_dataloader_idx: bool = True,
+    batch_size: int | None = None,
+) -> None:
+    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told
+    otherwise.
+    """
+    log, state = run.state.log, run.state
+    loaders = run.data.loaders.get("test" if state.stage == "test" else "val", ())
+    if log.mode == "eval" and add_dataloader_idx and len(loaders) > 1:
+        name = f"{name}/dataloader_idx_{state.dataloader_idx}"
+    reduce, in_batches = reduction(name, reduce_fx), log.mode != "now"
+    on_step = log.mode == "train" if on_step is None else on_step
+    on_epoch = log.mode == "eval" if on_epoch is None else on_epoch
+    if in_batches and on_step and hasattr(value, "compute") and hasattr(value, "reset"):
+        if on_epoch:  # the epoch's value is the object's own, not the mean of the batches'
+            log.log(with_ending(name, "_epoch"), value, False, True, prog_bar, reduce, batch_size)
+        value = value._forward_cache
+        if value is None:
+            return  # it was only updated, so it has no value for this batch
+    log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+    if in_batches and on_step and on_epoch:
+        log.newest.raw()[with_ending(name, "_step")] = log.batch_values[name]
+    if logger is False:  # known to callbacks and the progress bar, but not in this step's row
+        log.pending.pop(name, None)
+        log.pending.pop(with_ending(name, "_step"), None)
+
+
+PLACES = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "enable_graph",
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "batch_size",
+    "metric_attribute",
+    "rank_zero_only",
+)
+"""The arguments of Lightning's `log` after the name and the value, in their order."""
+MEANT = {"prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size"}
+"""Those that change something here; ranks are brought together by themselves."""
+
+
+def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Log one value, with whatever Lightning's `log` takes."""
+    given = {**dict(zip(PLACES, args, strict=False)), **options}
+    if unknown := [each for each in given if each not in PLACES]:
+        raise OptionError(
+            f"log({name!r}, {unknown[0]}=...): there is no such option.{closest(unknown[0], PLACES)} "
+            f"There are: {', '.join(PLACES)}."
+        )
+    log_value(run, name, value, **{key: each for key, each in given.items() if key in MEANT})
+
+
+def reduction(name: str, asked: Reduction) -> str:
+    """'mean', 'sum', 'min' or 'max', from its name or from torch's function."""
+    word = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
+    word = {"amin": "min", "amax": "max", "avg": "mean"}.get(word, word)
+    if word not in REDUCTIONS:
+        raise OptionError(
+            f"log({name!r}, reduce_fx={asked!r}): allowed are {', '.join(REDUCTIONS)} and torch's functions "
+            "of these names. A torchmetrics.Metric can be logged as it is."
+        )
+    return word

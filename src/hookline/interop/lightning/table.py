@@ -1,0 +1,166 @@
+"""Lightning's hooks as rows: which event of Hookline each one is, and its arguments in Lightning's order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookline.interop.adapter import Row
+from hookline.util.errors import HookError
+
+_BATCH = ("batch", "batch_idx", "dataloader_idx")
+
+
+def train_outputs(returned: Any) -> Any:
+    """What a training step returned, as Lightning hands it on: always a dictionary, the loss in it."""
+    if isinstance(returned, Tensor):
+        return {"loss": returned}
+    return {} if returned is None else returned
+
+
+def _evaluation(kind: str) -> dict[str, tuple[str, ...]]:
+    return {
+        f"on_{kind}_start": (),
+        f"on_{kind}_epoch_start": (),
+        f"on_{kind}_batch_start": _BATCH,
+        f"on_{kind}_batch_end": ("outputs", *_BATCH),
+        f"on_{kind}_epoch_end": (),
+        f"on_{kind}_end": (),
+    }
+
+
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "setup": ("stage",),
+    "on_fit_start": (),
+    "on_sanity_check_start": (),
+    "on_sanity_check_end": (),
+    "on_train_start": (),
+    "on_train_epoch_start": (),
+    "on_train_batch_start": ("batch", "batch_idx"),
+    "on_before_zero_grad": ("optimizer",),
+    "on_before_backward": ("loss",),
+    "on_after_backward": (),
+    "on_before_optimizer_step": ("optimizer",),
+    "on_train_batch_end": ("outputs", "batch", "batch_idx"),
+    **_evaluation("validation"),
+    "on_save_checkpoint": ("checkpoint",),
+    "on_load_checkpoint": ("checkpoint",),
+    "on_train_epoch_end": (),
+    "on_train_end": (),
+    **_evaluation("test"),
+    **_evaluation("predict"),
+    "on_exception": ("exception",),
+    "on_fit_end": (),
+    "teardown": ("stage",),
+}
+"""Lightning's hooks with what they are given besides the trainer and the module. Their names are those of
+Hookline's events.
+"""
+
+_READS = {"on_train_batch_end": {"outputs": train_outputs}}
+
+CALLBACK_ROWS: Mapping[str, Row] = {
+    method: Row(method, ("trainer", "module", *arguments), _READS.get(method, {}))
+    for method, arguments in ARGUMENTS.items()
+}
+"""Hooks of a callback."""
+
+_OF_THE_MODULE = {"on_load_checkpoint": "module_load_checkpoint"}
+_TRANSFER = {
+    "on_before_batch_transfer": ("batch", "dataloader_idx"),
+    "on_after_batch_transfer": ("batch", "dataloader_idx"),
+}
+
+MODULE_ROWS: Mapping[str, Row] = {
+    method: Row(_OF_THE_MODULE.get(method, method), arguments, _READS.get(method, {}))
+    for method, arguments in {**ARGUMENTS, "prepare_data": (), **_TRANSFER}.items()
+    if method != "on_exception"
+}
+"""Hooks of a module."""
+
+DATA_ROWS: Mapping[str, Row] = {
+    method: Row(method, arguments)
+    for method, arguments in {
+        "prepare_data": (),
+        "setup": ("stage",),
+        "teardown": ("stage",),
+        "on_exception": ("exception",),
+        **_TRANSFER,
+    }.items()
+}
+"""Hooks of a data module."""
+
+DATA_ACTIONS = (
+    "train_dataloader",
+    "val_dataloader",
+    "test_dataloader",
+    "predict_dataloader",
+    "transfer_batch_to_device",
+)
+_MODES = tuple(
+    f"on_{kind}_model_{mode}" for kind in ("validation", "test", "predict") for mode in ("eval", "train")
+)
+MODULE_ACTIONS = (
+    "configure_model",
+    "configure_optimizers",
+    *DATA_ACTIONS,
+    "training_step",
+    "validation_step",
+    "test_step",
+    "predict_step",
+    "optimizer_zero_grad",
+    "backward",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "lr_scheduler_step",
+    *_MODES,
+)
+"""Steps and operations that both call the same."""
+
+MAPPING: dict[str, str] = {
+    "configure_hooks": "configure_callbacks",
+    **{row.event: method for method, row in MODULE_ROWS.items()},
+    **{row.event: method for method, row in CALLBACK_ROWS.items()},
+    **{action: action for action in MODULE_ACTIONS},
+    "strategy_setup": "Strategy.setup",
+    "strategy_teardown": "Strategy.teardown",
+}
+"""Events of Hookline, and what Lightning calls them; an event that is not here is Hookline's own."""
+
+
+# ---- What Lightning 1 called and Lightning 2 refuses
+
+
+RENAMED = {
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "test_epoch_end": "on_test_epoch_end",
+}
+"""Hooks of Lightning 1 that got the outputs of all batches, and where their work goes now."""
+GONE = {
+    "optimizer_idx": "there is one training_step for all optimizers. Take batch, batch_idx, set "
+    "automatic_optimization = False "
+    "and step each of self.optimizers() yourself",
+    "hiddens": "batches are not split in time. Take batch, batch_idx, and keep what goes on to the next "
+    "batch on the module",
+}
+"""Arguments of a `training_step` of Lightning 1, and what there is instead."""
+
+
+def refuse_lightning_1(module: Any) -> None:
+    """An error for what nobody would call any more, or would fill with something else."""
+    who = type(module).__name__
+    for method, instead in RENAMED.items():
+        if hasattr(module, method):
+            raise HookError(
+                f"{who}.{method} is a hook of Lightning 1, which nobody calls any more. Keep what you need "
+                f"of the steps in a list on the module, and work on it in {instead}."
+            )
+    for argument in inspect.signature(module.training_step).parameters:
+        if argument in GONE:
+            raise HookError(
+                f"{who}.training_step takes {argument}, an argument of Lightning 1: {GONE[argument]}."
+            )

@@ -1,0 +1,195 @@
+"""`Trainer`: Hookline's trainer with Lightning's options, methods and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hookline.engine.checks import check_choice
+from hookline.engine.registry import hook_class
+from hookline.interop.lightning.loaders import side_by_side
+from hookline.interop.lightning.names import LightningNames
+from hookline.metrics.metric_log import Metrics
+from hookline.run.options import OLD_NAMES
+from hookline.training.trainer import Trainer as HooklineTrainer
+from hookline.util.errors import OptionError
+
+DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
+"""Lightning's accelerators, and Hookline's devices."""
+
+WITHOUT_MEANING: dict[str, tuple[Any, str]] = {
+    "enable_model_summary": (None, ""),
+    "inference_mode": (None, ""),
+    "benchmark": (None, ""),
+    "use_distributed_sampler": (None, ""),
+    "num_nodes": (1, "start it with torchrun"),
+    "profiler": (None, "add the hook hookline.hooks.Profiler"),
+    "detect_anomaly": (False, "use torch.autograd.set_detect_anomaly"),
+    "barebones": (False, "Hookline is lean by itself"),
+    "plugins": (None, "pass strategy= or precision="),
+    "sync_batchnorm": (False, "convert the module before fit"),
+    "reload_dataloaders_every_n_epochs": (0, "return a loader whose dataset changes"),
+    "model_registry": (None, ""),
+}
+"""Options of Lightning that Hookline has no use for: the value that asks for nothing, and what to do instead
+of another one.
+"""
+
+
+class NamedTrainer(LightningNames, HooklineTrainer):
+    """Hookline's trainer with Lightning's names besides its own: what modules and callbacks of this dialect
+    need.
+    """
+
+    @property
+    def _own(self) -> Any:
+        return self
+
+
+class Trainer(NamedTrainer):
+    """Lightning's trainer in front of Hookline's.
+
+    >>> trainer = Trainer(callbacks=[MyCallback()], max_epochs=1)
+    >>> trainer.fit(model, train_dataloaders=loader)
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        devices: Any = "auto",
+        enable_checkpointing: bool | None = None,
+        logger: Any = True,
+        **options: Any,
+    ) -> None:
+        """`callbacks` and all options of `hookline.Trainer`; of Lightning's others those that mean something
+        here.
+
+        enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is
+        none.
+        """
+        check_choice("accelerator", accelerator, DEVICES)
+        if devices not in ("auto", 1, "1", [0]):
+            raise OptionError(
+                f"devices={devices!r}: a process of Hookline has one device; several are started with "
+                f"torchrun.",
+                option="devices",
+                value=devices,
+            )
+        for name, (nothing, instead) in WITHOUT_MEANING.items():
+            given = options.pop(name, nothing)
+            if given not in (nothing, None) and instead:
+                raise OptionError(
+                    f"{name}={given!r}: Hookline has no such option; {instead}.", option=name, value=given
+                )
+        settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        settings = {
+            "device": DEVICES[accelerator],
+            "logger": logger if logger is not None else True,
+            **settings,
+        }
+        if enable_checkpointing is False and not settings.keys() & {"checkpoint", *OLD_NAMES}:
+            settings["checkpoint"] = False
+        super().__init__(**settings)
+        if enable_checkpointing and not self.checkpoint_callbacks:
+            self.add_hook(hook_class("model_checkpoint")())
+
+    # ---- the verbs -----------------------------------------------------------------------------------------
+
+    def fit(  # type: ignore[override]
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: str | Path | None = None,
+        **options: Any,
+    ) -> Metrics:
+        """Train. ckpt_path: a checkpoint, 'last' or 'best'. Further arguments are those of
+        `hookline.Trainer.fit`.
+        """
+        train, datamodule = self._told(side_by_side(train_dataloaders), datamodule)
+        resume = "auto" if ckpt_path == "last" else ckpt_path
+        return super().fit(
+            model, train, val_dataloaders, datamodule=datamodule, **{"resume": resume, **options}
+        )
+
+    def validate(  # type: ignore[override]
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Measure on the validation data: a list with a dictionary per loader; from a hook, in a run, the
+        metrics themselves.
+        """
+        if self._run is not None:
+            return super().validate()
+        loaders, datamodule = self._told(dataloaders, datamodule)
+        measured = super().validate(
+            model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
+        )
+        return self._told_apart("val", measured, verbose)
+
+    def test(  # type: ignore[override]
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Measure on the test data: a list with a dictionary for each loader."""
+        loaders, datamodule = self._told(dataloaders, datamodule)
+        measured = super().test(
+            model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
+        )
+        return self._told_apart("test", measured, verbose)
+
+    def predict(  # type: ignore[override]
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        datamodule: Any = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> list[Any]:
+        """Collect what `predict_step` returns."""
+        loaders, datamodule = self._told(dataloaders, datamodule)
+        keep = True if return_predictions is None else return_predictions
+        return super().predict(
+            model, loaders, datamodule=datamodule, return_predictions=keep, checkpoint=_chosen(ckpt_path)
+        )
+
+    def _told(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+        """A data module may stand in the loaders' place; it knows its trainer."""
+        if hasattr(loaders, "train_dataloader") and hasattr(loaders, "prepare_data"):
+            loaders, datamodule = None, loaders
+        if datamodule is not None:
+            datamodule.trainer = self
+        return loaders, datamodule
+
+    def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
+        """A dictionary for each loader, with what was measured on it and what is of none."""
+        results = dict(measured.read())
+        if not results and not self.num_batches(kind):
+            return []  # switched off by limit_test_batches=0
+        if verbose:
+            self.print("\n".join(f"{name}: {value:g}" for name, value in results.items()))
+        ends = [f"/dataloader_idx_{index}" for index in range(max(1, len(self.num_batches(kind))))]
+        return [
+            {
+                name: value
+                for name, value in results.items()
+                if name.endswith(end) or not name.endswith(tuple(ends))
+            }
+            for end in ends
+        ]
+
+
+def _chosen(ckpt_path: str | Path | None) -> str | Path | None:
+    return "auto" if ckpt_path == "last" else ckpt_path

@@ -1,0 +1,388 @@
+"""The parts of Lightning's trainer that callbacks and modules reach into, read from Hookline's run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from hookline.interop.lightning.names import log_value
+from hookline.util.errors import HookError, closest
+
+
+class NotInView(HookError, AttributeError):
+    """A callback asked for something of Lightning's trainer that Hookline's has not."""
+
+
+HIDDEN = (
+    "PARTS",
+    "STATUS",
+    "path",
+    "attach",
+    "of_lightning",
+    "remove_later",
+    "remove_replaced",
+    "removals",
+    "moment",
+    "asked",
+)
+"""What a view has for Hookline's own use."""
+
+
+def missing(path: str, owner: type) -> NotInView:
+    """What to raise for an attribute that is not there."""
+    has = sorted(
+        {
+            *(name for name in dir(owner) if not name.startswith("_") and name not in HIDDEN),
+            *(name for name in owner.PARTS if not name.startswith("_")),  # type: ignore[attr-defined]
+        }
+    )
+    asked = path.rpartition(".")[2].partition(" ")[0]
+    return NotInView(
+        f"{path} is not among what Hookline's trainer shows to Lightning's hooks.{closest(asked, has)} "
+        f"There are: {', '.join(has)}."
+    )
+
+
+class Part:
+    """A part of the view: what is declared here is there, and nothing else."""
+
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {}
+    path: ClassVar[str] = ""
+
+    def __init__(self, view: Any) -> None:
+        self.__dict__["_view"] = view
+        self.__dict__.update({name: part(view) for name, part in self.PARTS.items()})
+
+    @property
+    def _own(self) -> Any:
+        return self._view._own
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing(f"trainer.{self.path}.{name}", type(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise missing(f"trainer.{self.path}.{name} = ...", type(self))
+
+
+class RunState(Part):
+    """`trainer.state`: which verb, and what of it is going on."""
+
+    path = "state"
+    STATUS: ClassVar[Mapping[str, str]] = {
+        "waiting": "initializing",
+        "training": "running",
+        "running": "running",
+        "error": "interrupted",
+        "interrupted": "interrupted",
+        "preempted": "interrupted",
+    }
+    """Hookline's words for how a run is, and Lightning's; any other ending is one that was meant."""
+
+    @property
+    def status(self) -> Any:
+        """Running, finished or interrupted, in Lightning's enumeration."""
+        in_run = self._own.state.exception is None and self._own._run is not None
+        word = "running" if in_run else self.STATUS.get(self._own.status, "finished")
+        return self._view.of_lightning("trainer.states", "TrainerStatus")(word)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is over as it was meant to be."""
+        return bool(self.status == "finished")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over, in whatever way."""
+        return self.status in ("finished", "interrupted")
+
+    @property
+    def fn(self) -> Any:
+        """The verb, in Lightning's enumeration."""
+        return self._view.of_lightning("trainer.states", "TrainerFn")(self._own.state.stage or "fit")
+
+    @property
+    def stage(self) -> Any:
+        """Training, validating, ... in Lightning's enumeration."""
+        view = self._view
+        word = (
+            "sanity_check"
+            if view.sanity_checking
+            else "train"
+            if view.training
+            else "validate"
+            if view.validating
+            else None
+        )
+        return view.of_lightning("trainer.states", "RunningStage")(word or self._own.state.stage)
+
+
+class StrategyView(Part):
+    """`trainer.strategy`: the device, and what processes agree on."""
+
+    path = "strategy"
+    zero_stage_3: ClassVar[bool] = False
+    """DeepSpeed's; asked for by the model summary."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where the module is."""
+        return self._own.device  # type: ignore[no-any-return]
+
+    @property
+    def lightning_module(self) -> Any:
+        """The user's module."""
+        return self._own.state.module
+
+    @property
+    def model(self) -> Any:
+        """What is run: the module or its wrapper."""
+        return self._own.state.wrapped_model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self._own.optimizers  # type: ignore[no-any-return]
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the process that writes."""
+        return bool(self._own.strategy.rank == 0)
+
+    @property
+    def _ranks(self) -> Any:
+        """What processes say to each other; a loop that is not the trainer's (`hookline.Line`) has no
+        strategy.
+        """
+        own = self._own
+        return own.ranks if hasattr(own, "ranks") else own.strategy.ranks
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """A rank's value, on every rank: plain data."""
+        ranks = self._ranks
+        return obj if ranks.alone else ranks.gather(obj)[src]
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        self._ranks.barrier()
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """What the ranks decide together."""
+        ranks = self._ranks
+        if ranks.alone:
+            return bool(decision)
+        votes = ranks.total([bool(decision)]).read()[0]
+        return bool(votes == ranks.world_size if all else votes > 0)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """A value over all ranks."""
+        return self._own.strategy.reduce(tensor, str(reduce_op).lower())
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Every rank's tensor, stacked; alone, the tensor itself."""
+        if self._own.strategy.ranks.alone:
+            return tensor
+        gathered = [torch.empty_like(tensor) for _ in range(self._own.strategy.world_size)]
+        dist.all_gather(gathered, tensor.detach().contiguous(), group=group)
+        return torch.stack(gathered)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Delete a checkpoint, once what replaces it is written."""
+        self._view.remove_later(filepath)
+
+    # ---- manual optimization, for modules ------------------------------------------------------------------
+
+    @property
+    def _lightning_optimizers(self) -> list[Any]:
+        wrapper = self._view.of_lightning("core.optimizer", "LightningOptimizer")
+        return [wrapper._to_lightning_optimizer(each, self) for each in self._own.optimizers]
+
+    def backward(self, closure_loss: Tensor, optimizer: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+        """Differentiate, with the events around it."""
+        self._own._last.manual.backward(closure_loss, **kwargs)
+        return closure_loss
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Update the weights, with the events around it."""
+        handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
+        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
+        return handle.step(None if is_none else closure, **kwargs)
+
+
+class PrecisionView(Part):
+    """`trainer.precision_plugin`: clipping by hand, and a forward as the run does it."""
+
+    path = "precision_plugin"
+
+    def forward_context(self) -> Any:
+        """Where a forward computes with the run's numbers."""
+        own = self._own.strategy.precision
+        return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
+
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
+    ) -> None:
+        """Clip by total norm or by value, true gradients also where they are scaled."""
+        run = self._own._last
+        if run.traits.is_manual:
+            run.manual.unscale(getattr(optimizer, "_optimizer", optimizer))
+        algorithm = getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm)
+        run.steps.clip_gradients(optimizer, clip_val or None, algorithm)
+
+
+class BatchProgress(Part):
+    """`trainer.fit_loop.epoch_loop.batch_progress`."""
+
+    path = "fit_loop.epoch_loop.batch_progress"
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether this is the epoch's last batch."""
+        return self._view.is_last_batch  # type: ignore[no-any-return]
+
+
+class ValidationLoop(Part):
+    """`trainer.fit_loop.epoch_loop.val_loop`."""
+
+    path = "fit_loop.epoch_loop.val_loop"
+
+    @property
+    def _has_run(self) -> bool:
+        return bool(self._own._last.progress.validated_at != (-1, -1))
+
+
+class EpochLoop(Part):
+    """`trainer.fit_loop.epoch_loop`."""
+
+    path = "fit_loop.epoch_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {"batch_progress": BatchProgress, "val_loop": ValidationLoop}
+
+    @property
+    def batch_idx(self) -> int:
+        """The number of the batch in this epoch."""
+        return int(self._own.state.batch_idx)
+
+    @property
+    def global_step(self) -> int:
+        """Updates so far."""
+        return int(self._own.global_step)
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Training batches so far, less one."""
+        return int(self._own.state.batches_seen) - 1
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        return int(self._own.global_step)
+
+
+class FitLoop(Part):
+    """`trainer.fit_loop`: how far the training is, to be read only."""
+
+    path = "fit_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {"epoch_loop": EpochLoop}
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Training batches so far, less one."""
+        return int(self._own.state.batches_seen) - 1
+
+
+class Connector(Part):
+    """`trainer._logger_connector`: whether this step's metrics go out."""
+
+    path = "_logger_connector"
+
+    @property
+    def should_update_logs(self) -> bool:
+        """Whether the update that is being made is one of every `log_every_n_steps`."""
+        own = self._own
+        return bool((own.global_step + 1) % own.options.log_every_n_steps == 0 or own.should_stop)
+
+    def should_reset_tensors(self, fx: str) -> bool:
+        """Hookline's log begins each pass anew by itself."""
+        return False
+
+    @property
+    def _current_fx(self) -> None:
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "_current_fx":  # Lightning's log notes here who has logged last
+            super().__setattr__(name, value)
+
+
+class DataConnector(Part):
+    """`trainer._data_connector`: who moves a batch, for a Lightning module that moves one itself (its summary
+    does).
+    """
+
+    path = "_data_connector"
+
+    @property
+    def _datahook_selector(self) -> Any:
+        data = self._view.datamodule
+        base = self._view.of_lightning("core.datamodule", "LightningDataModule")
+        selector = self._view.of_lightning("trainer.connectors.data_connector", "_DataHookSelector")
+        return selector(self._own.state.module, data if isinstance(data, base) else None)
+
+
+class Distributed(Part):
+    """`trainer._accelerator_connector`."""
+
+    path = "_accelerator_connector"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return bool(self._own.strategy.world_size > 1)
+
+
+class Results(Part):
+    """`trainer._results`: where a Lightning module's `self.log` ends."""
+
+    path = "_results"
+
+    def log(
+        self,
+        fx: str,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool = False,
+        logger: bool = True,
+        on_step: bool = False,
+        on_epoch: bool = True,
+        reduce_fx: Any = "mean",
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        **others: Any,
+    ) -> None:
+        """Log one value. Hookline detaches it and reduces it over ranks by itself."""
+        run = self._own._last
+        if (
+            fx == "training_step" and run.state.log.mode == "eval"
+        ):  # one of Hookline's hooks, in a validation: its mean counts
+            on_step, on_epoch = on_step and on_epoch, True
+        log_value(
+            run,
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=batch_size,
+        )
+
+    def reset(self, *args: Any, **kwargs: Any) -> None:
+        """Hookline's log begins each pass anew by itself."""

@@ -1,0 +1,378 @@
+"""Hookline's trainer as Lightning's callbacks and modules see it: live, and with a list of what there is."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hookline.engine.source_text import parsed, words_of
+from hookline.interop.lightning.binder import NAME_OF_HOOK
+from hookline.interop.lightning.names import LightningNames, directory_of
+from hookline.interop.lightning.trainer_parts import (
+    Connector,
+    DataConnector,
+    Distributed,
+    FitLoop,
+    NotInView,
+    Part,
+    PrecisionView,
+    Results,
+    RunState,
+    StrategyView,
+    missing,
+)
+from hookline.util.errors import HookError, closest
+
+# ---- Hookline's loggers as Lightning's callbacks and modules expect a logger
+
+
+class Experiment:
+    """`trainer.logger.experiment`: add_scalar, add_histogram, ... go to all loggers; anything else is the
+    client's own.
+    """
+
+    def __init__(self, loggers: Any) -> None:
+        self._loggers = loggers
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._loggers, name):
+            return getattr(self._loggers, name)
+        client = self._loggers.client
+        if hasattr(client, name):
+            return getattr(client, name)
+        whose = (
+            f"{type(client).__name__} has it not"
+            if client is not None
+            else "none of the loggers has a client of its own"
+        )
+        raise _not_there(f"trainer.logger.experiment.{name}", whose, type(self._loggers))
+
+
+class LoggerView:
+    """All of Hookline's loggers as one of Lightning's."""
+
+    group_separator = "/"
+
+    def __init__(self, view: Any) -> None:
+        self._trainer = view._own
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is not here."""
+        raise _not_there(f"trainer.logger.{name}", "Hookline's loggers have it not", type(self))
+
+    @property
+    def experiment(self) -> Experiment:
+        """What takes add_scalar, add_histogram, add_text, ..., with the client of the first logger that has
+        one behind it.
+        """
+        return Experiment(self._trainer.loggers)
+
+    @property
+    def save_dir(self) -> str:
+        """With `name` and `version` the run's directory."""
+        return str(directory_of(self._trainer).absolute().parent.parent)
+
+    @property
+    def name(self) -> str:
+        """The folder that the run is in."""
+        return str(directory_of(self._trainer).absolute().parent.name)
+
+    @property
+    def version(self) -> str:
+        """The run's own folder."""
+        return str(directory_of(self._trainer).absolute().name)
+
+    @property
+    def root_dir(self) -> str:
+        """What `version` is in."""
+        return str(directory_of(self._trainer).absolute().parent)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's directory."""
+        return str(directory_of(self._trainer))
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """A row of numbers."""
+        state = self._trainer.state
+        values = {name: float(value) for name, value in metrics.items()}
+        self._trainer.loggers.log_metrics(values, state.step if step is None else step, state.epoch)
+
+    def log_hyperparams(
+        self, params: Mapping[str, Any] | argparse.Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """What the run was made with."""
+        self._trainer.loggers.log_hyperparams(
+            dict(vars(params) if isinstance(params, argparse.Namespace) else params)
+        )
+
+    def log_graph(self, *args: Any, **kwargs: Any) -> None:
+        """Hookline's loggers draw no graph of the model."""
+
+    def save(self) -> None:
+        """Hookline's loggers write by themselves."""
+
+    def finalize(self, status: str) -> None:
+        """Hookline closes its loggers when the run is over."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Hookline's loggers hear of checkpoints by themselves."""
+
+
+def _not_there(path: str, why: str, owner: type) -> NotInView:
+    has = [name for name in dir(owner) if not name.startswith("_")]
+    return NotInView(
+        f"{path}: {why}.{closest(path.rpartition('.')[2], has)} There are: {', '.join(has)}. "
+        "For one logger's own interface take it from hookline.Trainer(logger=...)."
+    )
+
+
+PACKAGES = ("lightning", "pytorch_lightning")
+
+
+def is_lightnings(what: Any, name: str = "") -> bool:
+    """Whether a class or function is one of Lightning's, of this name if one is given."""
+    return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
+
+
+OF_USERS = "_of_lightning_users"
+"""Where a trainer of Hookline's keeps what callbacks have put on theirs."""
+
+
+@functools.cache
+def _names_of_trainer(package: str) -> set[str]:
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(f"{package}.trainer") and module is not None
+    ]
+    names = {word for tree in filter(None, map(parsed, modules)) for word in words_of(tree)}
+    return names | set(dir(sys.modules[f"{package}.trainer.trainer"].Trainer))
+
+
+def is_of_trainer(package: str, name: str) -> bool:
+    """Whether Lightning's own trainer has something of this name, or gives it to itself: then it is not the
+    user's.
+    """
+    return name in _names_of_trainer(package)
+
+
+class Moment:
+    """What every call of a hook needs, where it is found at once: the view itself looks further for what it
+    has not.
+    """
+
+    __slots__ = ("face", "names")
+
+    def __init__(self) -> None:
+        self.face: Any = None
+        """The module as a callback sees it."""
+        self.names: dict[str, Any] = {NAME_OF_HOOK: None}
+        """Where it is written down which hook is being called."""
+
+
+class TrainerView(LightningNames):
+    """What is here works as in Lightning; anything else is an error that names it and lists what is here."""
+
+    PARTS: ClassVar[dict[str, type[Part]]] = {
+        "state": RunState,
+        "strategy": StrategyView,
+        "fit_loop": FitLoop,
+        "_logger_connector": Connector,
+        "_results": Results,
+        "precision_plugin": PrecisionView,
+        "_accelerator_connector": Distributed,
+        "_data_connector": DataConnector,
+    }
+    """Attributes that have attributes of their own."""
+
+    barebones: ClassVar[bool] = False
+
+    def __init__(self, package: str, caller: Any = None) -> None:
+        own = self.__dict__
+        own["_package"], own["_caller"] = package, caller
+        own["_trainer"], own["moment"] = None, Moment()
+        own["asked"], own["removals"] = None, []
+        own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
+
+    def attach(self, trainer: Any, face: Any, names: dict[str, Any]) -> None:
+        """A run begins."""
+        self.__dict__["_trainer"] = trainer
+        names.setdefault(NAME_OF_HOOK, None)
+        self.moment.face, self.moment.names = face, names
+
+    @property
+    def _own(self) -> Any:
+        if self._trainer is None:
+            raise HookError("This view of the trainer is not in a run yet.")
+        return self._trainer
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is not here."""
+        if name in self.PARTS:
+            return self.__dict__["_parts"][name]
+        kept: dict[str, Any] = getattr(self._trainer, OF_USERS, {})
+        if name in kept:
+            return kept[name]
+        raise missing(f"trainer.{name}", type(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setter = getattr(getattr(type(self), name, None), "fset", None)
+        if setter is not None:
+            setter(self, value)
+        elif hasattr(type(self), name) or is_of_trainer(self._package, name):
+            raise missing(f"trainer.{name} = ...", type(self))
+        else:  # the user's own: all callbacks and the module find it there, as in Lightning
+            vars(self._own).setdefault(OF_USERS, {})[name] = value
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None  # copies of a module do not take the run along
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def of_lightning(self, module: str, name: str) -> Any:
+        """Something of the package itself, which is imported already: its enumerations, its wrappers."""
+        return getattr(sys.modules[f"{self._package}.{module}"], name)
+
+    # ---- where the run is ----------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True to end the run at the next batch boundary."""
+        return bool(self._own.should_stop)
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            who = self._own.state.module if self._caller is None else self._caller
+            self._own.stop(f"{type(who).__name__} has set trainer.should_stop")
+
+    @property
+    def global_step(self) -> int:
+        """Updates so far: one per window, however many optimizers took part."""
+        return int(self._own.global_step)
+
+    @property
+    def num_training_batches(self) -> int | float:
+        """Batches per training epoch; infinite if the loader cannot tell."""
+        length = self._own.num_training_batches
+        return float("inf") if length is None else int(length)
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Updates that the run will make."""
+        return self._own.estimated_stepping_batches  # type: ignore[no-any-return]
+
+    @property
+    def received_sigterm(self) -> bool:
+        """Whether a signal has asked the run to end."""
+        run = self._own._run
+        return bool(run is not None and run.signals.number)
+
+    # ---- who takes part ------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """What the strategy runs: the module, or its compiled or distributed wrapper."""
+        return self._own.state.wrapped_model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self._own.optimizers  # type: ignore[no-any-return]
+
+    @property
+    def loggers(self) -> list[LoggerView]:
+        """All loggers of Hookline as one; none: an empty list."""
+        return [LoggerView(self)] if self._own.loggers else []
+
+    @property
+    def logger(self) -> LoggerView | None:
+        """The same, or None."""
+        return next(iter(self.loggers), None)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's directory."""
+        return str(directory_of(self._own))
+
+    @property
+    def accelerator(self) -> Any:
+        """Lightning's own accelerator for the device, which knows how to measure it."""
+        kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(
+            self._own.device.type, "CPUAccelerator"
+        )
+        return self.of_lightning("accelerators", kind)()
+
+    @property
+    def device_ids(self) -> list[int]:
+        """This process's one device."""
+        return [self._own.device.index or 0]
+
+    @property
+    def profiler(self) -> Any:
+        """Lightning's own that measures nothing; Hookline's Profiler is a hook."""
+        return self.of_lightning("profilers", "PassThroughProfiler")()
+
+    # ---- saving --------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Ask for a checkpoint of Hookline's, a directory of this name; it is written at the next save point
+        of the run.
+
+        weights_only: the weights are in it either way, and `hookline.load_weights` takes them out of a whole
+        one.
+        """
+        if "://" not in str(filepath):
+            Path(filepath).absolute().parent.mkdir(
+                parents=True, exist_ok=True
+            )  # a link may be put beside it at once
+        monitor, caller = None, self._caller
+        if (
+            getattr(caller, "monitor", None) is not None
+            and getattr(caller, "current_score", None) is not None
+        ):
+            monitor = {
+                "name": caller.monitor,
+                "mode": getattr(caller, "mode", "min"),
+                "score": float(caller.current_score),
+            }
+        self.__dict__["asked"] = str(filepath) if "://" in str(filepath) else str(Path(filepath))
+        is_last = str(filepath) == getattr(caller, "last_model_path", None)
+        failed = self._own.state.exception is not None
+        reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
+        self._own.save_checkpoint(
+            str(filepath), reason if caller is not None else "manual", None if is_last else monitor
+        )
+
+    def remove_later(self, filepath: str | Path) -> None:
+        """Delete a checkpoint once what replaces it is written: killed in between, a run has one too many,
+        never one too few.
+        """
+        if self._own._run is None or self.asked is None:
+            self._remove(filepath)
+        else:
+            self.removals.append((filepath, self.asked))
+
+    def remove_replaced(self, path: Any) -> None:
+        """This checkpoint is complete: those that it replaces go."""
+        for old, new in [each for each in self.removals if each[1] == str(path)]:
+            self.removals.remove((old, new))
+            self._remove(old)
+
+    def _remove(self, path: str | Path) -> None:
+        if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
+            self._own.remove_checkpoint(path)
+
+    # ---- going on by hand ----------------------------------------------------------------------------------
+
+    def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
+        """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""
+        return [dict(self._own.validate(*args, **kwargs).read())]

@@ -1,0 +1,157 @@
+"""`TrainerHooks`: hooks whose methods get the trainer first and the rest by position, under whatever names
+people gave them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from hookline.engine.events import EVENTS, Event
+from hookline.engine.hook_list import Handle, HookList
+from hookline.interop.adapter import DialectHook, Row
+from hookline.util.errors import HookError
+
+_BATCH = ("trainer", "batch", "batch_idx", "dataloader_idx", "dataloader_name")
+_BATCH_OF_LOADER = ("trainer", "batch", "dataloader_idx", "dataloader_name")
+_PATH = ("trainer", "checkpoint_path")
+
+METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
+    {
+        "on_train_start": (("trainer",),),
+        "on_train_end": (("trainer",),),
+        "on_training_end": (("trainer",),),
+        "on_epoch_start": (("trainer", "epoch"),),
+        "on_epoch_end": (("trainer", "epoch"), ("trainer", "epoch", "metrics")),
+        "on_train_batch_start": (_BATCH, _BATCH_OF_LOADER),
+        "on_train_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
+        "on_validation_start": (("trainer", "epoch"),),
+        "on_validation_end": (("trainer", "epoch", "metrics"),),
+        "on_validation_batch_start": (_BATCH, _BATCH_OF_LOADER),
+        "on_validation_batch_end": ((*_BATCH, "metrics"), (*_BATCH_OF_LOADER, "metrics")),
+        "on_before_forward": (("trainer",),),
+        "on_after_forward": (("trainer", "duration_ms"),),
+        "on_before_backward": (("trainer", "loss"),),
+        "on_after_backward": (("trainer",),),
+        "on_before_optimizer_step": (("trainer", "optimizer_idx"),),
+        "on_after_optimizer_step": (("trainer", "optimizer_idx"),),
+        "on_gradient_clip": (("trainer", "grad_norm"),),
+        "on_checkpoint_save": (_PATH,),
+        "on_checkpoint_load": (_PATH,),
+        "on_exception": (("trainer", "exception"),),
+    }
+)
+"""Every method with its documented parameters, then other forms in which people have written and called it.
+"""
+
+for _name, _facts, _doc in (
+    ("on_before_forward", (), "A training or validation step function is about to be called."),
+    ("on_after_forward", ("duration_ms",), "The step function has returned, after so many milliseconds."),
+):
+    if _name not in EVENTS:
+        EVENTS.declare(_name, _facts, _doc)
+
+
+def _event(method: str) -> Event:
+    event = EVENTS.find(method)
+    assert event is not None
+    return event
+
+
+def _row(method: str, forms: tuple[tuple[str, ...], ...]) -> Row:
+    event = _event(method)
+    documented, *others = [tuple(_fact(name, event) for name in form) for form in forms]
+    # the framework has no sanity check that could be taken for a result, and a path is text to its hooks
+    return Row(event.name, documented, {"path": str}, not method.startswith("on_validation"), tuple(others))
+
+
+def _fact(name: str, event: Event) -> str:
+    fact = EVENTS.fact(name, event)
+    assert fact is not None
+    return fact.name
+
+
+class TrainerHooks(DialectHook):
+    """Base of hooks of the Model Training Framework: override what you need, as you did there.
+
+    Parameters go by their names where those are names of facts, otherwise by their place. A method that takes
+    fewer arguments than its documented form can be called directly with all of them, which is how such hooks
+    are tested.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__ = {method: _row(method, forms) for method, forms in METHODS.items()}
+
+
+def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
+    """Takes what any form passes, so that `super().on_...()` works from each, and shows the
+    documented one.
+    """
+
+    def stub(self: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    stub.__name__, stub.__qualname__, stub.__doc__ = method, f"TrainerHooks.{method}", _event(method).doc
+    stub.__signature__ = _signature(form)  # type: ignore[attr-defined]
+    return stub
+
+
+def _signature(names: tuple[str, ...]) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
+
+
+for _name, _forms in METHODS.items():
+    setattr(TrainerHooks, _name, _stub(_name, _forms[0]))
+
+
+# ---- `trainer.hook_manager`
+
+
+class HookManager:
+    """A view of the trainer's hooks: the user's run in the order they came, before the built-in ones, however
+    late they come.
+    """
+
+    def __init__(self, hooks: HookList, on_error: str | None = None) -> None:
+        self._hooks = hooks
+        self._on_error = on_error
+        """What the configuration says about failing hooks; None leaves each hook its own."""
+
+    @property
+    def hooks(self) -> list[Any]:
+        """All hooks, in the order they were registered."""
+        return list(self._hooks)
+
+    def register_hook(self, hook: Any) -> Handle:
+        """Add an instance, or a class that can be made without arguments; a hook of Hookline's own kind as
+        well.
+        """
+        if isinstance(hook, str):
+            raise HookError(
+                f"register_hook({hook!r}) takes a hook. For a class path: "
+                f"HooksConfig(hook_classes=[{hook!r}])."
+            )
+        if self._on_error is not None:
+            hook = hook() if inspect.isclass(hook) else hook
+            hook.on_error = self._on_error
+        return self._hooks.add(hook)
+
+    def register_hooks(self, hooks: Iterable[Any]) -> list[Handle]:
+        """Add several."""
+        return [self.register_hook(each) for each in hooks]
+
+    def unregister_hook(self, hook: Any) -> None:
+        """Take out a hook: the instance itself, or its name."""
+        for entry in self._hooks.entries():
+            if entry.given is hook or entry.name == hook:
+                self._hooks.discard(entry)
+                return
+        known = ", ".join(each.name for each in self._hooks.entries()) or "none"
+        raise HookError(f"unregister_hook({hook!r}): it is not registered. Registered: {known}.")
+
+    def clear_hooks(self) -> None:
+        """Take out all of them."""
+        for entry in self._hooks.entries():
+            self._hooks.discard(entry)

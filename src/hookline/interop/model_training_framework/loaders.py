@@ -1,0 +1,242 @@
+"""Several loaders: the framework's settings for them, as Hookline's `Mixture`, and the manager that changes
+it in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hookline.data.mixing import Mixture
+from hookline.interop.model_training_framework.refusals import Settings, elsewhere
+from hookline.util.errors import OptionError, closest
+
+
+class SamplingStrategy(Enum):
+    """Which loader the next batch comes from."""
+
+    SEQUENTIAL = "sequential"
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED = "weighted"
+    ALTERNATING = "alternating"
+
+
+class EpochLengthPolicy(Enum):
+    """How many batches an epoch has."""
+
+    SUM_OF_LENGTHS = "sum_of_lengths"
+    MAX_OF_LENGTHS = "max_of_lengths"
+    MIN_OF_LENGTHS = "min_of_lengths"
+    FIXED_NUM_STEPS = "fixed_num_steps"
+
+
+class ValidationFrequency(Enum):
+    """When to validate."""
+
+    PER_EPOCH = "per_epoch"
+    EVERY_N_STEPS = "every_n_steps"
+
+
+class ValAggregation(Enum):
+    """What `val/loss` is if there are several validation loaders."""
+
+    MICRO_AVG_WEIGHTED_BY_SAMPLES = "micro_avg_weighted_by_samples"
+    MACRO_AVG_EQUAL_LOADERS = "macro_avg_equal_loaders"
+    PRIMARY_METRIC_PER_LOADER = "primary_metric_per_loader"
+    CUSTOM = "custom"
+
+
+@dataclass
+class MultiDataLoaderConfig(Settings):
+    """How batches are drawn from several loaders; lists go by the loaders' order."""
+
+    sampling_strategy: SamplingStrategy = SamplingStrategy.ROUND_ROBIN
+    dataloader_weights: list[float] | None = None
+    """For WEIGHTED: each loader's part of the batches."""
+    alternating_pattern: list[int] | None = None
+    """For ALTERNATING: numbers of loaders, over and over."""
+    dataloader_names: list[str] = field(default_factory=list)
+    """By default dl0, dl1, ..."""
+    epoch_length_policy: EpochLengthPolicy = EpochLengthPolicy.SUM_OF_LENGTHS
+    steps_per_epoch: int | None = None
+    """For FIXED_NUM_STEPS: batches."""
+    cycle_short_loaders: bool | None = None
+    """Whether a loader that is through starts again. None: if the epoch is not the sum of their lengths, or
+    weights are given.
+    """
+    burst_size: int = 1
+    choice_rng_seed: int | None = None
+    """Nothing depends on it so far: WEIGHTED is exact, nothing is drawn by chance."""
+    prefetch_cap_total_batches: int | None = elsewhere("fetching ahead is DataLoader(prefetch_factor=...)")
+
+
+@dataclass
+class ValidationConfig(Settings):
+    """When to validate, and how the results of several loaders become one."""
+
+    frequency: ValidationFrequency = ValidationFrequency.PER_EPOCH
+    every_n_steps: int | None = None
+    """For EVERY_N_STEPS: optimizer updates."""
+    aggregation: ValAggregation = ValAggregation.MICRO_AVG_WEIGHTED_BY_SAMPLES
+    aggregation_fn: Callable[[dict[str, dict[str, float]]], Mapping[str, float]] | None = None
+    """From {loader: {metric: value}} to {metric: value}."""
+    validation_weights: list[float] | None = None
+    """Weights of the loaders in a mean over them, by their order."""
+    per_loader_metrics: bool | None = elsewhere("results per loader, val/dl_NAME/..., are always there")
+    global_metrics: bool | None = elsewhere("the results overall, val/..., are always there")
+    early_stopping_source: str = "both"
+    """'hook' leaves the trainer's own early_stopping_patience out, 'legacy' the hook."""
+
+
+def named(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    """Loaders by name: from a list as the framework takes it, a dictionary of names, or a single one."""
+    if isinstance(loaders, Mapping):
+        if names and list(names) != list(loaders):
+            raise OptionError(
+                f"{what} are named {', '.join(loaders)}, but dataloader_names says {', '.join(names)}."
+            )
+        return dict(loaders)
+    members = list(loaders) if isinstance(loaders, list | tuple) else [loaders]
+    if not members:
+        raise OptionError(f"{what} is an empty list; it needs at least one loader.")
+    if names and len(names) != len(members):
+        raise OptionError(
+            f"{what}: there are {len(members)} loaders and {len(names)} dataloader_names "
+            f"({', '.join(names)})."
+        )
+    if len(set(names)) != len(names):
+        raise OptionError(
+            f"{what}: dataloader_names={list(names)} has a name twice; each loader needs its own."
+        )
+    return dict(zip(names or [f"dl{index}" for index in range(len(members))], members, strict=True))
+
+
+def mixture_of(
+    config: MultiDataLoaderConfig,
+    names: Sequence[str],
+    loss_weights: Sequence[float] | None = None,
+    optimizers: Sequence[int] | None = None,
+) -> Mixture:
+    """The settings as a `Mixture`, which refuses what makes no sense."""
+    return Mixture(
+        **settings_of(config, names),
+        loss_weights=_by_name(loss_weights, names, "loss_weights_per_loader"),
+        optimizers=_by_name(optimizers, names, "per_loader_optimizer_id"),
+    )
+
+
+def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str, Any]:
+    """Which batch is next, in Hookline's words; what becomes of it is not in here."""
+    strategy = _member(SamplingStrategy, config.sampling_strategy, "sampling_strategy")
+    policy = _member(EpochLengthPolicy, config.epoch_length_policy, "epoch_length_policy")
+    fixed = policy is EpochLengthPolicy.FIXED_NUM_STEPS
+    if fixed != (config.steps_per_epoch is not None):
+        raise OptionError(
+            f"epoch_length_policy={policy.name} with steps_per_epoch={config.steps_per_epoch}: "
+            "FIXED_NUM_STEPS needs steps_per_epoch, and nothing else takes it."
+        )
+    cycle = config.cycle_short_loaders
+    return {
+        "order": strategy.value,
+        "weights": _by_name(config.dataloader_weights, names, "dataloader_weights"),
+        "pattern": [_number(names, each) for each in config.alternating_pattern or ()],
+        "burst": config.burst_size,
+        "epoch_length": config.steps_per_epoch if fixed else policy.value.partition("_")[0],
+        "when_exhausted": None if cycle is None else "cycle" if cycle else "end",
+        "seed": config.choice_rng_seed or 0,
+    }
+
+
+def _number(names: Sequence[str], index: int) -> str:
+    if not isinstance(index, int) or not 0 <= index < len(names):
+        raise OptionError(
+            f"alternating_pattern has {index!r}; loaders are numbered from 0 to {len(names) - 1}."
+        )
+    return names[index]
+
+
+def _by_name(values: Sequence[Any] | None, names: Sequence[str], what: str) -> dict[str, Any]:
+    if values is None:
+        return {}
+    if len(values) != len(names):
+        raise OptionError(
+            f"{what}={list(values)} has {len(values)} entries for {len(names)} loaders ({', '.join(names)})."
+        )
+    return dict(zip(names, values, strict=True))
+
+
+def _member(kind: type[Enum], value: Any, what: str) -> Any:
+    """A member of an enumeration, or its value as text, as files have it."""
+    words = [each.value for each in kind]
+    if isinstance(value, kind):
+        return value
+    if value not in words:
+        raise OptionError(
+            f"{what}={value!r}, allowed: {', '.join(f'{kind.__name__}.{each.name}' for each in kind)}."
+            f"{closest(str(value), words)}",
+            option=what,
+            value=value,
+            allowed=tuple(words),
+        )
+    return kind(value)
+
+
+def aggregation_of(config: ValidationConfig, names: Sequence[str]) -> Any:
+    """What to pass as `val_aggregation`."""
+    how = _member(ValAggregation, config.aggregation, "aggregation")
+    if config.aggregation_fn is not None and config.validation_weights is not None:
+        raise OptionError("ValidationConfig: aggregation_fn and validation_weights cannot be combined.")
+    if how is ValAggregation.CUSTOM and config.aggregation_fn is None:
+        raise OptionError(
+            "ValidationConfig: aggregation=CUSTOM needs aggregation_fn, from {loader: {metric: value}} to "
+            "{metric: value}."
+        )
+    if config.aggregation_fn is not None:
+        return config.aggregation_fn
+    if config.validation_weights is not None:
+        return _weighted(_by_name(config.validation_weights, names, "validation_weights"))
+    return how.value.partition("_")[0]
+
+
+def _weighted(weights: dict[str, float]) -> Callable[[dict[str, dict[str, float]]], dict[str, float]]:
+    def aggregate(results: dict[str, dict[str, float]]) -> dict[str, float]:
+        made: dict[str, float] = {}
+        for key in dict.fromkeys(key for values in results.values() for key in values):
+            having = [name for name, values in results.items() if key in values]
+            made[key] = sum(weights[name] * results[name][key] for name in having) / sum(
+                weights[name] for name in having
+            )
+        return made
+
+    return aggregate
+
+
+class LoaderManager:
+    """`trainer.multi_loader_manager`: changes what is drawn while the run goes on; part of checkpoints,
+    written to the log.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def names(self) -> list[str]:
+        """The loaders that are drawn from."""
+        return list(self._trainer.loaders.names)
+
+    def update_weights(self, weights: Sequence[float] | Mapping[str, float]) -> int:
+        """New weights, by the loaders' order or by name. Returns the position in the epoch from which they
+        hold.
+        """
+        given = dict(weights) if isinstance(weights, Mapping) else _by_name(weights, self.names, "weights")
+        return int(self._trainer.loaders.set_weights(given))
+
+    def rebuild_schedule(self) -> int:
+        """Take over what was changed in `trainer.multi_loader_config`."""
+        return int(
+            self._trainer.loaders.rebuild_schedule(
+                **settings_of(self._trainer.multi_loader_config, self.names)
+            )
+        )

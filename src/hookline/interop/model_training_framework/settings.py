@@ -1,0 +1,418 @@
+"""The configuration of a run, in the framework's own classes and keys."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.config.hooks import HooksConfig as Switches
+from hookline.engine.checks import check_choice
+from hookline.engine.filters import When
+from hookline.engine.hook import FunctionHook
+from hookline.hooks.device_stats import DeviceStats
+from hookline.hooks.early_stopping import EarlyStopping
+from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.hooks.model_checkpoint import ModelCheckpoint
+from hookline.hooks.profiler import Profiler
+from hookline.hooks.slurm_requeue import SlurmRequeue
+from hookline.interop.model_training_framework.builtin import (
+    EarlyStoppingHook,
+    GradientMonitorHook,
+    HooksConfig,
+    LoggingHook,
+)
+from hookline.interop.model_training_framework.loaders import (
+    MultiDataLoaderConfig,
+    ValidationConfig,
+    ValidationFrequency,
+)
+from hookline.interop.model_training_framework.refusals import Settings, elsewhere, refuse_what_is_elsewhere
+from hookline.loggers import CSV, Console, Logger, TensorBoard, WandB
+from hookline.util.errors import OptionError, closest
+
+_OF_THE_LOADER = "it is an argument of your DataLoader"
+_ALWAYS = "a checkpoint always holds everything that an exact resume needs"
+
+
+@dataclass
+class PerformanceConfig(Settings):
+    """What an update is made of."""
+
+    gradient_accumulation_steps: int = 1
+    """Batches whose gradients make one update."""
+    compile_model: bool = False
+    use_amp: bool = True
+    """Mixed precision on a GPU; on a CPU it changes nothing."""
+    clip_grad_norm: float | None = 1.0
+    """The largest total norm of the gradients; None: they are not clipped."""
+    dataloader_num_workers: int | None = elsewhere(_OF_THE_LOADER)
+    pin_memory: bool | None = elsewhere(_OF_THE_LOADER)
+    persistent_workers: bool | None = elsewhere(_OF_THE_LOADER)
+    prefetch_factor: int | None = elsewhere(_OF_THE_LOADER)
+
+
+@dataclass
+class CheckpointConfig(Settings):
+    """When to save, what to keep and where."""
+
+    root_dir: str | Path = "checkpoints"
+    """A run writes into root_dir/experiment_name."""
+    save_every_n_steps: int | None = None
+    save_every_n_epochs: int | None = 1
+    save_every_n_minutes: float | None = None
+    max_checkpoints: int = 5
+    """How many of each of these to keep, the newest ones."""
+    filename_template: str = "epoch_{epoch:03d}_step_{step:06d}.ckpt"
+    monitor_metric: str | None = None
+    """The best checkpoint by this metric is kept besides."""
+    monitor_mode: str = "min"
+    save_best: bool = True
+    """False: monitor_metric keeps nothing."""
+    save_rng: bool | None = elsewhere(_ALWAYS)
+    save_optimizer: bool | None = elsewhere(_ALWAYS)
+    save_scheduler: bool | None = elsewhere(_ALWAYS)
+
+
+@dataclass
+class PreemptionConfig(Settings):
+    """What happens when the machine is taken away."""
+
+    signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
+    """The signal after which a SLURM job is put back into its queue; SIGTERM and SIGUSR1 both save and end
+    the run.
+    """
+    max_checkpoint_sec: float = 300.0
+    """How long the step that is going on and the save may take."""
+    requeue_job: bool = True
+    resume_from_latest_symlink: bool | None = None
+    """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in
+    a job that SLURM has started again, if requeue_job is set. False: never. There is no link: the checkpoint
+    is found by its manifest.
+    """
+    cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
+    backup_checkpoints: bool | None = elsewhere("UploadCheckpoint copies checkpoints to another place")
+
+
+@dataclass
+class LoggingConfig(Settings):
+    """Where metrics go, and how often."""
+
+    logger_type: str = "console"
+    """'console', 'wandb', 'tensorboard', 'csv' or 'composite'."""
+    composite_loggers: list[str] | None = None
+    """For 'composite': several of the others."""
+    use_wandb: bool = False
+    use_tensorboard: bool = False
+    use_csv: bool = True
+    wandb_project: str | None = None
+    """By default the experiment's name."""
+    wandb_entity: str | None = None
+    wandb_tags: list[str] = field(default_factory=list)
+    wandb_notes: str | None = None
+    wandb_name: str | None = None
+    wandb_mode: str | None = None
+    wandb_id: str | None = None
+    wandb_resume: str | None = None
+    tensorboard_dir: str | None = None
+    """A folder in the run's directory."""
+    console_log_level: str = "INFO"
+    """Of the logging hook."""
+    log_scalars_every_n_steps: int | None = 50
+    """None: every step."""
+    log_gradients: bool = False
+    """The gradient monitor, if the hooks do not have it already."""
+    log_system_metrics: bool = False
+    """Memory and use of CPU and GPU."""
+    csv_log_dir: str | None = elsewhere("metrics.csv is in the run's directory")
+    console_log_format: str | None = elsewhere(
+        "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
+    )
+    log_per_loader_metrics: bool | None = elsewhere(
+        "they are always there; a hook at on_train_metrics may take them out"
+    )
+    log_global_metrics: bool | None = elsewhere(
+        "they are always there; a hook at on_train_metrics may take them out"
+    )
+    log_loader_proportions: bool | None = elsewhere("they are always there, as train/dl_NAME/proportion")
+    all_reduce_metrics: bool | None = elsewhere(
+        "metrics that decisions rest on are always reduced over ranks"
+    )
+    log_images_every_n_steps: int | None = elsewhere("a hook logs images when it wants: @every('500 steps')")
+    log_model_parameters: bool | None = elsewhere(
+        "a hook can: trainer.logger.add_histogram(name, weights, step)"
+    )
+
+
+@dataclass
+class FaultToleranceConfig(Settings):
+    """Kept for its name: a resume is always exact."""
+
+    save_sampler_state: bool | None = elsewhere(_ALWAYS)
+    save_dataset_state: bool | None = elsewhere(_ALWAYS)
+    verify_deterministic_resume: bool | None = elsewhere(
+        "a resume is exact, and says so if the loader has changed"
+    )
+    checkpoint_timeout_sec: float | None = elsewhere(
+        "preemption.max_checkpoint_sec is the limit after a signal"
+    )
+
+
+@dataclass
+class GenericTrainerConfig(Settings):
+    """Everything that a `GenericTrainer` is told. Attributes of your own may be added, for your hooks to
+    read.
+    """
+
+    experiment_name: str = "experiment"
+    seed: int | None = None
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    preemption: PreemptionConfig = field(default_factory=PreemptionConfig)
+    performance: PerformanceConfig = field(default_factory=PerformanceConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    hooks: Switches = field(default_factory=HooksConfig)
+    train_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
+    val_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
+    """Of this only the names count: a validation sees each batch of each loader once."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
+    loss_weights_per_loader: list[float] | None = None
+    """What the losses of each loader are multiplied by before backward."""
+    per_loader_optimizer_id: list[int] | None = None
+    """Which optimizer the batches of each loader train."""
+    log_loss_every_n_steps: int | None = 100
+    """A line on the console with the loss; None: none."""
+    validate_every_n_epochs: int = 1
+    early_stopping_patience: int | None = None
+    """Stop after so many validations without improvement."""
+    early_stopping_metric: str = "val_loss"
+    """`val_loss` is read as `val/loss`."""
+    early_stopping_mode: str = "min"
+    debug_mode: bool = False
+    """For your hooks to ask for, also as `trainer.config.debug`."""
+    profile_training: bool = False
+    """A profile of a few steps, into the run's directory."""
+    dry_run: bool = False
+    """One batch of everything: does it work at all?"""
+    ddp: None = elsewhere("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
+    warm_start: None = elsewhere("hookline.load_weights(model, path) before the trainer is made")
+    experiment_config: None = elsewhere("the HParams hook writes a run's settings to its log")
+
+    @property
+    def debug(self) -> bool:
+        """The same as `debug_mode`."""
+        return self.debug_mode
+
+    @debug.setter
+    def debug(self, debug: bool) -> None:
+        self.debug_mode = debug
+
+
+# ---- From the framework's configuration to what `hookline.Trainer` is given
+
+
+log = logging.getLogger("hookline")
+LOGGERS = ("console", "wandb", "tensorboard", "csv", "composite")
+SOURCES = ("both", "hook", "legacy")
+
+
+def checked(config: Any) -> GenericTrainerConfig:
+    """The whole configuration; hooks alone are one with the defaults of everything else."""
+    if isinstance(config, Switches):
+        config = GenericTrainerConfig(hooks=config)
+    if not isinstance(config, GenericTrainerConfig):
+        raise OptionError(
+            f"GenericTrainer takes a GenericTrainerConfig or a HooksConfig first, not "
+            f"{type(config).__name__}."
+        )
+    refuse_what_is_elsewhere(config)
+    return config
+
+
+def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
+    """The trainer's options."""
+    performance, validation = config.performance, config.validation
+    options: dict[str, Any] = {
+        "seed": config.seed,
+        "accumulate_grad_batches": performance.gradient_accumulation_steps,
+        "compile": performance.compile_model,
+        "gradient_clip_val": performance.clip_grad_norm,
+        "precision": "16-mixed" if performance.use_amp and torch.cuda.is_available() else 32,
+        "run_dir": Path(config.checkpoint.root_dir) / config.experiment_name,
+        "grace_period": config.preemption.max_checkpoint_sec,
+        "log_every_n_steps": config.logging.log_scalars_every_n_steps or 1,
+        "check_val_every_n_epoch": config.validate_every_n_epochs,
+        "fast_dev_run": config.dry_run,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "checkpoint": False,  # `CheckpointConfig` says what is saved
+        "logger": loggers_of(config.logging, config.experiment_name),
+    }
+    by_steps = validation.frequency in (
+        ValidationFrequency.EVERY_N_STEPS,
+        ValidationFrequency.EVERY_N_STEPS.value,
+    )
+    if by_steps != (validation.every_n_steps is not None):
+        raise OptionError(
+            f"validation: frequency={validation.frequency} with every_n_steps={validation.every_n_steps}: "
+            "EVERY_N_STEPS needs every_n_steps, and nothing else takes it."
+        )
+    if validation.every_n_steps is not None:
+        options["val_check_interval"] = validation.every_n_steps * performance.gradient_accumulation_steps
+    return options
+
+
+def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
+    """Each of the loggers that are asked for, in one way or another."""
+    kinds = config.composite_loggers or [] if config.logger_type == "composite" else [config.logger_type]
+    if config.logger_type == "composite" and not kinds:
+        raise OptionError(
+            "logging: logger_type='composite' needs composite_loggers, such as ['console', 'tensorboard']."
+        )
+    if config.logger_type != "composite" and config.composite_loggers is not None:
+        raise OptionError("logging: composite_loggers would do nothing; it needs logger_type='composite'.")
+    kinds = [*kinds, *(kind for kind in ("wandb", "tensorboard", "csv") if getattr(config, f"use_{kind}"))]
+    for kind in kinds:
+        if kind not in LOGGERS or kind == "composite":
+            raise OptionError(
+                f"logging: there is no logger {kind!r}.{closest(str(kind), LOGGERS)} "
+                f"There are: {', '.join(LOGGERS)}."
+            )
+    return [_logger(kind, config, experiment) for kind in dict.fromkeys(kinds)]
+
+
+def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
+    if kind == "wandb":
+        return WandB(
+            config.wandb_project or experiment,
+            config.wandb_name,
+            config.wandb_mode,
+            config.wandb_id,
+            config.wandb_resume,
+            config.wandb_tags,
+            config.wandb_entity,
+            config.wandb_notes,
+        )
+    if kind == "tensorboard":
+        return TensorBoard(config.tensorboard_dir or "tensorboard")
+    return CSV() if kind == "csv" else Console()
+
+
+# ---- keys that become hooks --------------------------------------------------------------------------------
+
+
+def hooks_of(config: GenericTrainerConfig) -> list[Any]:
+    """The hooks of `HooksConfig`, the user's first, then those that other keys ask for."""
+    source = config.validation.early_stopping_source
+    check_choice("validation: early_stopping_source", source, SOURCES)
+    hooks = config.hooks.build()
+    if source == "legacy":
+        hooks = [each for each in hooks if not isinstance(each, EarlyStopping)]
+    for each in hooks:
+        if isinstance(each, LoggingHook):
+            each.log_level = config.logging.console_log_level
+            each.check()
+    if config.logging.log_gradients and not any(isinstance(each, GradientMonitor) for each in hooks):
+        hooks.append(GradientMonitorHook())
+    if config.early_stopping_patience is not None and source != "hook":
+        hooks.append(
+            _named(
+                "early_stopping_patience",
+                EarlyStoppingHook(
+                    metric_name(config.early_stopping_metric),
+                    config.early_stopping_patience,
+                    config.early_stopping_mode,
+                ),
+            )
+        )
+    if config.log_loss_every_n_steps is not None:
+        hooks.append(
+            FunctionHook(
+                _say_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
+            )
+        )
+    if config.preemption.requeue_job:
+        hooks.append(SlurmRequeue(_requeued_after(config.preemption.signal)))
+    if config.logging.log_system_metrics:
+        hooks.append(DeviceStats())
+    if config.profile_training:
+        hooks.append(Profiler())
+    return [*hooks, *checkpointing_of(config.checkpoint)]
+
+
+def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
+    """One hook per way of saving, each with a folder of its own, so that none removes what
+    another has kept.
+    """
+    naming: dict[str, Any] = {"filename": config.filename_template, "auto_insert_metric_name": False}
+    keep = {**naming, "save_top_k": config.max_checkpoints}
+    made = []
+    if config.save_every_n_epochs is not None:
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                every_n_epochs=config.save_every_n_epochs,
+                save_on_train_epoch_end=True,
+                name="save_every_n_epochs",
+            )
+        )
+    if config.save_every_n_steps is not None:
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                every_n_train_steps=config.save_every_n_steps,
+                dirpath="checkpoints_by_step",
+                name="save_every_n_steps",
+            )
+        )
+    if config.save_every_n_minutes is not None:
+        made.append(
+            ModelCheckpoint(
+                **keep,
+                train_time_interval=60 * config.save_every_n_minutes,
+                dirpath="checkpoints_by_time",
+                name="save_every_n_minutes",
+            )
+        )
+    if config.monitor_metric is not None and config.save_best:
+        made.append(
+            ModelCheckpoint(
+                metric_name(config.monitor_metric),
+                config.monitor_mode,
+                **naming,
+                dirpath="checkpoints_best",
+                name="save_best",
+            )
+        )
+    return made
+
+
+def metric_name(name: str) -> str:
+    """`val_loss` was a default that no run has ever logged; what is meant is `val/loss`."""
+    kind, _, rest = name.partition("_")
+    return f"{kind}/{rest}" if kind in ("val", "train") and rest and "/" not in name else name
+
+
+def _requeued_after(number: int) -> str:
+    known = {getattr(signal, each): each for each in ("SIGUSR1", "SIGTERM") if hasattr(signal, each)}
+    if number not in known:
+        raise OptionError(
+            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
+            option="signal",
+            value=number,
+            allowed=tuple(known),
+        )
+    return known[number]
+
+
+def _named(name: str, hook: Any) -> Any:
+    hook.name = name
+    return hook
+
+
+def _say_loss(step: int, loss: float) -> None:
+    log.info("step %d: loss %.4f", step, loss)

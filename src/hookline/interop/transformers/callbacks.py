@@ -1,0 +1,357 @@
+"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and
+people's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hookline.engine.binding import Binding, Caller
+from hookline.engine.events import EventTable
+from hookline.engine.listener import Listener, refuse_misspelled
+from hookline.interop.adapter import AdoptedCallback
+from hookline.interop.transformers.run import ArgsView, SharedRun
+from hookline.util.errors import END_EPOCH, HookError
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "on_init_end": ("setup",),
+    "on_train_begin": ("on_train_start",),
+    "on_train_end": ("on_train_end",),
+    "on_epoch_begin": ("on_train_epoch_start",),
+    "on_epoch_end": ("on_train_epoch_end",),
+    "on_step_begin": ("on_train_batch_start",),
+    "on_substep_end": ("on_train_batch_end",),
+    "on_pre_optimizer_step": ("on_before_optimizer_step",),
+    "on_optimizer_step": ("on_after_optimizer_step",),
+    "on_step_end": ("on_step_end",),
+    "on_prediction_step": ("on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end"),
+    "on_log": ("on_train_metrics", "on_validation_end"),
+    "on_evaluate": ("on_validation_end",),
+    "on_predict": ("on_test_end", "on_predict_end"),
+    "on_save": ("on_checkpoint_save",),
+}
+"""Their method -> our events. At one event they are called in this order."""
+NOT_HERE = {
+    "on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints "
+    "anywhere"
+}
+INSIDE = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
+"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is
+complete.
+"""
+REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
+"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are
+called.
+"""
+
+
+class TransformersCallback(AdoptedCallback):
+    """Stands for one callback. What it sets in `control`, and no later callback takes back, is done."""
+
+    kind = "transformers callback"
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original, ("transformers",), "TrainerCallback")
+        refuse_misspelled(original, dict.fromkeys(METHODS, 99))  # beyond three they are given by name
+        self.shared: Any = None
+        """The run, with what all transformers callbacks have in common (`SharedRun`)."""
+        self.given: dict[str, Any] = {}
+        self._given: dict[str, dict[str, Any]] = {}
+        """What each method takes of it."""
+        self._accumulate = 1
+        self._own = {
+            event for method, events in METHODS.items() if self.overrides(method) for event in events
+        }
+        """The events at which a method of the callback is called."""
+        self._asleep: list[Listener] = []
+        """Called only after the callback has asked for something, so that asking for nothing costs nothing.
+        """
+        for method, reason in NOT_HERE.items():
+            if self.overrides(method):
+                raise HookError(
+                    f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}."
+                )
+
+    # ---- listening -----------------------------------------------------------------------------------------
+
+    def listeners(self, name: str, table: EventTable) -> list[Listener]:
+        """One per event: what all callbacks share is kept up, then come the methods that this
+        one overrides.
+        """
+        looks_inside = any(self.overrides(method) for method in INSIDE)
+        heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
+        heard["on_fit_start"], heard["on_train_start"] = [self._take_in], [self._measure, self._refresh]
+        heard["on_train_epoch_start"] = [self._new_epoch, self._refresh]
+        heard["on_train_metrics"], heard["on_validation_end"] = [self._note_row], [self._note_evaluation]
+        facts = {event: ("metrics",) if "metrics" in table[event].facts else () for event in heard}
+        for method, events in METHODS.items():
+            if self.overrides(method):
+                for event in events:
+                    heard.setdefault(event, []).append(self._caller(method, event))
+                    facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
+        heard["on_validation_end"].append(self._note_best)
+        heard.setdefault("on_train_epoch_end", []).append(self._settle_epoch)
+
+        def listener(event: str, *calls: Caller) -> Listener:
+            return Listener(
+                "H",
+                name,
+                self,
+                table[event],
+                self._origin(event),
+                Binding(_one(calls), facts.get(event, ())),
+                [],
+            )
+
+        ends = Listener(
+            "H",
+            name,
+            self,
+            table["on_train_batch_start"],
+            self._end_epoch,
+            Binding(self._end_epoch, ()),
+            [],
+            declares_steering=True,
+        )
+        self._asleep = [ends, listener("on_step_end", self._settle_step)]
+        return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
+
+    def _origin(self, event: str) -> Callable[..., Any]:
+        """The method that `explain` shows for an event."""
+        names = [method for method, events in METHODS.items() if event in events and self.overrides(method)]
+        function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._settle
+        return function
+
+    def _caller(self, method: str, event: str) -> Caller:
+        function, extra, applies = (
+            getattr(self.original, method),
+            EXTRAS.get((method, event)),
+            APPLIES.get(method),
+        )
+        moves_on = method not in INSIDE
+
+        def call(s: Any) -> None:
+            if applies is not None and not applies(self, s):
+                return
+            shared = self.shared
+            state, batches = shared.state, shared.batches
+            if moves_on:
+                state.global_step = s.step
+                state.epoch = s.batches_seen / batches if batches else float(s.epochs_seen)
+            given = (
+                self._given[method]
+                if extra is None
+                else {**self._given[method], **self._named(method, extra(self, s))}
+            )
+            control = function(shared.args, state, shared.control, **given)
+            if control is None:
+                control = shared.control
+            else:
+                shared.control = control
+            if (
+                control.should_log
+                or control.should_evaluate
+                or control.should_save
+                or control.should_epoch_stop
+                or control.should_training_stop
+            ):
+                self._asked(s, event)
+
+        return call
+
+    def _named(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
+        """As far as the method takes it."""
+        parameters = inspect.signature(getattr(self.original, method)).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return given
+        return {key: value for key, value in given.items() if key in parameters}
+
+    # ---- what is asked for ---------------------------------------------------------------------------------
+
+    def _asked(self, s: Any, event: str) -> None:
+        """Something is set in `control`: it is done once no other callback can take it back at this event."""
+        shared = self.shared
+        if shared.control.should_training_stop:
+            shared.note_stop(type(self.original).__name__, s.step)
+        if [self, *(each for each in self._in_turn(s, event) if event in each._own)][-1] is self:
+            shared.settle_stop(s)
+            (self._settle if event == "on_step_end" else self._wake)(s)
+
+    def _settle_step(self, s: Any) -> None:
+        if self._is_last(s, "on_step_end"):
+            self._settle(s)
+
+    def _settle_epoch(self, s: Any) -> None:
+        if self._is_last(s, "on_train_epoch_end"):
+            self._settle(s)
+
+    def _settle(self, s: Any) -> None:
+        """What was asked for is done; then it is quiet again, unless the epoch is to end."""
+        shared = self.shared
+        shared.settle(s)
+        if shared.control.should_epoch_stop or shared.ends_epoch:
+            self._wake(s)
+        else:
+            for each in shared.members:
+                each._sleep(s)
+
+    def _wake(self, s: Any) -> None:
+        plan, shared = s.trainer.plan, self.shared
+        shared.ends_epoch = shared.ends_epoch or shared.control.should_epoch_stop
+        plan.add([each for each in self._asleep if each not in plan])
+
+    def _sleep(self, s: Any) -> None:
+        plan = s.trainer.plan
+        plan.remove([each for each in self._asleep if each in plan])
+
+    def _end_epoch(self, s: Any) -> Any:
+        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this
+        was woken.
+        """
+        run = getattr(s.trainer, "_run", None)
+        waited_for = run is None or run.boundary.waits_for_signals
+        return END_EPOCH if self.shared.ends_epoch and waited_for else None
+
+    def _in_turn(self, s: Any, event: str) -> list[Any]:
+        """The transformers callbacks that hear this event, in the order in which they are called."""
+        found = [
+            each.owner
+            for each in s.trainer.plan.listeners(event)
+            if isinstance(each.owner, TransformersCallback)
+        ]
+        return found or [self]  # it may have taken itself out
+
+    def _is_first(self, s: Any, event: str) -> bool:
+        return self._in_turn(s, event)[0] is self
+
+    def _is_last(self, s: Any, event: str) -> bool:
+        return self._in_turn(s, event)[-1] is self
+
+    # ---- the run -------------------------------------------------------------------------------------------
+
+    def begin_run(self, state: Any) -> None:
+        """A run begins: what the callback is shown is of this run, and the same for all of its kind."""
+        others = [
+            entry.hook.shared
+            for entry in state.hooks.entries()
+            if isinstance(entry.hook, TransformersCallback)
+        ]
+        known = next((each for each in others if each is not None and each.facts is state), None)
+        self.shared = known or SharedRun(state, sys.modules[self.base.__module__])
+        self.shared.members.append(self)
+        self._accumulate = getattr(state.trainer.options, "accumulate_grad_batches", 1)
+        self._sleep(state)
+        self._take_in(state)
+
+    def _take_in(self, s: Any) -> None:
+        """The loaders and the optimizers exist from on_fit_start on."""
+        trainer, options, shared = s.trainer, s.trainer.options, self.shared
+        run = getattr(trainer, "_run", None)
+        loaders = {} if run is None else run.data.given
+        self.given = {
+            "model": s.module,
+            "processing_class": None,
+            "optimizer": s.optimizers[0] if s.optimizers else None,
+            "lr_scheduler": s.schedulers[0] if s.schedulers else None,
+            "train_dataloader": loaders.get("train"),
+            "eval_dataloader": loaders.get("val"),
+        }
+        self._given = {method: self._named(method, self.given) for method in METHODS}
+        shared.state.logging_steps = options.log_every_n_steps
+        shared.state.num_train_epochs = max(0, options.max_epochs or 0)
+        if isinstance(shared.args, ArgsView):
+            shared.args.settle(s, bool(trainer.num_batches("val")) or loaders.get("val") is not None)
+
+    def _new_epoch(self, s: Any) -> None:
+        self.shared.begin_epoch(s)
+        self._measure(s)  # a loop of one's own has its loader only now
+
+    def _measure(self, s: Any) -> None:
+        self.shared.measure(s, self._accumulate)
+
+    def _refresh(self, s: Any) -> None:
+        self.shared.refresh(s)
+
+    def _note_row(self, s: Any) -> None:
+        if self._is_first(s, "on_train_metrics"):
+            self.shared.note_row(s)
+
+    def _note_evaluation(self, s: Any) -> None:
+        if not s.sanity_checking and self._is_first(s, "on_validation_end"):
+            self.shared.note_evaluation(s)
+
+    def _note_best(self, s: Any) -> None:
+        if not s.sanity_checking and self._is_last(s, "on_validation_end"):
+            self.shared.note_best(s)
+
+    # ---- state ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the callback exports, and the best metric that it goes by."""
+        exported = self.original.state()["attributes"] if hasattr(self.original, "state") else {}
+        return {"attributes": exported, **(self.shared.state_dict() if self.shared is not None else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        for name, value in state.get("attributes", {}).items():
+            setattr(self.original, name, value)
+        self.shared.load_state_dict(state)
+
+
+# ---- what some methods are given, and when they are not called ---------------------------------------------
+
+
+def _logged(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return {"logs": callback.shared.logs}
+
+
+def _evaluated(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return {"metrics": callback.shared.metrics}
+
+
+def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
+    return {
+        "metrics": {
+            key.replace("test/", "test_", 1): value
+            for key, value in s.metrics.items()
+            if key.startswith("test/")
+        }
+    }
+
+
+EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
+    ("on_log", "on_train_metrics"): _logged,
+    ("on_log", "on_validation_end"): _logged,
+    ("on_evaluate", "on_validation_end"): _evaluated,
+    ("on_predict", "on_test_end"): _tested,
+    ("on_predict", "on_predict_end"): lambda callback, s: {"metrics": {}},
+}
+APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
+    # a step of theirs is a window of ours
+    "on_step_begin": lambda callback, s: (
+        s.batch_idx % callback._accumulate == 0 and not callback.shared.ends_epoch
+    ),
+    "on_substep_end": lambda callback, s: (
+        (s.batch_idx + 1) % callback._accumulate != 0 and s.batch_idx + 1 != callback.shared.batches
+    ),
+    "on_evaluate": lambda callback, s: not s.sanity_checking,
+    "on_log": lambda callback, s: not s.sanity_checking,
+    "on_prediction_step": lambda callback, s: not s.sanity_checking,
+}
+
+
+def _one(calls: Sequence[Caller]) -> Caller:
+    """Several calls as one; the last one's answer counts."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def all_of_them(s: Any) -> Any:
+        answer = None
+        for call in calls:
+            answer = call(s)
+        return answer
+
+    return all_of_them

@@ -1,0 +1,64 @@
+"""The loggers of a trainer, from what was given for `logger=`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hookline.engine.checks import refused
+from hookline.loggers.base import Logger, Loggers
+from hookline.util.errors import OptionError
+
+
+def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
+    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off
+    the training.
+    """
+    if given is True:
+        return Loggers([default()])
+    if given is False or given is None:
+        return Loggers()
+    members: list[Any] = (
+        [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
+    )
+    for each in members:
+        if not isinstance(each, Logger):
+            raise refused(
+                "logger",
+                each,
+                "True, False, a Logger, or a list of them",
+                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB.",
+            )
+        _check_methods(each)
+    from hookline.loggers.queued import Queued
+
+    return Loggers((Queued(each) if each.queued else each for each in members), _kept_off)
+
+
+def _check_methods(logger: Logger) -> None:
+    """Refuse at once what would be noticed, or not noticed, with the first row: it would have lost all of
+    them.
+    """
+    called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
+    try:
+        inspect.signature(logger.log_metrics).bind(*called)
+    except TypeError:
+        names = ", ".join(("metrics", "step", "epoch", "over")[: len(called)])
+        raise OptionError(
+            f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}."
+        ) from None
+    known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
+    own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
+    for name in sorted(own - set(known)):
+        meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
+        if meant and name.startswith(("log_", "add_")):
+            raise OptionError(f"{logger.label}.{name} is never called by a run. Did you mean {meant[0]!r}?")
+
+
+def _kept_off(logger: Logger) -> Logger:
+    """A logger that asks for nothing else is waited for only while it is quick."""
+    from hookline.loggers.queued import Awaited, Queued
+
+    return logger if logger.queued is False or isinstance(logger, Queued | Loggers) else Awaited(logger)

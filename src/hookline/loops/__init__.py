@@ -1,1 +1,0 @@
-"""The loops. They read top to bottom: order of events is order of lines."""

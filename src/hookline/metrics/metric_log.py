@@ -1,0 +1,455 @@
+"""Values that were logged: kept on their device, folded now and then, read only when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.metrics.accumulator import REDUCTIONS, Accumulator, Part
+from hookline.util.errors import HooklineError, closest, described
+
+KNOWN_AS = "\x1f"
+"""Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`).
+"""
+FEW = 4
+"""Tensors on the CPU that are read faster one by one than together."""
+Pool = Callable[[dict[str, Part]], dict[str, Any]]
+"""From what this rank has to the values of all ranks, by the same names; names that only others have are in
+them too.
+"""
+
+
+class Metrics(MutableMapping[str, float]):
+    """A mapping of names to floats. Tensors inside are read when looked at, all in one go."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values: dict[str, Any] = dict(values or {})
+
+    def raw(self) -> dict[str, Any]:
+        """The values as they are, tensors unread."""
+        return self._values
+
+    def read(self) -> dict[str, float]:
+        """All values as floats, with one read per device."""
+        self._values.update(
+            read_together({key: value for key, value in self._values.items() if type(value) is not float})
+        )
+        return self._values
+
+    def __getitem__(self, key: str) -> float:
+        if key not in self._values:
+            known = ", ".join(self._values) or "none yet"
+            raise MissingMetric(f"There is no metric {key!r}.{closest(key, self._values)} Metrics: {known}.")
+        if type(self._values[key]) is not float:
+            self.read()
+        value: float = self._values[key]
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def copy(self) -> Metrics:
+        """A mapping of its own."""
+        return Metrics(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self.read())
+
+
+def read_together(values: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers and tensors of one element as floats, with one read per device."""
+    read: dict[str, float] = {}
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            by_device.setdefault(value.device, {})[name] = value
+        else:
+            try:
+                read[name] = float(value)
+            except (TypeError, ValueError):
+                raise NotANumber(name, value) from None
+    try:
+        for device, tensors in by_device.items():
+            if device.type == "cpu" and len(tensors) <= FEW:
+                read |= {name: float(value) for name, value in tensors.items()}
+            else:
+                dtype = torch.float32 if device.type == "mps" else torch.float64
+                stacked = torch.stack([value.reshape(()).to(dtype) for value in tensors.values()])
+                read |= zip(tensors, stacked.tolist(), strict=True)
+    except (RuntimeError, ValueError):
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise NotANumber(name, value) from None
+        raise
+    return read
+
+
+class NotANumber(HooklineError, ValueError):
+    """A metric that somebody has put among the others and that is no number."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(
+            f"The metric {name!r} is {described(value)}, and a metric must be a number or a tensor of one "
+            f"element."
+        )
+        self.name = name
+
+
+def with_ending(name: str, ending: str) -> str:
+    """`loss` -> `loss_step`; a loader's number, which Lightning puts into names, stays last:
+    `loss_step/dataloader_idx_0`.
+    """
+    plain, of_loader, number = name.partition("/dataloader_idx_")
+    return plain + ending + of_loader + number
+
+
+class MissingMetric(HooklineError, KeyError):
+    """A metric was asked for that nobody logged."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Key:
+    """How one name is logged, settled the first time it is."""
+
+    __slots__ = ("epoch", "epoch_name", "on_step", "prog_bar", "step_name")
+
+    def __init__(self, name: str, on_step: bool, on_epoch: bool, prog_bar: bool, reduce: str) -> None:
+        self.on_step = on_step
+        self.prog_bar = prog_bar
+        self.epoch = Accumulator(reduce) if on_epoch else None
+        self.step_name = with_ending(name, "_step") if on_epoch and on_step else name
+        self.epoch_name = with_ending(name, "_epoch") if on_epoch and on_step else name
+
+
+class MetricLog:
+    """Everything logged in a run: this step's values, the epoch's accumulators, and the newest results."""
+
+    def __init__(self) -> None:
+        self.newest = Metrics()
+        """The newest reduced values: what `metrics` shows at epoch, validation and end events."""
+        self.pending: dict[str, Any] = {}
+        """Logged since the last row went out."""
+        self.bar: dict[str, Any] = {}
+        """Values a progress bar shows."""
+        self.batch_values: dict[str, Any] = {}
+        """Logged during this batch."""
+        self.mode = "now"
+        """'train' or 'eval' while batches run, else 'now': a value logged between batches counts at once."""
+        self.prefix = "val"
+        """What an evaluation's results begin with."""
+        self.weight: float = 1
+        """The number of samples in this batch, by which epoch means are weighted."""
+        self.loader = ""
+        """The loader that this batch came from, if there are several: what is logged then also counts by
+        itself for each.
+        """
+        self.train_loss = Accumulator()
+        self._means: dict[str, Accumulator] = {}
+        self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
+        self._keys: dict[str, dict[str, _Key]] = {"train": {}, "eval": {}}
+        """How each name is logged, by mode."""
+        self._reductions: dict[str, str] = {}
+        """Names in rows that are not reduced by their mean."""
+        self._plain: dict[str, str] = {}
+        """What was logged: names in rows (`loss_step`), and the ones that their newest values are known by
+        (`loss`).
+        """
+        self._objects: dict[tuple[str, str], Any] = {}
+        """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        prog_bar: bool,
+        reduce: str,
+        batch_size: int | None,
+        on_cpu: bool = False,
+    ) -> None:
+        """Take a value. Tensors are detached, nothing is read from a device.
+
+        `on_cpu`: the run uses no other device, so a scalar on the CPU is taken as the number it is, which is
+        cheaper than detaching and keeping it. In other runs such a scalar may still be on its way from a
+        device (`non_blocking=True`).
+        """
+        if on_cpu and type(value) is Tensor and value.is_cpu:
+            try:
+                number = value.item()
+                value = number if type(number) is float else float(number)
+            except (RuntimeError, TypeError):  # not one number: that raises what the user can act on
+                value = self._scalar(name, value)
+        elif type(value) is Tensor and not value.ndim:
+            value = value.detach()
+        elif type(value) is not float:
+            value = self._scalar(name, value)
+            if value is None:
+                return
+        self.batch_values[name] = value
+        keys = self._keys.get(self.mode)
+        if keys is None:
+            self._log_now(name, value, prog_bar, reduce)
+            return
+        key = keys.get(name)
+        if key is None:
+            key = keys[name] = self._new_key(name, on_step, on_epoch, prog_bar, reduce)
+        if key.on_step:
+            self.pending[key.step_name] = self.newest._values[name] = value
+        if key.epoch is not None:
+            key.epoch.add(value, self.weight if batch_size is None else batch_size)
+        if key.prog_bar:
+            self.bar[name] = value
+        if self.loader:
+            self.add_of_loader(
+                self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader, reduce
+            )
+
+    def add_of_loader(
+        self, mode: str, name: str, value: Any, weight: float, loader: str, reduce: str = "mean"
+    ) -> None:
+        """A value of one loader among several: `train/dl_web/loss` beside `train/loss`."""
+        prefix = "train" if mode == "train" else self.prefix
+        key = f"{prefix}/dl_{loader}/{name.removeprefix(prefix + '/')}"
+        kept = self._by_loader[mode]
+        if key not in kept:
+            kept[key] = Accumulator(reduce)
+        kept[key].add(value, weight)
+
+    def _log_now(self, name: str, value: Any, prog_bar: bool, reduce: str) -> None:
+        """Between batches: there is nothing to reduce, except over ranks."""
+        _check_reduction(name, reduce)
+        self._plain[name] = name
+        if reduce != "mean":
+            self._reductions[name] = reduce
+        self.newest[name] = self.pending[name] = value
+        if prog_bar:
+            self.bar[name] = value
+
+    def mean(self, name: str, value: Any) -> None:
+        """A number that a training step returned: its mean over the epoch, without being asked for."""
+        if name not in self._means:
+            self._means[name] = Accumulator()
+        self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
+        if self.loader:
+            self.add_of_loader(
+                "train",
+                name,
+                value.detach() if isinstance(value, Tensor) else value,
+                self.weight,
+                self.loader,
+            )
+
+    def _new_key(
+        self, name: str, on_step: bool | None, on_epoch: bool | None, prog_bar: bool, reduce: str
+    ) -> _Key:
+        _check_reduction(name, reduce)
+        training = self.mode == "train"
+        step = training if on_step is None else on_step
+        epoch = not training if on_epoch is None else on_epoch
+        key = _Key(name, step, epoch, prog_bar, reduce)
+        self._plain[key.step_name] = name
+        if reduce != "mean":
+            self._reductions[key.step_name] = reduce
+        return key
+
+    def parts_of(self, row: Mapping[str, Any]) -> dict[str, Part]:
+        """What this rank has of a row's values: those of its newest batch. With each the name that it is
+        known by, if logged.
+        """
+        parts = {}
+        for name, value in row.items():
+            reduce, plain = self._reductions.get(name, "mean"), self._plain.get(name)
+            part = reduce, value * self.weight if reduce == "mean" else value, self.weight
+            parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
+        return parts
+
+    def settle(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What was logged turned out to be this over all ranks: the values by their names in the row; they
+        are the newest.
+        """
+        row = {}
+        for name, value in values.items():
+            in_row, _, plain = name.partition(KNOWN_AS)
+            row[in_row] = value
+            if plain:
+                self.newest[plain] = value
+        return row
+
+    def _scalar(self, name: str, value: Any) -> Any:
+        """Whatever is not a plain tensor or float: numbers, arrays of one element,
+        torchmetrics by duck type.
+        """
+        if isinstance(value, Tensor):
+            value = value.detach()
+        elif hasattr(value, "compute") and hasattr(value, "reset"):
+            if self.mode != "now":
+                self._objects[self.mode, name] = value
+                return None
+            value = _computed(value)
+        elif not isinstance(value, bool | int | float):
+            try:
+                value = float("" if isinstance(value, str | bytes) else value)
+            except (TypeError, ValueError):
+                raise HooklineError(
+                    f"log({name!r}, ...) takes a number or a tensor of one element, "
+                    f"not {type(value).__name__}."
+                ) from None
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise HooklineError(
+                f"log({name!r}, ...) takes one number, not a tensor of shape {tuple(value.shape)}; "
+                "log its mean, or use self.experiment.add_histogram."
+            )
+        return value if isinstance(value, Tensor) else float(value)
+
+    def objects(self) -> list[Any]:
+        """The metric objects that were logged and are not computed yet."""
+        return list(self._objects.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The training epoch's accumulators, for a checkpoint in the middle of it."""
+        return {
+            "train_loss": self.train_loss.state_dict(),
+            "means": {name: each.state_dict() for name, each in self._means.items()},
+            "by_loader": {name: each.state_dict() for name, each in self._by_loader["train"].items()},
+            "keys": {
+                name: [key.on_step, key.prog_bar, key.epoch.state_dict() if key.epoch else None]
+                for name, key in self._keys["train"].items()
+            },
+            "pending": dict(self.pending),
+            "reductions": dict(self._reductions),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self.train_loss = Accumulator.from_state(state["train_loss"])
+        self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
+        self._by_loader["train"] = {
+            name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
+        }
+        self.pending, self._reductions = (
+            dict(state["pending"]),
+            dict(state.get("reductions", {})),
+        )  # older ones have none
+        for name, (on_step, prog_bar, epoch) in state["keys"].items():
+            key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
+            key.epoch = Accumulator.from_state(epoch) if epoch else None
+            self._plain[key.step_name] = name
+
+    def begin(self, mode: str) -> None:
+        """A pass over data begins: its accumulators start anew."""
+        self._keys[mode].clear()
+        self._by_loader[mode].clear()
+        if mode == "train":
+            self.train_loss = Accumulator()
+            self._means = {}
+
+    def finish(
+        self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None
+    ) -> dict[str, Any]:
+        """The pass is over: its reduced values, over all ranks if there is a pool, which also become the
+        newest.
+        """
+        sums = {**(more or {}), **self._sums(mode)}
+        objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
+        if pool is None:
+            done = {name: value for name, each in sums.items() if (value := each.compute()) is not None}
+            done |= {name: _value_of(each) for name, each in objects.items()}
+        else:
+            known_as = {
+                key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()
+            }
+            parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
+            done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
+            done |= _computed_by_all(done, objects, pool)
+        for name, each in objects.items():
+            each.reset()  # only now: one object may have been logged under two names
+            del self._objects[mode, name]
+        for name, key in self._keys[mode].items():
+            if key.epoch_name in done and key.epoch is not None:
+                self.newest[name] = done[key.epoch_name]
+                if key.prog_bar:
+                    self.bar[name] = done[key.epoch_name]
+        self.newest.raw().update(done)
+        return done
+
+    def is_of_training(self, name: str) -> bool:
+        """Whether the end of the training epoch gives this metric, and no evaluation does."""
+        by_training = name in self._sums("train") or ("train", name) in self._objects
+        return by_training and name not in self._sums("eval")
+
+    def _sums(self, mode: str) -> dict[str, Accumulator]:
+        sums = {"train/loss": self.train_loss, **self._means} if mode == "train" else {}
+        sums |= {key.epoch_name: key.epoch for key in self._keys[mode].values() if key.epoch is not None}
+        return sums | self._by_loader[mode]
+
+
+OBJECT: Part = ("object", 0.0, 1.0)
+"""A metric object: its own `compute` talks to the other ranks."""
+
+
+def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool) -> dict[str, Any]:
+    """Every rank computes the same objects in the same order. Those that only some ranks have are computed
+    without the others.
+
+    `known`: for an object, how many ranks have it, and how many there are.
+    """
+    values: dict[str, Any] = {}
+    for name in sorted(name for name, value in known.items() if type(value) is tuple):
+        having, world_size = known[name]
+        metric = objects.get(name)
+        if metric is None:
+            continue
+        if having < world_size and hasattr(metric, "sync_on_compute"):
+            before, metric.sync_on_compute = metric.sync_on_compute, False
+            values[name] = _value_of(metric)
+            metric.sync_on_compute = before
+        else:
+            values[name] = _value_of(metric)
+    if not any(type(value) is tuple for value in known.values()):
+        return values
+    return values | pool(
+        {name: ("mean", value, 1.0) for name, value in values.items() if not _is_many(value)}
+    )
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() != 1
+
+
+def _check_reduction(name: str, reduce: str) -> None:
+    if reduce not in REDUCTIONS:
+        allowed = ", ".join(REDUCTIONS)
+        raise HooklineError(
+            f"log({name!r}, reduce={reduce!r}): allowed are {allowed}.{closest(reduce, REDUCTIONS)}"
+        )
+
+
+def _computed(metric: Any) -> Any:
+    value = _value_of(metric)
+    metric.reset()
+    return value
+
+
+def _value_of(metric: Any) -> Any:
+    value = metric.compute()
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,154 @@
+"""Warns once if a fit mostly waits for its training loader, with the advice that fits the loader."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hookline.engine.cost import duration
+from hookline.run.run import Run
+from hookline.run.timer import RunTimer
+
+MOSTLY = 0.4
+"""The share of the training time from which the waiting is worth a warning."""
+ENOUGH_SECONDS, ENOUGH_BATCHES = 10.0, 20
+"""Before this nothing is said: workers start, caches fill, kernels compile."""
+FEWEST_WORKERS = 2
+"""One worker alone is as slow as the main process."""
+MOST_WORKERS = 8
+"""More are not suggested at once: each one takes memory."""
+log = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a fit has spent so far, in seconds."""
+
+    data: float
+    """Waiting for the loader."""
+    first: float
+    """Of it: until the first batch of each epoch."""
+    epochs: int
+    training: float
+    """Training, the waiting included."""
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """What is known of a training loader."""
+
+    name: str
+    workers: int | None
+    """None if it is not a DataLoader."""
+    persistent: bool = False
+    pinned: bool = False
+    ahead: int = 0
+    """Batches that a thread fetches ahead."""
+    may_run_ahead: bool = False
+    """Whether `prefetch_batches` has an effect on it."""
+
+
+def check_waiting(run: Run, timer: RunTimer) -> None:
+    """Say once that the run mostly waits for its loader, on rank zero."""
+    s = run.state
+    if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or s.rank or run.options.fast_dev_run:
+        return
+    batches = s.batches_seen - timer.batches_before
+    waiting = Waiting(
+        timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches
+    )
+    if not mostly_waits(waiting):
+        return
+    timer.warned = True
+    loaders = [facts_of(each) for each in run.data.loaders["train"]]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
+    log.warning(
+        "%s",
+        advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"),
+    )
+
+
+def mostly_waits(waiting: Waiting) -> bool:
+    """Return whether the waiting takes most of the training, apart from the start of the first epoch, which
+    comes once.
+    """
+    if waiting.training < ENOUGH_SECONDS or waiting.batches < ENOUGH_BATCHES:
+        return False
+    once = waiting.first if waiting.epochs < 2 else 0.0
+    return waiting.data - once >= MOSTLY * (waiting.training - once)
+
+
+def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool) -> str:
+    """Return what the run waits for, and what to change about it."""
+    share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
+    head = (
+        f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of "
+        f"{duration(waiting.training)}, {duration(each)} a batch)."
+    )
+    loader = min(loaders, key=lambda one: (one.workers or 0, one.name))
+    at_starts = waiting.epochs > 1 and waiting.first > waiting.data / 2
+    return f"{head} {_change(loader, cores, on_cuda, at_starts)}"
+
+
+def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> str:
+    name, many = repr(loader.name), min(MOST_WORKERS, max(FEWEST_WORKERS, cores - 1))
+    has = f"this process can use {cores} {'core' if cores == 1 else 'cores'}"
+    if loader.workers is None:
+        return (
+            f"The loader {name} makes its batches in the main process: pass a "
+            f"torch.utils.data.DataLoader(dataset, num_workers={many}), which makes them in worker "
+            f"processes ({has})."
+        )
+    if not loader.workers:
+        return (
+            f"The loader {name} makes its batches in the main process: DataLoader(..., num_workers={many}) "
+            f"makes them in worker processes ({has})."
+        )
+    if at_starts and not loader.persistent:
+        return (
+            f"Most of it is before the first batch of an epoch, when the {loader.workers} workers of the "
+            f"loader {name} start: DataLoader(..., persistent_workers=True) keeps them."
+        )
+    changes = []
+    room = max(FEWEST_WORKERS, cores)
+    if loader.workers < room:
+        more = min(room, max(many, 2 * loader.workers))
+        changes.append(f"DataLoader(..., num_workers={more}) instead of {loader.workers} ({has})")
+    else:  # more workers do not help
+        changes.append(
+            f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is "
+            "slow, its __getitem__ or its transforms (decode and resize once before training, use faster "
+            "storage)"
+        )
+    if on_cuda and not loader.pinned:
+        changes.append("DataLoader(..., pin_memory=True)")
+    if loader.may_run_ahead and not loader.ahead:
+        changes.append("Trainer(prefetch_batches=2), which fetches batches while the model trains")
+    return f"For the loader {name} try {', or '.join(changes)}."
+
+
+def facts_of(loader: Any) -> LoaderFacts:
+    """Return what is known of a loader of the run."""
+    source = loader.source
+    if not isinstance(source, DataLoader):
+        return LoaderFacts(loader.name, None, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
+    return LoaderFacts(
+        loader.name,
+        source.num_workers,
+        bool(source.persistent_workers),
+        bool(source.pin_memory),
+        loader.ahead,
+        loader.reader.may_run_ahead,
+    )
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,244 @@
+"""Where the model of a fit is, and how to load it: the last line of a run's output, and the best weights back
+in the module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import logging
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookline.checkpoint.catalog import best_first, find
+from hookline.engine.init_arguments import init_arguments
+from hookline.run.directory import LAST, LAST_STATE
+from hookline.run.module import Module
+from hookline.run.record import read_record
+from hookline.run.run import Run
+from hookline.util.errors import CheckpointError
+from hookline.util.urls import is_url, shown
+
+if TYPE_CHECKING:
+    from hookline.checkpoint.weights import WeightsReport
+
+log = logging.getLogger("hookline")
+
+
+def model_line(run: Run) -> str:
+    """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing
+    was asked for.
+    """
+    s, last = run.state, run.saves.last
+    newest = (
+        last.saved
+        if last is not None and last.saved is not None and last.failed is None
+        else run.saves.newest
+    )
+    path, progress = (
+        (newest.path, newest.progress) if newest is not None else (run.resume.path, run.saves.on_disk)
+    )
+    if path is None:
+        return _not_saved(run)
+    step = newest.step if newest is not None else progress[0] if progress is not None else s.step
+    is_saved = run.saves.is_final or progress is None or progress == run.stamp
+    text = f"Model: {_text(path)} (step {step})"
+    if not is_saved:
+        text = (
+            f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
+            f"{_text(path)} (step {step})"
+        )
+    if (best := best_of(run)) is not None and Path(best["path"]) != Path(path):
+        text += f". Best: {_text(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
+    return f"{text}. Load it: {how_to_load(run.module, _restored(run) or path, run.state.hooks)}"
+
+
+def _not_saved(run: Run) -> str:
+    last = run.saves.last
+    if last is not None and last.failed is not None:
+        return f"Model: NOT saved. {last.failed.error}"
+    is_off = not run.options.saving.last and not run.options.fast_dev_run
+    return "Model: not saved, because of checkpoint=False." if is_off else ""
+
+
+def _restored(run: Run) -> Path | str | None:
+    """Return the checkpoint whose weights a hook has put back into the module at the end (`restore_best`)."""
+    if run.state.exception is not None or run.state.status in ("preempted", "interrupted"):
+        return None
+    hooks = [each.hook for each in run.state.hooks.entries() if getattr(each.hook, "restore_best", False)]
+    return next((each.best_model_path for each in hooks if each.best_model_path), None)
+
+
+def model_line_after_failure(run: Run) -> str:
+    """Return the line for a run that did not end well; empty without `checkpoints/last`, and never an error
+    of its own.
+    """
+    last, resumed = run.saves.last, run.resume.path
+    began_with_it = resumed is not None and Path(resumed).name in (LAST, LAST_STATE)
+    if last is None or (last.saved is None and not began_with_it):
+        return ""
+    try:
+        return model_line(run)
+    except Exception:  # the error of the run is the one to be shown
+        log.debug("Where the model is cannot be said.", exc_info=True)
+        return ""
+
+
+def show_model(run: Run) -> None:
+    """Print that line where the progress bar was; without a bar it goes to the log, at level INFO."""
+    if run.stage != "fit" or run.state.rank or not run.trainer.shows_model:
+        return
+    line = model_line(run)
+    if line and run.options.enable_progress_bar:
+        print(line, file=sys.stderr, flush=True)
+    elif line:
+        log.info("%s", line)
+
+
+def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
+    """Return the code that loads this checkpoint in another process, started in the same directory.
+
+    It makes the module as well if the checkpoint has all that takes and the class can be imported there.
+    """
+    where, name = json.dumps(_text(path), ensure_ascii=False), type(module).__name__
+    if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
+        return f"{code}; model = {name}.load_from_checkpoint({where})"
+    return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
+
+
+def import_of(cls: type) -> str:
+    """Return the code that imports a class; empty if only the program that defines it has it (`__main__`, a
+    function).
+    """
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    if cls.__module__ == "__main__" or file is None or getattr(module, cls.__qualname__, None) is not cls:
+        return ""
+    parts, source = cls.__module__.split("."), Path(file).absolute()
+    inside = source.parent if source.stem == "__init__" else source.with_suffix("")
+    if list(inside.parts[-len(parts) :]) != parts:  # loaded under another name than its file has
+        return ""
+    root = inside.parents[len(parts) - 1]
+    code = f"from {cls.__module__} import {cls.__qualname__}"
+    if root in _import_path():
+        return code
+    here = (
+        Path.cwd()
+    )  # a script's directory, or one that the program has added, is not searched by other programs
+    folder = root.relative_to(here) if root.is_relative_to(here) else root
+    return f"import sys; sys.path.insert(0, {json.dumps(folder.as_posix(), ensure_ascii=False)}); {code}"
+
+
+def _import_path() -> set[Path]:
+    """Return where a new Python that is started in this directory looks for modules, editable installs
+    included.
+    """
+    installed = {
+        Path(each)
+        for each in (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
+    }
+    known = {
+        Path.cwd(),
+        *installed,
+        *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
+    }
+    for file in (each for folder in installed for each in folder.glob("*.pth")):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            known |= {
+                file.parent / line.strip()
+                for line in lines
+                if line.strip() and not line.startswith(("import", "#"))
+            }
+    return {each.absolute() for each in known}
+
+
+def _can_be_made(module: Module, hooks: Any) -> bool:
+    """Whether the checkpoint holds every argument that the module was made with. The hook `HParams` may leave
+    some out.
+    """
+    kept: Any = next((each.hook for each in hooks.entries() if type(each.hook).__name__ == "HParams"), None)
+    made = init_arguments(module)
+    known = kept.params if kept is not None else made.recorded if made is not None else {}
+    left_out = kept.left_out if kept is not None else made.left_out if made is not None else {}
+    needed = [
+        each
+        for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    changed = made is not None and any(name not in known for name in made.recorded)
+    return not left_out and not changed and all(each.name in known for each in needed)
+
+
+def _text(path: Path | str) -> str:
+    return shown(path) if is_url(path) else Path(path).as_posix()
+
+
+# ---- the best ----------------------------------------------------------------------------------------------
+
+
+def best_of(run: Run) -> dict[str, Any] | None:
+    """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's
+    name and score.
+    """
+    known = run.directory.existing()
+    return best_below(known, run.identity.id) if known is not None else None
+
+
+def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
+    """The same below a folder. run_id: of this run; by default of the run that the folder's record names."""
+    run_id = run_id or read_record(folder).get("id", "")
+    found = best_first([each for each in find(folder)[0] if not run_id or each.run == run_id])
+    if not found:
+        return None
+    manifest = found[0].manifest
+    monitor = manifest["monitor"]
+    return {
+        "path": found[0].path,
+        "step": manifest["step"],
+        "name": monitor["name"],
+        "score": float(monitor["score"]),
+    }
+
+
+def load_best(
+    module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None
+) -> WeightsReport:
+    """Load the weights that a monitor has found best into a module, in place, and report which checkpoint
+    they are from.
+
+    path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps
+    checkpoints there. folder: the run's, which need not exist; None if there is none yet.
+    """
+    from hookline.checkpoint.weights import load_weights
+
+    monitors = [each.hook for each in hooks.entries() if getattr(each.hook, "monitor", None)]
+    if path is None:
+        best = best_below(folder) if folder is not None and folder.is_dir() else None
+        urls = [each.best_model_path for each in monitors if is_url(getattr(each, "best_model_path", ""))]
+        path = best["path"] if best is not None else next(iter(urls), None)
+    if path is None:
+        where = "because no run has begun and the trainer has no run_dir"
+        if folder is not None:
+            where = (
+                f"below {folder}"
+                if folder.is_dir()
+                else f"because run_dir={folder.as_posix()!r} does not exist"
+            )
+        raise CheckpointError(
+            f"load_best(): no monitor has kept a checkpoint {where}. Train with "
+            'hooks=[ModelCheckpoint(monitor="val/loss")].'
+        )
+    report = load_weights(module, path)
+    for entry in hooks.entries():
+        if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
+            replaced(module)
+    log.warning("The best weights are loaded: %s", report)
+    return report

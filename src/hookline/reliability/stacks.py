@@ -1,0 +1,46 @@
+"""The stack of a thread as lines of text: to be shown, and to see whether torch waits there
+for other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+import hookline.distributed.comm
+
+Line = tuple[str, int, str]
+"""File, line number and the name of a function."""
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_WAITING = tuple(
+    _TORCH + os.path.join(*each) + os.sep for each in (("distributed",), ("autograd",), ("nn", "parallel"))
+)
+_RANKS = os.path.abspath(hookline.distributed.comm.__file__)
+
+
+def stack_of(thread: int) -> list[Line]:
+    """Return where a thread is, innermost first. No frame is kept: it would keep the user's tensors."""
+    lines: list[Line] = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        lines.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return lines
+
+
+def waits_for_ranks(stack: list[Line], backward: bool = True) -> bool:
+    """Return whether torch, or Hookline, communicates with other ranks at the top of a stack.
+
+    A backward averages gradients on its way; `backward=False` leaves it out. Collectives are torch's own or
+    the user's, so nothing can be published when they begin.
+    """
+    waiting = (*_WAITING, _RANKS) if backward else (_WAITING[0], _RANKS)
+    for file, _, _ in stack:
+        if file.startswith(waiting):
+            return True
+        if not file.startswith((_TORCH, "<frozen")):
+            return False
+    return False

@@ -1,0 +1,429 @@
+"""What a run's directory tells: its log, its record, its checkpoints. Whatever is missing or torn is left
+out, never an error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookline.checkpoint.catalog import Found, find
+from hookline.loggers.log_reader import read_log
+from hookline.reliability.summary import PRUNED
+from hookline.report.downsampling import Floats
+from hookline.report.trace_columns import TraceData, read_traces
+from hookline.run.record import RECORD, read_record
+from hookline.run.timings import PARTS, SAMPLED
+from hookline.util.errors import OptionError, closest
+
+LOG = "log.jsonl"
+EPOCH = " (epoch)"
+"""What is added to the name of a metric that also has a value for every step."""
+MOST_NAMES = 5000
+"""Metrics of different names that are kept; a name with a number in it can make any number of them."""
+MOST_EVENTS = 2000
+FAR_AWAY = 1e11
+"""Seconds since 1970: what lies beyond, NaN included, is no time."""
+LAST_STEP = 1 << 53
+"""Up to here a browser can count; what lies beyond is no step."""
+LASTING = ("failure", "control", "resume")
+"""What happened to the job and not to the model: told although a resume has superseded the steps around it.
+"""
+BEGINS = ("hyperparams", "resume")
+"""With what a job begins: what lies before it was no time in a job."""
+MOST_TEXTS = 20
+"""Texts kept of one tag, the newest ones."""
+
+
+@dataclass
+class Series:
+    """One metric of a run, as logged."""
+
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def arrays(self) -> tuple[Floats, Floats]:
+        """Steps and values, not copied."""
+        return np.frombuffer(self.steps), np.frombuffer(self.values)
+
+
+@dataclass
+class Event:
+    """Something that happened once."""
+
+    kind: str
+    text: str
+    time: float | None = None
+    step: int | None = None
+
+
+@dataclass
+class Times:
+    """When a run was running, by the records of its log."""
+
+    began: float | None = None
+    ended: float | None = None
+    spent: float = 0.0
+    """Seconds in its jobs, without those between them."""
+    holds_since: float | None = None
+    """The time of the first record that no resume has superseded."""
+    is_beginning: bool = False
+    """Whether the last record was one with which a job begins."""
+
+
+@dataclass
+class Costs:
+    """What the job that has ended last has cost."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of its hooks."""
+    rows_since: int | None = None
+    """The step at which the job began whose cost this is, if it was resumed."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Where its time went, in seconds; empty if the log does not say."""
+    timings_since: int | None = None
+    """The step at which that job began, if it was resumed."""
+
+
+@dataclass
+class Epochs:
+    """How many epochs a run has gone through."""
+
+    newest: int | None = None
+    """The number of the epoch of the newest row, from 0."""
+    complete: int | None = None
+    """Completed epochs, by the newest row of an epoch's means."""
+    at: int = 0
+    """The step that this row was written at."""
+
+
+@dataclass
+class Texts:
+    """The texts of one tag."""
+
+    kept: list[tuple[int | None, str]] = field(default_factory=list)
+    """The newest ones, with their steps."""
+    count: int = 0
+
+
+@dataclass
+class RunData:
+    """Everything about one run that a page can show."""
+
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    """run.json; empty if the run has none."""
+    series: dict[str, Series] = field(default_factory=dict)
+    """Every curve by its name, once `settle` was called."""
+    own: dict[str, Series] = field(default_factory=dict)
+    """Values of the rows of steps."""
+    between: dict[str, Series] = field(default_factory=dict)
+    """Values of rows that are no step's own."""
+    events: list[Event] = field(default_factory=list)
+    failures: set[tuple[int | None, str]] = field(default_factory=set)
+    """Step and words of what the log says about failures: other files may say it again."""
+    failed: dict[str, Any] = field(default_factory=dict)
+    """What ended the job that has written last, if it failed: `exception` and `text`."""
+    started: float | None = None
+    """When the job began that has written last: a run may be resumed many times."""
+    ending: dict[str, Any] = field(default_factory=dict)
+    """What that job's log says about how it ended; empty while it trains, and if it was killed."""
+    not_finite: dict[str, Event] = field(default_factory=dict)
+    """The first NaN or infinity of every metric that has one."""
+    params: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, Texts] = field(default_factory=dict)
+    images: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """Tag, step, and the path as the log has it."""
+    costs: Costs = field(default_factory=Costs)
+    resumed_at: int | None = None
+    checkpoints: list[Found] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)
+    records: int = 0
+    superseded: int = 0
+    times: Times = field(default_factory=Times)
+    last_step: int = 0
+    epochs: Epochs = field(default_factory=Epochs)
+    unshown: dict[str, int] = field(default_factory=dict)
+    """What the log has and a page does not show, with how often."""
+    trace: TraceData | None = None
+    """When its hooks were called, if the run was traced."""
+
+    def settle(self) -> None:
+        """Name the curves, now that all values read so far are in.
+
+        The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they
+        would be a spike.
+        """
+        named = {
+            f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()
+        }
+        self.series = {**self.own, **named}
+
+
+def read_run(path: Path) -> RunData:
+    """A run from its directory, whether it still runs, has ended or was killed."""
+    run = read_logged(path)
+    read_beside(run)
+    run.trace = read_traces(path)
+    return run
+
+
+def read_logged(path: Path, until: int | None = None) -> RunData:
+    """What the log tells, or its first bytes."""
+    check_run_dir(path)
+    run = RunData(path)
+    log = path / LOG
+    if log.is_file():
+        foreign = 0
+        for record in read_log(log, superseded=True, until=until):
+            if record.get("superseded") is not True:
+                foreign += not take(run, record)
+            elif record.get("type") in LASTING:
+                _take_lasting(run, record)
+            else:
+                _take_time(run, record)
+        if foreign and not run.records:
+            raise OptionError(
+                f'{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a "type".'
+            )
+        if not run.records and until is None and _has_lines(log):
+            raise OptionError(f"{log} is no log of Hookline: it holds no line of JSON.")
+    run.settle()
+    return run
+
+
+def _has_lines(log: Path) -> bool:
+    with log.open("rb") as file:
+        return b"\n" in file.read(1_000_000)
+
+
+def read_beside(run: RunData) -> None:
+    """What lies beside the log: how the run ended, and its checkpoints."""
+    run.record = read_record(run.path)
+    run.checkpoints, run.broken = find(run.path)
+
+
+def check_run_dir(path: Path) -> None:
+    """Refuse what is no run, and say what may have been meant."""
+    if not path.exists():
+        near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+        raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
+    if not path.is_dir():
+        raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
+    if not (path / LOG).is_file() and not (path / RECORD).is_file():
+        below = sorted(
+            str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
+        )
+        hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
+        raise OptionError(f"{path} is no directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
+
+
+# ---- one record --------------------------------------------------------------------------------------------
+
+
+def take(run: RunData, record: dict[str, Any]) -> bool:
+    """Add a record of the log; False if it is none of Hookline's."""
+    kind = record.get("type")
+    if not isinstance(kind, str):
+        return False
+    run.records += 1
+    _take_time(run, record)
+    run.times.holds_since = run.times.ended if run.times.holds_since is None else run.times.holds_since
+    step = step_of(record)
+    if step is not None and step > run.last_step:
+        run.last_step = step
+    if kind == "metrics":
+        _take_metrics(run, record, run.last_step if step is None else step)
+    elif kind in _TAKERS:
+        _TAKERS[kind](run, record, step)
+    elif kind == "histogram":
+        run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
+    else:  # whatever else happened: records of control, skips, failures, and what later versions write
+        add_event(run, Event(kind, _spelled(record), run.times.ended, step))
+    return True
+
+
+def _take_time(run: RunData, record: dict[str, Any]) -> None:
+    time = record.get("time")
+    if (type(time) is float or type(time) is int) and abs(time) < FAR_AWAY:
+        run.times.began = time if run.times.began is None else run.times.began
+        begins = record.get("type") in BEGINS
+        if run.times.ended is not None and time > run.times.ended and (run.times.is_beginning or not begins):
+            run.times.spent += time - run.times.ended
+        run.times.ended, run.times.is_beginning = time, begins
+
+
+def step_of(record: dict[str, Any]) -> int | None:
+    """Where it belongs, if that is a step."""
+    step = record.get("step")
+    return step if type(step) is int and -LAST_STEP < step < LAST_STEP else None
+
+
+def _take_lasting(run: RunData, record: dict[str, Any]) -> None:
+    _take_time(run, record)
+    _TAKERS[record["type"]](run, record, step_of(record))
+
+
+def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
+    metrics = record.get("metrics")
+    if type(epoch := record.get("epoch")) is int and abs(epoch) < LAST_STEP:
+        run.epochs.newest = epoch
+    if not isinstance(metrics, dict):
+        return
+    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
+    kept = run.own if over == "step" else run.between
+    if over == "epoch" and run.epochs.newest is not None:
+        run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
+    for name, value in metrics.items():
+        try:
+            number = float(value)  # NaN and infinity are text in the log
+        except (TypeError, ValueError, OverflowError):
+            continue
+        series = kept.get(name)
+        if series is None:
+            if len(kept) >= MOST_NAMES:
+                run.unshown["values of further metrics"] = run.unshown.get("values of further metrics", 0) + 1
+                continue
+            series = kept[name] = Series()
+        series.steps.append(step)
+        series.values.append(number)
+        if not isfinite(number) and name not in run.not_finite:
+            run.not_finite[name] = Event("not finite", f"{name} is {number}", run.times.ended, step)
+
+
+def _take_text(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    tag, text = str(record.get("tag", "")), str(record.get("text", ""))
+    if tag == "mixture":
+        add_event(run, Event("mixture", text, run.times.ended, step))
+        return
+    texts = run.texts.setdefault(tag, Texts())
+    kept = texts.kept
+    kept.append((step, text))
+    texts.count += 1
+    if len(kept) > MOST_TEXTS:
+        del kept[0]
+
+
+def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.images.append((str(record.get("tag", "")), step, str(record.get("path", ""))))
+
+
+def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.started, run.ending, run.failed = run.times.ended, {}, {}  # a job begins with them
+    params = record.get("params")
+    if isinstance(params, dict):
+        run.params.update(params)
+
+
+def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
+    marked = record.get("superseded")
+    count = marked.get("records", 0) if isinstance(marked, dict) else 0
+    if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
+        # all records before are of an earlier run; those that hold until here are of the set-up of this one
+        run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
+        run.times.spent = max(0.0, run.times.ended - run.times.began)
+    run.superseded += count if isinstance(count, int) else 0
+    gone = f"; {count} records after it are superseded" if count else ""
+    text = (
+        f"from {record['checkpoint']}{gone}"
+        if "checkpoint" in record
+        else f"anew; {count} records are of an earlier run"
+    )
+    add_event(run, Event("resume", text, run.times.ended, step))
+
+
+def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    rows = record.get("rows")
+    if isinstance(rows, list):
+        run.costs.rows, run.costs.rows_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
+
+
+def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
+    found = {
+        name: float(each)
+        for name, each in numbers.items()
+        if type(each) in (int, float) and 0 <= each < FAR_AWAY
+    }
+    if found.get("total"):
+        run.costs.timings, run.costs.timings_since = found, run.resumed_at
+
+
+def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    said = {key: str(record.get(key) or "") for key in ("status", "reason")}
+    run.ending = {
+        **said,
+        "step": step,
+        "time": run.times.ended,
+        "epoch": record.get("epoch"),
+        "epochs": record.get("epochs"),
+    }
+
+
+def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    asked = [
+        str(record[key])
+        for key in ("command", "hook", "interval", "file", "name")
+        if record.get(key) is not None
+    ]
+    failed = f": {record['error']}" if record.get("error") else ""
+    add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
+
+
+def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    """Who and where come first: a message may be as long as all that is shown."""
+    where = f" in {record['event']}" if record.get("event") else ""
+    who = f"{record['who']}{where}: " if record.get("who") else ""
+    rank = f"on rank {record['rank']}: " if record.get("rank") else ""
+    text = f"{record.get('exception', '')}: {record.get('message', '')}"
+    run.failures.add((step, text))
+    run.failed = {"exception": record.get("exception"), "text": f"{rank}{who}{text}"}
+    add_event(run, Event(failure_kind(record.get("exception")), run.failed["text"], run.times.ended, step))
+
+
+def failure_kind(exception: Any) -> str:
+    """What an exception is called: one by which a search ends a run that is not promising is no failure."""
+    return "pruned" if exception == PRUNED else "failure"
+
+
+def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
+    batch = f", batch {record['batch']}" if "batch" in record else ""
+    add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
+
+
+_TAKERS = {
+    "text": _take_text,
+    "image": _take_image,
+    "hyperparams": _take_params,
+    "resume": _take_resume,
+    "cost": _take_cost,
+    "timings": _take_timings,
+    "control": _take_control,
+    "failure": _take_failure,
+    "skip": _take_skip,
+    "end": _take_end,
+}
+
+
+def add_event(run: RunData, event: Event) -> None:
+    """Keep it, up to a number that somebody may still look at."""
+    if len(run.events) < MOST_EVENTS:
+        run.events.append(event)
+    else:
+        run.unshown["further events"] = run.unshown.get("further events", 0) + 1
+
+
+def _spelled(record: dict[str, Any]) -> str:
+    """A record of an unknown kind in a line."""
+    told = [
+        f"{key} {value}"
+        for key, value in record.items()
+        if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
+    ]
+    return ", ".join(told)

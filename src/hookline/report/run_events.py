@@ -1,0 +1,296 @@
+"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and
+how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hookline.control.client import is_answered
+from hookline.reliability.summary import PRUNED
+from hookline.report.curves import layer_of
+from hookline.report.reader import LAST_STEP, Event, RunData, failure_kind
+from hookline.run.state import progress
+
+SILENT = 600.0
+"""Seconds without a record after which a run that says it trains is doubted."""
+LONGEST_LINE = 1_000_000
+HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
+SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
+NOTABLE = (
+    "skip",
+    "skipped",
+    "step_skipped",
+    "stop",
+    "stopped",
+    "interrupted",
+    "preempted",
+    "pruned",
+    "warning",
+)
+
+
+def level(kind: str) -> str:
+    """How an event is drawn."""
+    return "bad" if kind in SERIOUS else "warn" if kind in NOTABLE else "info"
+
+
+def all_events(run: RunData) -> list[Event]:
+    """Everything that happened, in order of time; what has no time comes where its step is."""
+    found = [
+        *run.events,
+        *_checkpoints(run),
+        *_hangs(run),
+        *_of_json_log(run),
+        *_not_finite(run),
+        *_ending(run),
+    ]
+    began, _ = time_spent(run)
+    if began is not None:
+        found.append(Event("start", "the first record", began))
+    last = run.times.ended or 0.0
+    return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
+
+
+def status(run: RunData, now: float) -> tuple[str, str]:
+    """In words, and as good, bad, warn or info."""
+    said = how_it_ended(run)["status"]
+    if said:
+        return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
+    is_known = bool(run.record)
+    if not is_known and not run.records:
+        return "nothing logged yet", "info"
+    if run.times.ended is None:
+        return "unfinished", "warn"
+    quiet, answers = now - run.times.ended, is_answered(run.path)
+    if answers is False:
+        return "killed, or trains on another machine", "warn"
+    if quiet < SILENT:
+        return ("training" if is_known or answers else "running, or just ended"), "info"
+    if answers:
+        return f"training, silent for {duration(quiet)}", "warn"
+    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a
+    # kill
+    return (
+        (f"unfinished, silent for {duration(quiet)}", "warn")
+        if is_known
+        else (f"last record {duration(quiet)} ago", "info")
+    )
+
+
+def how_it_ended(run: RunData) -> dict[str, Any]:
+    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No
+    status: it trains.
+    """
+    record = run.record
+    said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
+    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted
+    # in whole seconds
+    is_older = at is not None and run.started is not None and at + 1 < run.started
+    if said not in ("", "training") and not is_older:
+        if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
+            at = run.times.ended
+        found = {
+            "status": said,
+            "reason": str(record.get("reason") or ""),
+            "step": whole(record.get("step")),
+            "time": at,
+            "epochs": whole(record.get("epochs")),
+        }
+    else:
+        found = {
+            "status": "",
+            "reason": "",
+            "step": None,
+            "time": None,
+            **run.ending,
+            "epochs": _epochs_at_end(run),
+        }
+    if found["status"] == "error":
+        error = record.get("error")
+        exception = run.failed.get("exception") or (error.get("type") if isinstance(error, dict) else None)
+        found["status"] = "pruned" if failure_kind(exception) == "pruned" else "failed"
+        found["reason"] = found["reason"] or run.failed.get("text", "")
+    return found
+
+
+def _epochs_at_end(run: RunData) -> int | None:
+    """Completed epochs; logs of older versions say only in which epoch a run ended."""
+    known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
+    if known is not None or last is None or run.epochs.complete is not None:
+        return known
+    return last + (run.ending.get("status") == "completed")
+
+
+def time_spent(run: RunData) -> tuple[float | None, float | None]:
+    """Return when the run began, and the seconds of its sessions without the pauses between them.
+
+    By its log; by its record if there is no log, or if the log begins with an earlier run in the same
+    directory.
+    """
+    sessions = run.record.get("sessions")
+    known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
+    started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
+    if run.times.began is not None and (
+        started is None or run.times.began >= started - 1
+    ):  # the record has whole seconds
+        return run.times.began, run.times.spent
+    spans = [
+        (timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at")))
+        for each in known
+    ]
+    spent = [end - start for start, end in spans if start is not None and end is not None]
+    return started, (sum(spent) if spent else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is."""
+
+    step: int
+    epochs: int | None
+    """Those that are completed; None if the log does not say it."""
+    is_inside: bool
+    """Whether it is in the middle of the next one."""
+
+    def __str__(self) -> str:
+        return progress(self.step, self.epochs, is_inside=self.is_inside)
+
+
+def position(run: RunData) -> Position:
+    """Where a run is, or was when it ended."""
+    end = how_it_ended(run)
+    step = run.last_step if end["step"] is None else end["step"]
+    epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
+    if epochs is None and not end["status"] and run.epochs.newest is not None:
+        epochs = (
+            run.epochs.newest
+        )  # no epoch has ended yet, or the log is of an older version: those before this one have
+    of_rows = run.epochs.complete or 0  # the last of them may be that of an epoch that was broken off
+    return Position(
+        step,
+        epochs,
+        epochs is not None and (epochs < of_rows or (epochs == of_rows and step > run.epochs.at)),
+    )
+
+
+def duration(seconds: float) -> str:
+    """`3 h 20 min`: two units are enough."""
+    left, parts = round(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def whole(value: Any) -> int | None:
+    """A step, if it is one."""
+    return value if type(value) is int and abs(value) < LAST_STEP else None
+
+
+def timestamp(text: Any) -> float | None:
+    """Seconds since 1970 of a time in ISO format."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def score(manifest: dict[str, Any]) -> str:
+    """What a checkpoint was kept for, in words."""
+    monitor = manifest.get("monitor")
+    if not isinstance(monitor, dict):
+        return ""
+    value = monitor.get("score")
+    return (
+        f"{monitor.get('name', '?')} {value:.6g}"
+        if isinstance(value, float | int)
+        else f"{monitor.get('name', '?')} {value}"
+    )
+
+
+def _checkpoints(run: RunData) -> Iterator[Event]:
+    for each in run.checkpoints:
+        kept = f", {score(each.manifest)}" if each.manifest.get("monitor") else ""
+        yield Event(
+            "checkpoint",
+            f"{each.path.name} ({each.manifest['reason']}{kept})",
+            timestamp(each.manifest["saved_at"]),
+            each.manifest["step"],
+        )
+    for path, why in run.broken.items():
+        yield Event("damaged", f"checkpoint {path.name}: {why}")
+
+
+def _hangs(run: RunData) -> Iterator[Event]:
+    for line in _lines(run.path / "hangs.log"):
+        if match := HANG.match(line.decode("utf-8", "replace")):
+            step = re.search(r"\bstep (\d{1,15})\b", match[2])
+            yield Event(
+                "hang", match[2], timestamp(match[1]), int(step[1]) if step else None
+            )  # a local time, as written
+
+
+def _of_json_log(run: RunData) -> Iterator[Event]:
+    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked
+    at.
+    """
+    for path in sorted(run.path.glob("logs/*.jsonl")):
+        for line in _lines(path):
+            if not line.startswith((b'{"type": "exception"', b'{"type": "train_end"')):
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            at, step = record.get("time"), whole(record.get("step"))
+            at = at if isinstance(at, float) else None
+            text = f"{record.get('exception', '')}: {record.get('message', '')}"
+            if record["type"] == "exception" and (step, text) not in run.failures:
+                yield Event("pruned" if record.get("exception") == PRUNED else "exception", text, at, step)
+            elif record["type"] == "train_end" and record.get("reason"):
+                yield Event("stop", str(record["reason"]), at, step)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Of a file that may be gone or no file at all: reading a pipe would wait for ever."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                while line := file.readline(LONGEST_LINE):
+                    yield line
+    except OSError:
+        return
+
+
+def _not_finite(run: RunData) -> Iterator[Event]:
+    """The first time for every metric; for many layers at the same step once."""
+    of_layers: dict[tuple[str, int | None], list[str]] = {}
+    for name, event in run.not_finite.items():
+        if (layer := layer_of(name)) is None:
+            yield event
+        else:
+            of_layers.setdefault((layer[0], event.step), []).append(name)
+    for (family, _), layers in of_layers.items():
+        first = run.not_finite[layers[0]]
+        yield (
+            replace(first, text=f"{family} of {len(layers)} layers, such as {layers[0]}")
+            if len(layers) > 1
+            else first
+        )
+
+
+def _ending(run: RunData) -> Iterator[Event]:
+    end = how_it_ended(run)
+    said, reason = end["status"], end["reason"]
+    # what has failed is told by the log, and better
+    if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):
+        kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
+        yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

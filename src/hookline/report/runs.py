@@ -1,0 +1,269 @@
+"""The runs below a directory: which there are, whether they still run, how far they are, their best value,
+age and size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hookline.control.client import is_answered
+from hookline.report.progress import Best, best_of
+from hookline.report.reader import LOG, RunData, read_logged, take
+from hookline.report.run_events import SILENT, how_it_ended, position, timestamp, whole
+from hookline.run.lock import is_running
+from hookline.run.record import RECORD, read_record
+from hookline.util.errors import OptionError, closest
+from hookline.util.urls import MANIFEST
+
+LOG_BYTES = 4_000_000
+"""Logs up to this length are read whole for the list; of a longer one only the end."""
+TAIL_BYTES = 256_000
+MOST_FOLDERS = 200_000
+MOST_FILES = 100_000
+"""Files of one run that are counted for its size."""
+INSIDE = ("checkpoints", "media", "logs")
+"""Folders of a run that hold no other runs."""
+
+
+@dataclass(slots=True)
+class Listed:
+    """One run in the list."""
+
+    path: Path
+    run: RunData
+    status: str
+    is_certain: bool
+    """False if it cannot be told from here whether the run was killed or runs on another machine."""
+    step: int
+    epochs: int | None
+    best: Best | None
+    is_partial: bool
+    """Whether the best value is that of the end of a log that is too long to be read whole."""
+    started: float | None
+    bytes: int
+    reason: str = ""
+
+    def data(self, now: float) -> dict[str, Any]:
+        """For programs. A best value of which the record has no step is looked up in the log, unless that is
+        long.
+        """
+        best = self.best
+        if best is not None and best.step is None:
+            best = _in_log(self.path, best) or best
+        return {
+            "path": str(self.path),
+            "id": self.run.record.get("id"),
+            "status": self.status,
+            "is_certain": self.is_certain,
+            "reason": self.reason,
+            "step": self.step,
+            "epochs": self.epochs,
+            "best": None if best is None else {**best.data(), "is_partial": self.is_partial},
+            "started_at": utc(self.started),
+            "age": None if self.started is None else round(now - self.started),
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(slots=True)
+class Listing:
+    """All runs below a directory, the newest first."""
+
+    folder: Path
+    runs: list[Listed] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Directories that cannot be read, and what else keeps the list from being whole."""
+
+    def data(self, now: float) -> dict[str, Any]:
+        """For programs."""
+        runs = [each.data(now) for each in self.runs]
+        return {"version": 1, "directory": str(self.folder), "runs": runs, "problems": self.problems}
+
+
+def list_runs(folder: Path | str | None = None, now: float | None = None) -> Listing:
+    """Return the runs in a directory and below it, by default in `runs/`, or here if there is none. Nothing
+    is written.
+    """
+    where = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
+    if not where.is_dir():
+        near = (
+            [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
+        )
+        kind = "is a file" if where.exists() else "does not exist"
+        raise OptionError(
+            f"{where} {kind}; give a directory that runs were written to.{closest(where.name, near)}"
+        )
+    listing, now = Listing(where), time.time() if now is None else now
+    for path in _run_dirs(where, listing.problems):
+        try:
+            listing.runs.append(_listed(path, now))
+        except OSError as error:
+            listing.problems.append(f"{path}: {error.strerror or error}")
+    listing.runs.sort(key=lambda each: (each.started or 0.0, str(each.path)), reverse=True)
+    return listing
+
+
+def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
+    def note(error: OSError) -> None:
+        problems.append(f"{error.filename}: {error.strerror or error}")
+
+    for number, (parent, names, files) in enumerate(os.walk(folder, onerror=note)):
+        if number == MOST_FOLDERS:
+            problems.append(f"{folder} has more than {MOST_FOLDERS:,} folders; the rest is not searched")
+            return
+        names[:] = sorted(name for name in names if not name.startswith("."))
+        if MANIFEST in files:  # a checkpoint
+            names.clear()
+        elif RECORD in files or LOG in files:
+            names[:] = [name for name in names if name not in INSIDE]
+            yield Path(parent)
+
+
+def _listed(path: Path, now: float) -> Listed:
+    run = RunData(path, record=read_record(path))
+    best, is_partial, said = best_of(run), False, ""
+    alive = is_running(path)
+    if best is None or not run.record or (run.record["status"] == "training" and not alive):
+        is_partial, said = _read_log(run)
+        best = best_of(run)
+    status, is_certain = standing(run, now, alive)
+    if said and not run.record:
+        status = "unreadable"
+    at, record = position(run), run.record
+    is_over = bool(how_it_ended(run)["status"])
+    step = at.step if is_over or not record else max(at.step, record["step"])
+    epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
+    started = timestamp(record.get("started_at") or record.get("noted_at"))
+    return Listed(
+        path,
+        run,
+        status,
+        is_certain,
+        step,
+        epochs,
+        best,
+        is_partial and best is not None,
+        run.times.began if started is None else started,
+        disk_usage(path),
+        said or how_it_ended(run)["reason"],
+    )
+
+
+def _in_log(path: Path, best: Best) -> Best | None:
+    """Return a best value with its step, as the log and the record have it; None if the log does not have it,
+    or is long.
+    """
+    try:
+        if (path / LOG).stat().st_size > LOG_BYTES:
+            return None
+        run = read_logged(path)
+    except (OSError, OptionError):
+        return None
+    run.record = read_record(path)
+    return best_of(run, best.metric)
+
+
+def _read_log(run: RunData) -> tuple[bool, str]:
+    """Add what the log tells, or its end if it is long; return whether that is not all of it, and what is
+    wrong with it.
+    """
+    log = run.path / LOG
+    if not log.is_file():
+        return False, "" if run.record else f"{RECORD} cannot be read"
+    if log.stat().st_size > LOG_BYTES:
+        for record in tail(log):
+            take(run, record)
+        run.settle()
+        return True, ""
+    try:
+        read = read_logged(run.path)
+    except OptionError as error:
+        return False, str(error)
+    record = run.record
+    for name in RunData.__dataclass_fields__:
+        setattr(run, name, getattr(read, name))
+    run.record = record
+    return False, ""
+
+
+def tail(log: Path) -> list[dict[str, Any]]:
+    """Return the whole records at the end of a log, which no resume after them has superseded."""
+    with log.open("rb") as file:
+        length = file.seek(0, 2)
+        file.seek(max(0, length - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).split(b"\n")
+    records: list[dict[str, Any]] = []
+    for line in lines[1 if length > TAIL_BYTES else 0 :]:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            records = [] if record.get("type") == "resume" else records
+            records.append(record)
+    return records
+
+
+def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, bool]:
+    """Return how a run stands in one word, and whether that is certain: 'running', 'killed', or as it ended.
+
+    alive: what its lock says. A run whose record says that it trains was killed if no process is at work in
+    its directory.
+    """
+    said = how_it_ended(run)["status"]
+    if alive:  # also where an earlier session has ended
+        return "running", True
+    if said:
+        return said, True
+    if not run.record and not run.records:
+        return "empty", True
+    if alive is None:
+        answers = is_answered(run.path)
+        if answers is not None:
+            return ("running", True) if answers else ("killed", False)
+        heard = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
+        return ("running", False) if now - heard < SILENT else ("killed", False)
+    return ("running" if alive else "killed"), True
+
+
+def standing_of(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
+    """Return how the run in a directory stands by its record and its lock: the words of `standing`."""
+    return standing(RunData(path, record=record), time.time(), is_running(path))
+
+
+def in_words(status: str, is_certain: bool) -> str:
+    """Return 'killed', or 'killed?' if that is not certain."""
+    return status if is_certain else f"{status}?"
+
+
+def disk_usage(folder: Path) -> int:
+    """Return the bytes of all files below a folder, links not followed."""
+    total = count = 0
+    waiting = [str(folder)]
+    while waiting and count < MOST_FILES:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total
+
+
+def utc(seconds: float | None) -> str | None:
+    """Return a time as text in UTC."""
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return None

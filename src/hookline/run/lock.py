@@ -1,0 +1,450 @@
+"""The lock of a run's directory: one job at a time writes into it.
+
+The system's own lock on the file `run.lock` (flock) decides. It ends with the process, however that ends, and
+file systems that several machines share pass it on to them as a rule. Some do not: their locks count on one
+machine only, or there are none. So the file also says who holds it, and its owner touches it every few
+seconds. A file left by a process of another machine counts as held for as long as it is touched. No two
+clocks are compared for that, and no process numbers of another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import shlex
+import socket
+import stat
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hookline.util.errors import RunLockedError
+from hookline.util.processes import close_in_children, join
+from hookline.util.text import command_line
+
+if sys.platform != "win32":
+    import fcntl
+
+log = logging.getLogger("hookline")
+NAME = "run.lock"
+WAITING = 5.0
+"""Seconds to wait for a job that is just ending."""
+BEAT = 5.0
+"""Seconds between two signs of life."""
+SILENCE = 30.0
+"""Seconds without a sign of life after which the owner on another machine counts as dead."""
+SETTLING = 2.0
+"""Seconds after which a job has written its name where there are no locks; whoever's name is there then has
+the directory.
+"""
+LARGEST = 10_000
+"""Bytes that are read of a lock file."""
+LONGEST = 200
+"""Characters of a command line that are shown."""
+Record = dict[str, Any]
+
+_held: dict[str, RunLock] = {}
+"""The locks of this process, by the real path of the directory."""
+_changing = threading.Lock()
+
+
+def _forget() -> None:
+    """In a forked child: the locks are its parent's."""
+    global _changing
+    _held.clear()
+    _changing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+class RunLock:
+    """The lock of one directory. Taken with `take`, it is held until `release` or the end of the process."""
+
+    def __init__(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> None:
+        """on_lost: called from a thread, with a sentence, if another job has taken the directory over
+        nevertheless.
+        """
+        self.folder = folder
+        self.is_held = False
+        """False also where the directory cannot be locked, and the run continues without a lock."""
+        self._path = folder / NAME
+        self._real = os.path.realpath(folder)
+        self._on_lost = on_lost
+        self._file: Any = None
+        self._made: list[Path] = []
+        self._pid = os.getpid()
+        self._record: Record = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def made_folder(self) -> bool:
+        """Whether the directory was not there before."""
+        return self.folder in self._made
+
+    # ---- taking it -----------------------------------------------------------------------------------------
+
+    def take(self, patience: float | None = None) -> None:
+        """Take the lock and make the directory if it is missing; a `RunLockedError` names the job that has
+        it.
+
+        patience: seconds to wait for a job that is ending, by default `WAITING`. 0: nor for a sign of life
+        from another machine.
+        """
+        with _changing:
+            if self._real in _held:
+                raise RunLockedError(_refusal(self.folder, _held[self._real]._record))
+            _held[self._real] = self
+        try:
+            self._record = _own_record()
+            self._take(WAITING if patience is None else patience)
+        except OSError as error:
+            self.release()
+            log.warning(
+                "The directory %s cannot be locked: %s. Make sure that no other job trains in it.",
+                self.folder,
+                error.strerror or error,
+            )
+        except BaseException:
+            self.release()
+            raise
+
+    def _take(self, patience: float) -> None:
+        until = time.monotonic() + patience
+        while True:
+            self._make_folder()
+            try:
+                file = _open(self._path)
+            except FileNotFoundError:  # whoever had it has removed the directory meanwhile
+                continue
+            try:
+                has_locks = _lock(file)
+                other = _read(self._path)
+                if other is not None and _is_alive(other, has_locks, self._path, patience):
+                    raise RunLockedError(_refusal(self.folder, other))
+                if _is_same(file, self._path):  # else its owner has removed it meanwhile
+                    break
+                file.close()
+            except BlockingIOError:
+                file.close()
+                if time.monotonic() > until:
+                    raise RunLockedError(_refusal(self.folder, _read(self._path) or {})) from None
+                time.sleep(0.05)
+            except BaseException:
+                file.close()
+                raise
+        close_in_children(file)
+        self._file, self.is_held = file, True
+        self._sign(has_locks)
+        self._thread = threading.Thread(target=self._beat, name="hookline lock", daemon=True)
+        self._thread.start()
+
+    def _make_folder(self) -> None:
+        missing = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._made = self._made or missing
+
+    def _sign(self, has_locks: bool) -> None:
+        """Write down who has it. Where there are no locks, the last of several jobs that do so at the same
+        time has it.
+        """
+        data = json.dumps(self._record, indent=1).encode()
+        try:
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._file.write(data)
+        except OSError as error:  # a full disk; the lock itself holds
+            if not has_locks:
+                raise
+            log.debug("%s says nothing of its owner: %s", self._path, error)
+        if has_locks:
+            return
+        log.warning(
+            "The file system of %s has no file locks. Two jobs in this directory are told apart by the "
+            "file %s alone, which takes %g s.",
+            self.folder,
+            NAME,
+            SETTLING,
+        )
+        os.fsync(self._file.fileno())
+        time.sleep(SETTLING)
+        other = _read(self._path) or {}
+        if other.get("token") != self._record["token"]:
+            raise RunLockedError(_refusal(self.folder, other))
+
+    # ---- while it is held ----------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Give signs of life, and see whether the lock is still this job's: a machine that slept for long may
+        have lost it.
+        """
+        while not self._over.wait(BEAT):
+            with contextlib.suppress(OSError):
+                other = _read(self._path)
+                if other is None:
+                    continue  # removed by hand, or on a disk that does not answer just now
+                if other["token"] != self._record["token"]:
+                    if self._on_lost is not None:
+                        self._on_lost(_refusal(self.folder, other))
+                    return
+                os.utime(self._path)
+
+    def release(self) -> None:
+        """Let go of it. The file goes, and so do directories that were made for it if nothing was written to
+        them.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child has let go of its copies already
+        self._over.set()
+        if self._thread is not None:
+            join(self._thread, 1.0)
+            self._thread = None
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                if self.is_held and (_read(self._path) or {}).get("token") == self._record["token"]:
+                    self._path.unlink()
+            file.close()
+        with contextlib.suppress(OSError):
+            for each in self._made:
+                each.rmdir()
+        self.is_held = False
+        with _changing:
+            if _held.get(self._real) is self:
+                del _held[self._real]
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[RunLock]:
+    """Take a directory's lock without waiting for it, and let go of it afterwards."""
+    lock = RunLock(folder)
+    lock.take(patience=0.0)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def is_running(folder: Path) -> bool | None:
+    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks
+    and writes nothing.
+
+    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a
+    short while ago by this machine's clock; else it was killed, or the clocks differ.
+    """
+    path = folder / NAME
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(about.st_mode):
+        return None
+    record = _read(path) or {}
+    is_here = record.get("boot") == _boot()
+    if is_here and record.get("namespace") == _namespace() != "":
+        return _started(record.get("pid")) == record.get("started") != ""
+    if time.time() - about.st_mtime < 3 * SILENCE:
+        return True
+    return False if is_here else None
+
+
+# ---- the file ----------------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> Any:
+    """Unbuffered, not inherited by programs that are started, and never by way of a link."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    number = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"{path.name} in it is not a plain file")  # reading a pipe would wait for ever
+    return os.fdopen(number, "r+b", buffering=0)
+
+
+def _lock(file: Any) -> bool:
+    """Take the system's lock, which raises BlockingIOError if another process has it. False: there are no
+    locks here.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK and others: every file system has its own way to say so
+        return False
+    return True
+
+
+def _is_same(file: Any, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read(path: Path) -> Record | None:
+    """Who has it, as the file says. It is opened anew: that is when a network file system looks for what
+    others have written.
+    """
+    try:
+        with path.open("rb") as file:
+            record = json.loads(file.read(LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("token"), str) else None
+
+
+def _stamp(path: Path) -> tuple[Any, ...] | None:
+    """What every sign of life changes; None: the file is gone."""
+    try:
+        with path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            return about.st_ino, about.st_mtime_ns, file.read(LARGEST)
+    except OSError:
+        return None
+
+
+# ---- its owner ---------------------------------------------------------------------------------------------
+
+
+def _own_record() -> Record:
+    return {
+        "token": uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "boot": _boot(),
+        "namespace": _namespace(),
+        "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": command_line(sys.orig_argv, LONGEST),
+    }
+
+
+def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> bool:
+    """Whether the job that a file names may still be running, although the system's lock is free or there is
+    none.
+    """
+    if record.get("boot") == _boot():
+        if record.get("namespace") == _namespace() != "":
+            if record.get("pid") == os.getpid() or _started(record.get("pid")) != record.get("started"):
+                return False
+            if not has_locks:
+                return True
+        elif has_locks:
+            return False  # in another container of this machine: its lock would have been seen
+    return _gives_signs_of_life(path, record, patience)
+
+
+def _gives_signs_of_life(path: Path, record: Record, patience: float) -> bool:
+    before = _stamp(path)
+    if before is None or _age(path, before[1]) > 3 * SILENCE:
+        return False
+    if not patience:
+        return True
+    log.warning(
+        "%s: %s may still be running. Waiting up to %g s for a sign of life from it.",
+        path.parent,
+        _named(record),
+        SILENCE,
+    )
+    until = time.monotonic() + SILENCE
+    while time.monotonic() < until:
+        time.sleep(min(0.5, SILENCE / 10))
+        now = _stamp(path)
+        if now != before:
+            return now is not None
+    return False
+
+
+def _age(path: Path, changed: int) -> float:
+    """Seconds since the last sign of life, by the clock that stamped it: that of the file system, not of this
+    machine.
+    """
+    probe = path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+    try:
+        file = _open(probe)
+        now = os.fstat(file.fileno()).st_mtime_ns
+        file.close()
+        probe.unlink()
+    except OSError:
+        return 0.0
+    return (now - changed) / 1e9
+
+
+@functools.cache
+def _boot() -> str:
+    """The running system, of which there may be several with one host name: by its boot, or by its network
+    card.
+    """
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+def _namespace() -> str:
+    """In which the numbers of processes mean the same; empty if that cannot be told."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: Any) -> str:
+    """When a process was started, in ticks since the system was: the next one of its number has another.
+    Empty: there is none.
+    """
+    try:
+        fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError, TypeError):
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+# ---- in words ----------------------------------------------------------------------------------------------
+
+
+def _refusal(folder: Path, record: Record) -> str:
+    if not record:
+        who, stop = "another job", "stop it"
+    elif (
+        record["pid"] == os.getpid()
+        and record.get("boot") == _boot()
+        and record.get("namespace") == _namespace()
+    ):
+        who, stop = f"another fit of this very process, {_named(record)},", "let that fit end first"
+    else:
+        who, where = _named(record), f"kill {_text(record, 'pid')} on {_text(record, 'host')}"
+        stop = f"stop it (`hookline control {shlex.quote(str(folder))} stop`, or {where})"
+    gone = (
+        ""
+        if not record or record.get("boot") == _boot()
+        else (f" If that machine is gone and does not let go of its lock, delete {folder / NAME}.")
+    )
+    return (
+        f"{folder} is in use: {who} trains in it. Two jobs in one directory would overwrite each other's "
+        f"checkpoints. Wait until it has ended, {stop}, or give this job another run_dir.{gone}"
+    )
+
+
+def _named(record: Record) -> str:
+    return (
+        f"process {_text(record, 'pid')} on {_text(record, 'host')} (since {_text(record, 'since')}: "
+        f"{_text(record, 'command')})"
+    )
+
+
+def _text(record: Record, name: str) -> str:
+    """As it can be shown on a terminal, whoever has written it."""
+    text = str(record.get(name, "?"))[: LONGEST + 1]
+    return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,0 +1,436 @@
+"""`Module` and `DataModule`: what a user writes. Every action a run takes has a default here that can be
+overridden.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hookline.data.batch import move
+from hookline.data.seeding import Creation
+from hookline.distributed.sharded_norms import clip_norm, clip_values
+from hookline.engine._methods import DataMethods, ModuleMethods
+from hookline.engine.init_arguments import record_init
+from hookline.util.errors import HooklineError, OptionError, closest, described
+from hookline.util.uncopied import Uncopied
+
+
+class Actions:
+    """The operations of a run with their defaults. `Module` has them, and so does a plain `nn.Module` in
+    disguise.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+
+    automatic_optimization: bool = True
+    """False: `training_step` calls `manual_backward` and the optimizers itself."""
+
+    def _attach(self, run: Any) -> None:
+        """A run begins, or is over: then None."""
+
+    def configure_hooks(self) -> Any:
+        """Return hooks that come with this module, for the length of a run."""
+        return []
+
+    def configure_model(self) -> None:
+        """Create layers that should be made only when a run begins."""
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
+        raise HooklineError(
+            f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
+            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`."
+        )
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch: `training_step(self, batch, batch_idx)`."""
+        raise HooklineError(
+            f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs."
+        )
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a validation batch; a returned loss becomes `val/loss`."""
+        raise HooklineError(f"{type(self).__name__} has no validation_step(self, batch, batch_idx).")
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure a test batch; a returned loss becomes `test/loss`."""
+        raise HooklineError(
+            f"{type(self).__name__} has no test_step(self, batch, batch_idx), which test needs."
+        )
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the predictions for a batch; by default what the module makes of its input."""
+        batch = args[0]
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        return self(inputs)  # type: ignore[operator]
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Differentiate the loss."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients."""
+        optimizer.zero_grad()
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Update the weights."""
+        optimizer.step(optimizer_closure)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients; call `self.clip_gradients` with values of your own if you override it."""
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = "norm",
+    ) -> Tensor | None:
+        """Clip by total norm or by value; the norm before clipping is returned if it had to be computed."""
+        if gradient_clip_val is None:
+            return None
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if any(
+            type(each) is not nn.Parameter for each in parameters
+        ):  # sharded: this process holds a part of each
+            clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
+            return clip([each.grad for each in parameters], gradient_clip_val)
+        if gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+            return None
+        return nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any = None) -> None:
+        """Advance a learning-rate scheduler."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(metric)
+        else:
+            scheduler.step()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the device."""
+        return move(batch, device)
+
+    def prepare_data(self) -> None:
+        """Download or write data to disk; once per machine."""
+
+    def train_dataloader(self) -> Any:
+        """The training loader, if none was passed to fit."""
+
+    def val_dataloader(self) -> Any:
+        """The validation loader, or several."""
+
+    def test_dataloader(self) -> Any:
+        """The test loader, or several."""
+
+    def predict_dataloader(self) -> Any:
+        """The loader to predict on, or several."""
+
+
+class Module(Actions, ModuleMethods, nn.Module):
+    """A model with its training: override `training_step` and `configure_optimizers`, and any event you care
+    about.
+    """
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let every module remember its constructor arguments, for checkpoints and `load_from_checkpoint`."""
+        super().__init_subclass__(**options)
+        record_init(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._door = Uncopied(made=Creation())
+
+    # ---- the run -------------------------------------------------------------------------------------------
+
+    def _attach(self, run: Any) -> None:
+        if "_door" in self.__dict__:
+            self._door.value = run
+        elif run is not None:
+            raise HooklineError(
+                f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first."
+            )
+
+    @property
+    def _run(self) -> Any:
+        run = self.__dict__["_door"].value if "_door" in self.__dict__ else None
+        if run is None:
+            raise HooklineError(
+                f"{type(self).__name__} is not in a run: this works only while a trainer runs it."
+            )
+        return run
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that runs this module."""
+        return self._run.trainer
+
+    @property
+    def logger(self) -> Any:
+        """The logger, or all of them as one."""
+        return self._run.state.logger
+
+    @property
+    def experiment(self) -> Any:
+        """The same: takes add_scalar, add_histogram, add_text, add_image and add_figure."""
+        return self._run.state.logger
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._run.state.epoch  # type: ignore[no-any-return]
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self._run.state.step  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter."""
+        return next((p.device for p in self.parameters()), torch.device("cpu"))
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        reduce: str = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told
+        otherwise.
+        """
+        run = (
+            self._door.value or self._run
+        )  # the property comes second: it costs a call, and only has an error to raise
+        run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several numbers with the same options as `log`."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    # ---- manual optimization -------------------------------------------------------------------------------
+
+    def optimizers(self) -> Any:
+        """The optimizer, or the list of them; their `step` and `zero_grad` fire the events."""
+        handles = self._run.manual.optimizers
+        return handles[0] if len(handles) == 1 else handles
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, or the list of them."""
+        schedulers = self._run.state.schedulers
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        """Differentiate a loss with the events around it and the strategy's scaling; options as for
+        `Tensor.backward`.
+        """
+        self._run.manual.backward(loss, **options)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = "norm",
+    ) -> Tensor | None:
+        """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled
+        first.
+        """
+        if not self.automatic_optimization:
+            self._run.manual.unscale(optimizer)
+        return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    # ---- made again ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
+    ) -> Self:
+        """A module with the weights of a checkpoint, made with the arguments that the checkpoint has, or with
+        these instead.
+
+        path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict:
+        everything must fit; False: what fits is loaded, and the rest is reported. weights: of a checkpoint
+        with averaged weights: 'scored' takes those that evaluations used, 'raw' the trained ones, 'averaged'
+        the average; the log says which. If `__init__` has an argument `weights` itself, it is that one.
+        """
+        loading = importlib.import_module(
+            "hookline.checkpoint.load_module"
+        )  # by name: that layer is above this one
+        return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
+
+
+class DataModule(DataMethods):
+    """The data of a run: loaders, how they are prepared and how batches are moved."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def _attach(self, run: Any) -> None:
+        """A run begins, or is over: then None."""
+
+    def train_dataloader(self) -> Any:
+        """The training loader."""
+
+    def val_dataloader(self) -> Any:
+        """The validation loader, or several."""
+
+    def test_dataloader(self) -> Any:
+        """The test loader, or several."""
+
+    def predict_dataloader(self) -> Any:
+        """The loader to predict on, or several."""
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+        """Move a batch to the device."""
+        return move(batch, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint should keep of the data module."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+
+
+# ---- Plain PyTorch without a subclass
+
+
+class PlainSteps(Actions):
+    """Gives a plain module the steps of a run. The module itself is never a listener."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __init__(
+        self, net: nn.Module, loss: Callable[..., Any] | None, step: Callable[..., Any] | None, optimizer: Any
+    ) -> None:
+        if loss is not None and step is not None:
+            raise OptionError(
+                "Pass either loss= (called with outputs and targets) or step= (called with model and batch)."
+            )
+        _check_function("loss", loss, "outputs and targets")
+        _check_function("step", step, "model and batch")
+        self.net = net
+        self.loss = loss
+        """The loss of outputs and targets; a hook may put another one here."""
+        self._optimizer = optimizer
+        self._step = step
+        self._wants_index = step is not None and _wants_index(step)
+
+    def again(self, optimizer: Any) -> PlainSteps:
+        """The same steps for another run, with another optimizer if one is given."""
+        return PlainSteps(
+            self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer
+        )
+
+    def _measure(self, batch: Any, batch_idx: int) -> Any:
+        if self._step is not None:
+            return (
+                self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
+            )
+        if self.loss is None:
+            raise self._lacking(
+                "pass loss=torch.nn.functional.cross_entropy (or another function of outputs and targets), "
+                "or step=lambda model, batch: ..., or derive it from hookline.Module."
+            )
+        inputs, targets = _pair(batch)
+        return self.loss(self.net(inputs), targets)
+
+    def _lacking(self, needed: str) -> OptionError:
+        hidden = getattr(self.net, "_orig_mod", None)
+        if hasattr(hidden, "training_step") and hasattr(hidden, "configure_optimizers"):
+            who = type(hidden).__name__
+            return OptionError(
+                f"This {who} was wrapped by torch.compile, which hides training_step and "
+                f"configure_optimizers: pass the {who} itself, and Trainer(compile=True)."
+            )
+        return OptionError(f"{type(self.net).__name__} is a plain nn.Module: {needed}")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """The step function, or the loss of the model's outputs."""
+        return self._measure(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """The same, without training."""
+        return self._measure(batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """The same, without training."""
+        return self._measure(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """What the model makes of the batch's input."""
+        return self.net(batch[0] if isinstance(batch, list | tuple) else batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer passed to fit: one, several, or a function of the parameters."""
+        if self._optimizer is None:
+            raise self._lacking("pass optimizer=torch.optim.AdamW(model.parameters()) to fit.")
+        if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
+            return self._optimizer(self.net.parameters())
+        return self._optimizer
+
+
+def _check_function(name: str, given: Any, of: str) -> None:
+    """A class would be made instead of called, and text cannot be called at all; both would be noticed in the
+    first batch.
+    """
+    if inspect.isclass(given):
+        raise OptionError(
+            f"{name}={given.__name__} is a class; pass an object of it, {given.__name__}(), or a function "
+            f"of {of}."
+        )
+    if given is not None and not callable(given):
+        known = (
+            [each for each in dir(functional) if each.endswith(("_loss", "_entropy", "_logits"))]
+            if name == "loss"
+            else []
+        )
+        near = closest(given, known) or closest(f"{given}_loss", known) if isinstance(given, str) else ""
+        hint = near.replace("?", " of torch.nn.functional?")
+        raise OptionError(f"{name}={described(given)} must be a function of {of}.{hint}")
+
+
+def _wants_index(step: Callable[..., Any]) -> bool:
+    """Whether a step function takes a third argument, the batch's number; a default of its
+    own is left alone.
+    """
+    third = list(inspect.signature(step).parameters.values())[2:3]
+    return any(each.name == "batch_idx" or each.default is each.empty for each in third)
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise OptionError(
+        f"loss= needs batches of (inputs, targets), but the loader yields {type(batch).__name__}"
+        f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
+        "Pass step=lambda model, batch: ... instead."
+    )

@@ -1,0 +1,169 @@
+"""What `configure_optimizers` may return, made into one list of optimizers and one of schedules."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hookline.distributed.sharded_norms import norm_of
+from hookline.util.errors import OptionError, closest
+
+FORMS = (
+    "an optimizer; a list of optimizers; (optimizers, schedulers); "
+    "{'optimizer': ..., 'lr_scheduler': ...}; a list of such dictionaries"
+)
+SCHEDULE_KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A scheduler and when it advances."""
+
+    scheduler: Any
+    optimizer_idx: int = 0
+    interval: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        who = f"lr_scheduler {type(self.scheduler).__name__}"
+        if inspect.isclass(self.scheduler):
+            name = self.scheduler.__name__
+            raise OptionError(
+                f"lr_scheduler {name} is a class; pass an object of it, made for the optimizer: "
+                f"{name}(optimizer)."
+            )
+        if not hasattr(self.scheduler, "step"):
+            raise OptionError(f"{who} has no step(); pass an object of torch.optim.lr_scheduler.")
+        if self.interval not in ("step", "epoch"):
+            raise OptionError(f"{who}: interval={self.interval!r}, allowed: 'step', 'epoch'.")
+        if not isinstance(self.frequency, int) or self.frequency < 1:
+            raise OptionError(f"{who}: frequency={self.frequency!r} must be a whole number from 1.")
+        if self.needs_metric and self.monitor is None:
+            raise OptionError(f"{who} needs a metric to watch: {{'scheduler': ..., 'monitor': 'val/loss'}}.")
+
+    @property
+    def needs_metric(self) -> bool:
+        """ReduceLROnPlateau advances on a metric, after it is known."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+
+def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
+    """Optimizers and schedules from what the user returned; anything else is an error that
+    lists the forms.
+    """
+    if returned is None:
+        return [], []
+    if isinstance(returned, Optimizer):
+        return [returned], []
+    if isinstance(returned, dict):
+        return _one(returned, 0, module)
+    if isinstance(returned, list | tuple):
+        if len(returned) == 2 and all(isinstance(part, list | tuple) for part in returned):
+            optimizers = [_optimizer(each, module) for each in returned[0]]
+            return optimizers, [_schedule(each, _owner(each, optimizers), module) for each in returned[1]]
+        if returned and all(isinstance(each, dict) for each in returned):
+            parts = [_one(each, index, module) for index, each in enumerate(returned)]
+            return [o for part in parts for o in part[0]], [s for part in parts for s in part[1]]
+        return [_optimizer(each, module) for each in returned], []
+    raise OptionError(
+        f"{module}.configure_optimizers returned {type(returned).__name__}. It may return: {FORMS}."
+    )
+
+
+def bare(optimizer: Any) -> Any:
+    """The optimizer itself, without the coats that Accelerate, Lightning or manual optimization have put
+    around it.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `step` cannot do without a closure that recomputes the loss (LBFGS)."""
+    closures = [
+        inspect.signature(type(each).step).parameters.get("closure") for each in (optimizer, bare(optimizer))
+    ]
+    return any(each is not None and each.default is each.empty for each in closures)
+
+
+def gradients(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients an optimizer is about to use."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
+    """The norm over all gradients, still on its device."""
+    grads = [grad for optimizer in optimizers for grad in gradients(optimizer)]
+    return norm_of(grads) if grads else None
+
+
+def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], module: nn.Module) -> None:
+    """Let optimizers that were made before the module was sharded train what has taken the place of its
+    parameters.
+
+    before: the names of the parameters by their identity, as they were.
+    """
+    now = dict(module.named_parameters(remove_duplicate=False))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for place, old in enumerate(group["params"]):
+                new = now[before[id(old)]] if id(old) in before else old
+                if new is not old:
+                    group["params"][place] = new
+        if any(id(each) in before and each is not now[before[id(each)]] for each in optimizer.state):
+            raise OptionError(
+                f"{type(optimizer).__name__} has trained before, but the model is sharded only now, and its "
+                "state with it. Make the optimizer anew, or resume from a checkpoint."
+            )
+
+
+def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer], list[Schedule]]:
+    for key in given:
+        if key not in ("optimizer", "lr_scheduler"):
+            raise OptionError(
+                f"{module}.configure_optimizers returned a dictionary with {key!r}; "
+                f"allowed: 'optimizer', 'lr_scheduler'.{closest(key, ['optimizer', 'lr_scheduler'])}"
+            )
+    optimizer = _optimizer(given.get("optimizer"), module)
+    scheduler = given.get("lr_scheduler")
+    return [optimizer], [] if scheduler is None else [_schedule(scheduler, index, module)]
+
+
+def _optimizer(given: Any, module: str) -> Optimizer:
+    if isinstance(given, Optimizer):
+        return given
+    raise OptionError(
+        f"{module}.configure_optimizers: {type(given).__name__} is no torch.optim.Optimizer. "
+        f"It may return: {FORMS}."
+    )
+
+
+def _schedule(given: Any, index: int, module: str) -> Schedule:
+    if not isinstance(given, dict):
+        return Schedule(given, index)
+    for key in given:
+        if key not in SCHEDULE_KEYS:
+            raise OptionError(
+                f"{module}.configure_optimizers: unknown key {key!r} of "
+                f"lr_scheduler.{closest(key, SCHEDULE_KEYS)} Keys: {', '.join(SCHEDULE_KEYS)}."
+            )
+    if "scheduler" not in given:
+        raise OptionError(
+            f"{module}.configure_optimizers: the lr_scheduler dictionary needs the key 'scheduler'."
+        )
+    return Schedule(optimizer_idx=index, **given)
+
+
+def _owner(given: Any, optimizers: list[Optimizer]) -> int:
+    scheduler = given.get("scheduler") if isinstance(given, dict) else given
+    owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
+    return next((index for index, each in enumerate(optimizers) if each is owner), 0)

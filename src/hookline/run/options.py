@@ -1,0 +1,466 @@
+"""The trainer's options. Each is declared once: its name, type, check, default and doc.
+
+`rule_of` reads the checks from the annotations. `tools/generate.py` writes the keyword arguments for type
+checkers (`run/_arguments.py`) and the tables of the docs, and `hookline.config` derives the keys of a
+configuration and their JSON schema.
+"""
+
+import ast
+import datetime
+import inspect
+import itertools
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from hookline.engine.checks import (
+    Above,
+    AtLeast,
+    Duration,
+    Function,
+    OnDisk,
+    Portion,
+    Table,
+    check_choice,
+    check_fields,
+    check_seed,
+    checked,
+    refused,
+    rule_of,
+)
+from hookline.util.errors import OptionError, closest
+
+if TYPE_CHECKING:
+    import torch
+
+    from hookline.distributed.base import Strategy
+    from hookline.loggers.base import Logger
+
+OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
+"""Options that are keys of `checkpoint` now. They are still accepted."""
+
+COMPILE = (
+    "True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with "
+    "step=True for the whole training step"
+)
+Time = Annotated[str | float | datetime.timedelta, Duration()]
+Batches = Annotated[int | float, Portion()]
+
+
+# ---- the table of `checkpoint` -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a run saves: what `Trainer(checkpoint=...)` means."""
+
+    last: bool = True
+    """Keep `checkpoints/last` without being asked by a hook."""
+    every: Annotated[float, Duration(" Pass last=False to write no checkpoint.")] = 300.0
+    """Seconds between two writes of it while the run trains."""
+    write: Literal["sync", "async"] = "sync"
+    """'sync', or 'async': in the background, training waits only for a copy of the tensors."""
+    on_error: Literal["raise", "warn"] = "raise"
+    """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn'
+    continues without it.
+    """
+
+
+SETTINGS = {each.name: rule for each in fields(Saving) if (rule := rule_of(each.type)) is not None}
+"""The keys of the table, and their checks."""
+
+
+def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
+    """Return the settings that `checkpoint=` asks for; what it does not name has its default."""
+    if isinstance(given, bool):
+        return Saving(last=given)
+    if isinstance(given, str):
+        write: Any = check_choice(name, given, ("sync", "async"), "True, False or a table are allowed, too.")
+        return Saving(write=write)
+    if not isinstance(given, Mapping):
+        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {', '.join(SETTINGS)}")
+    for key, value in given.items():
+        if key not in SETTINGS:
+            raise OptionError(
+                f"{name} has no setting {key!r}.{closest(str(key), SETTINGS)} Settings: "
+                f"{', '.join(SETTINGS)}.",
+                option=str(key),
+                value=value,
+                allowed=tuple(SETTINGS),
+            )
+    return Saving(**{key: SETTINGS[key](f"{name}: {key}", value) for key, value in given.items()})
+
+
+def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. Errors use the name that
+    was given.
+    """
+    old = {name: value for name, value in given.items() if name in OLD_NAMES}
+    if not old:
+        return dict(given)
+    first = next(iter(old))
+    if "checkpoint" in given:
+        raise OptionError(
+            f"checkpoint and {' and '.join(old)} cannot be combined: {first} is an older name for a part of "
+            f"it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.",
+            option=first,
+            value=old[first],
+        )
+    settings = {
+        OLD_NAMES[name]: checked(name, SETTINGS[OLD_NAMES[name]], value) for name, value in old.items()
+    }
+    return {**{name: value for name, value in given.items() if name not in OLD_NAMES}, "checkpoint": settings}
+
+
+# ---- checks of single options ------------------------------------------------------------------------------
+
+
+def _saves(name: str, value: Any) -> Any:
+    parse_checkpoint(value, name)
+    return value
+
+
+def _aggregates(name: str, value: Any) -> Any:
+    if not callable(value) and not re.fullmatch("primary:.+", str(value), re.DOTALL):
+        check_choice(name, value, ("micro", "macro", "primary", "primary:NAME"))
+    return value
+
+
+# ---- the options, by what they are about -------------------------------------------------------------------
+# The groups are bases of `Options`, which has their fields in its slots: their own are empty, or the layouts
+# would conflict. Only fields: methods are made for `Options` alone, because making them takes most of the
+# time of a start.
+
+
+@dataclass(init=False, repr=False, eq=False)
+class HowLong:
+    """How long to train."""
+
+    __slots__ = ()
+
+    max_epochs: Annotated[int, AtLeast(-1)] | None = None
+    """Epochs to train. None: 1000, or no limit if max_steps or max_time is given. -1: no limit."""
+    min_epochs: Annotated[int, AtLeast(0)] = 0
+    """Requests to stop are not honoured before this many epochs."""
+    max_steps: Annotated[int, AtLeast(-1)] = -1
+    """Optimizer updates to make. -1: no limit."""
+    max_time: Time | None = None
+    """Time to train for: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Update:
+    """The update."""
+
+    __slots__ = ()
+
+    accumulate_grad_batches: Annotated[int, AtLeast(1)] = 1
+    """Batches whose gradients make one update."""
+    accumulate_by: Literal["batches", "samples", "tokens"] = "batches"
+    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the
+    update is that of one large batch, over all ranks, if the loss is a mean over samples or tokens).
+    """
+    count_tokens: (
+        Annotated[Callable[[Any], int], Function("a function from a batch to its number of tokens")] | None
+    ) = None
+    """From a batch to its number of tokens. None: the elements of `input_ids`, or of the first tensor."""
+    gradient_clip_val: Annotated[float, Above(0, ", or None for no clipping")] | None = None
+    """The largest norm or value of the gradients of an update. None: no clipping."""
+    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    """Clip the norm of all gradients together, or each value by itself."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per
+    update).
+    """
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Validation:
+    """Validation."""
+
+    __slots__ = ()
+
+    val_check_interval: Annotated[int | float, Portion(zero=False)] = 1.0
+    """Validate after this many batches, or after this fraction of an epoch."""
+    check_val_every_n_epoch: Annotated[int, AtLeast(1)] = 1
+    """Validate only in every n-th epoch."""
+    num_sanity_val_steps: Annotated[int, AtLeast(-1)] = 2
+    """Validation batches before training. -1: all."""
+    val_aggregation: Annotated[
+        str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
+    ] = "micro"
+    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the
+    first loader's), 'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}.
+    """
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Limits:
+    """Limits and trial runs."""
+
+    __slots__ = ()
+
+    limit_train_batches: Batches = 1.0
+    """Batches of a training epoch: a number of them, or a fraction. 0: none."""
+    limit_val_batches: Batches = 1.0
+    """The same for each validation loader."""
+    limit_test_batches: Batches = 1.0
+    """The same for each test loader."""
+    limit_predict_batches: Batches = 1.0
+    """The same for each prediction loader."""
+    overfit_batches: Batches = 0.0
+    """Train on the same few batches again and again, without shuffling, and without validation data of their
+    own.
+    """
+    fast_dev_run: bool | Annotated[int, AtLeast(0, "True, False or a number of batches")] = False
+    """Run n batches of everything once, without logging and without checkpoints: does it work at all?"""
+    prefetch_batches: Annotated[int, AtLeast(0)] = 0
+    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists.
+    """
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Around:
+    """Output, seeds and files."""
+
+    __slots__ = ()
+
+    log_every_n_steps: Annotated[int, AtLeast(1)] = 50
+    """Updates between two rows of metrics."""
+    enable_progress_bar: bool = True
+    """A progress bar, and at the end of a fit a table of what the hooks cost."""
+    trace: bool | Annotated[str | Path, OnDisk("True, False or the path of a file")] = False
+    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a
+    file.
+    """
+    control: bool = True
+    """Listen on a socket in the run's directory, through which this user can look at a fit and control it."""
+    seed: Annotated[int, check_seed] | None = None
+    """Seeds Python, numpy and torch when a run begins."""
+    deterministic: bool = False
+    """Only deterministic kernels, during runs."""
+    compile: bool | Literal["step"] | Annotated[dict[str, Any], Table(COMPILE)] = False
+    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training
+    step.
+    """
+    default_root_dir: Annotated[str | Path, OnDisk()] = "."
+    """Where the directories of runs are made."""
+    run_dir: Annotated[str | Path, OnDisk()] | None = None
+    """Where everything of a run is written. None: default_root_dir/runs/NAME."""
+
+
+@dataclass(init=False, repr=False, eq=False)
+class Failures:
+    """Checkpoints and failures."""
+
+    __slots__ = ()
+
+    checkpoint: Annotated[bool | str | dict[str, Any], _saves] = True
+    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes
+    checkpoints in the background. Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync',
+    'async'), `on_error` ('raise', 'warn').
+    """
+    grace_period: Time | None = "5 minutes"
+    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no
+    limit.
+    """
+    hang_after: Time | None = "10 minutes"
+    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: no
+    watchdog.
+    """
+    hang_action: Literal["warn", "abort"] = "warn"
+    """'abort' also ends the run."""
+
+
+GROUPS: tuple[type, ...] = (HowLong, Update, Validation, Limits, Around, Failures)
+
+
+@dataclass(slots=True, kw_only=True)
+class Options(
+    Failures, Around, Limits, Validation, Update, HowLong
+):  # a dataclass has the fields of its last base first
+    """How long to train, when to validate, what to limit, where to write."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fast_dev_run:
+            batches = int(self.fast_dev_run)
+            self.max_epochs, self.max_steps, self.num_sanity_val_steps = 1, batches, 0
+            self.limit_train_batches = self.limit_val_batches = batches
+            self.limit_test_batches = self.limit_predict_batches = batches
+            self.accumulate_grad_batches, self.val_check_interval, self.check_val_every_n_epoch = 1, 1.0, 1
+        if self.overfit_batches:
+            self.limit_train_batches = self.overfit_batches
+        if self.max_epochs is None:
+            self.max_epochs = -1 if self.max_steps >= 0 or self.max_time is not None else 1000
+        if 0 <= self.max_epochs < self.min_epochs:
+            raise OptionError(
+                f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.",
+                option="min_epochs",
+                value=self.min_epochs,
+                allowed=f"at most max_epochs={self.max_epochs}",
+            )
+
+    @property
+    def saving(self) -> Saving:
+        """`checkpoint` as settings."""
+        return parse_checkpoint(self.checkpoint)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds."""
+        return _seconds(self.max_time)
+
+    @property
+    def grace_seconds(self) -> float | None:
+        """`grace_period` in seconds."""
+        return _seconds(self.grace_period)
+
+    @property
+    def hang_seconds(self) -> float | None:
+        """`hang_after` in seconds."""
+        return _seconds(self.hang_after)
+
+
+def _seconds(parsed: Any) -> float | None:
+    assert parsed is None or isinstance(parsed, float)
+    return parsed
+
+
+ACCUMULATE_BY: tuple[str, ...] = typing.get_args(Update.__annotations__["accumulate_by"])
+OPTIONS = tuple(each.name for each in fields(Options))
+"""The names, in the order of the groups."""
+
+
+def make_options(given: Mapping[str, Any]) -> Options:
+    """Options from keyword arguments; an unknown one is an error with the closest right name."""
+    given = with_new_names(given)
+    refuse_unknown_options("Trainer", given, OPTIONS)
+    return Options(**given)
+
+
+def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for the first name that is not an option, with the closest right one."""
+    names = tuple(known)
+    for name in given:
+        if name not in names:
+            raise OptionError(
+                f"{owner} has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.",
+                option=name,
+                allowed=names,
+            )
+
+
+def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Arguments that a call does not have, as other systems' trainers do, with the closest right name."""
+    for name, value in given.items():
+        known = [
+            each.name
+            for each in inspect.signature(call).parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ][1:]
+        raise OptionError(
+            f"{call.__name__}() has no argument {name!r}.{closest(name, known)} Arguments: "
+            f"{', '.join(known)}.",
+            option=name,
+            value=value,
+            allowed=tuple(known),
+        )
+
+
+# ---- All keyword arguments of `Trainer`
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class InFile:
+    """An argument that the `trainer` section of a configuration can hold, and the type that it has there."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+
+def _hook_list(name: str, hooks: Any) -> list[Any]:
+    if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
+        raise OptionError(
+            f"{name}= takes a list of hooks, not {type(hooks).__name__}.",
+            option=name,
+            value=hooks,
+            allowed="a list of hooks",
+        )
+    return list(hooks)
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class Parts:
+    """Hooks, loggers and devices."""
+
+    hooks: Annotated[Iterable[Any], _hook_list] = ()
+    """Hooks: instances, classes, or functions marked with `@on`."""
+    callbacks: Annotated[Iterable[Any], _hook_list] = ()
+    """Further hooks; the same as `hooks`."""
+    logger: "bool | Logger | Iterable[Logger]" = True
+    """Where metrics go: a Logger or several. True: log.jsonl in the run's directory. False: nowhere."""
+    strategy: Annotated["str | Strategy", InFile(str)] = "auto"
+    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a
+    Strategy.
+    """
+    device: Annotated["str | torch.device", InFile(str)] = "auto"
+    """The device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
+    precision: Annotated[str | int, InFile(str | int)] = 32
+    """32, 'bf16-mixed' or '16-mixed'."""
+    config: Any = None
+    """Settings of your own. Hooks ask for them as `config`."""
+    accounting: Annotated[bool, InFile(bool)] = True
+    """Count the calls and the time of every hook."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+PARTS = tuple(each.name for each in fields(Parts))
+ARGUMENTS = (*OPTIONS, *PARTS)
+"""The names of all keyword arguments."""
+DECLARATIONS = (*GROUPS, Parts)
+"""The classes that declare them, by what they are about."""
+
+
+def read_arguments(given: Mapping[str, Any]) -> tuple[Options, Parts]:
+    """Check the keyword arguments of a trainer; an unknown one is an error with the closest right name."""
+    given = with_new_names(given)
+    refuse_unknown_options("Trainer", given, ARGUMENTS)
+    parts = {name: given.pop(name) for name in PARTS if name in given}
+    return Options(**given), Parts(**parts)
+
+
+def with_signature(init: F) -> F:
+    """Give `Trainer.__init__` its keyword arguments as a signature, for consoles and notebooks that complete
+    calls.
+    """
+    parameter = inspect.Parameter
+    named = [
+        parameter(each.name, parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in (*fields(Options), *fields(Parts))
+    ]
+    signature = inspect.Signature(
+        [parameter("self", parameter.POSITIONAL_OR_KEYWORD), *named], return_annotation=None
+    )
+    init.__signature__ = signature  # type: ignore[attr-defined]
+    return init
+
+
+def documentation() -> dict[str, str]:
+    """Return what each argument does: the texts below the declarations, from the source because Python does
+    not keep them.
+    """
+    found: dict[str, str] = {}
+    for cls in DECLARATIONS:
+        body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return found

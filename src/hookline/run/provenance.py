@@ -1,0 +1,299 @@
+"""What a run was started with, for its record: command line, code, packages, machine, and every setting. No
+secrets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import logging
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from hookline._version import __version__
+from hookline.data.loaders import Loader
+from hookline.data.sources import length_of
+from hookline.engine.init_arguments import init_arguments
+from hookline.run.run import Run
+from hookline.util.text import command_line, kind_of, mask, mask_text, printable
+
+log = logging.getLogger("hookline")
+GIT_SECONDS = 2.0
+"""How long git may take to say which commit this is, and again whether files have changed."""
+PACKAGES = {
+    "accelerate": "accelerate",
+    "bitsandbytes": "bitsandbytes",
+    "datasets": "datasets",
+    "deepspeed": "deepspeed",
+    "einops": "einops",
+    "flash_attn": "flash-attn",
+    "fsspec": "fsspec",
+    "jsonargparse": "jsonargparse",
+    "keras": "keras",
+    "lightning": "lightning",
+    "mlflow": "mlflow",
+    "numpy": "numpy",
+    "optuna": "optuna",
+    "pandas": "pandas",
+    "peft": "peft",
+    "pytorch_lightning": "pytorch-lightning",
+    "ray": "ray",
+    "safetensors": "safetensors",
+    "scipy": "scipy",
+    "sentencepiece": "sentencepiece",
+    "sklearn": "scikit-learn",
+    "tensorboard": "tensorboard",
+    "tensorboardX": "tensorboardX",
+    "timm": "timm",
+    "tokenizers": "tokenizers",
+    "torchao": "torchao",
+    "torchaudio": "torchaudio",
+    "torchdata": "torchdata",
+    "torchmetrics": "torchmetrics",
+    "torchvision": "torchvision",
+    "trackio": "trackio",
+    "transformers": "transformers",
+    "triton": "triton",
+    "wandb": "wandb",
+    "xformers": "xformers",
+}
+"""Module -> package, of those whose version is recorded if they are imported. Python's own map of all takes
+0.1 s to make.
+"""
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """Return what the record of a run says about how it was started."""
+    return {
+        "command": command_line(sys.orig_argv),
+        "directory": mask_text(str(Path.cwd())),
+        "git": git_state(_code_folder()),
+        "versions": versions(),
+        "machine": machine(run),
+        "config": mask(getattr(run.trainer, "resolved_config", None)),
+        "options": mask(
+            {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
+        ),
+        "module": {"class": kind_of(type(run.module)), "hparams": _module_parameters(run)},
+        "hooks": {
+            each.name: {
+                "class": kind_of(each.given if inspect.isroutine(each.given) else type(each.given)),
+                "enabled": each.enabled,
+                "params": mask(_parameters(each.given)),
+            }
+            for each in run.state.hooks.entries()
+        },
+    }
+
+
+# ---- settings ----------------------------------------------------------------------------------------------
+
+
+def _module_parameters(run: Run) -> Any:
+    """Return what HParams knows, else what the module was made with."""
+    for entry in run.state.hooks.entries():
+        known = getattr(entry.hook, "params", None)
+        if entry.name == "hparams" and isinstance(known, dict) and known:
+            return mask(known)
+    return mask(_parameters(run.module))
+
+
+def _parameters(made: Any) -> dict[str, Any]:
+    """Return the arguments that an object was made with: as recorded, else the attributes that have their
+    names.
+
+    No property is called for it, because that is code of the user's.
+    """
+    recorded = init_arguments(made)
+    if recorded is not None:
+        return {**recorded.recorded, **recorded.left_out}
+    own = getattr(made, "__dict__", {})
+    try:
+        names = list(inspect.signature(type(made).__init__).parameters)[1:]
+    except (TypeError, ValueError):
+        return {}
+    return {name: own[name] for name in names if name in own}
+
+
+def data_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of the training and validation loaders; of several loaders of a kind, by the name
+    of each.
+    """
+    found: dict[str, Any] = {}
+    for kind in ("train", "val"):
+        loaders = run.data.loaders.get(kind, [])
+        named = {mask_text(each.name, 200): _loader_settings(each) for each in loaders}
+        if loaders:
+            found[kind] = named[kind] if list(named) == [kind] else named
+    return found
+
+
+def _loader_settings(loader: Loader) -> dict[str, Any]:
+    """Return what decides which batches a loader makes. Of other iterables than a DataLoader only their
+    number is known.
+    """
+    source, found = loader.source, dict[str, Any]()
+    if isinstance(source, DataLoader):
+        try:
+            found = _dataloader_settings(source)
+        except Exception:  # datasets and samplers are the user's; no run ends for its record
+            log.debug("run.json has no settings of the loader %s", loader.name, exc_info=True)
+    return {**found, "batches": loader.length}
+
+
+def _dataloader_settings(source: DataLoader[Any]) -> dict[str, Any]:
+    batches: Any = source.batch_sampler
+    is_own = (
+        batches is not None and type(batches) is not BatchSampler
+    )  # then torch's `sampler` is there, but not used
+    sampler: Any = batches if is_own else source.sampler
+    size = source.batch_size if source.batch_size is not None else getattr(batches, "batch_size", None)
+    drop_last = getattr(batches, "drop_last", None) if is_own else source.drop_last
+    shuffle = {RandomSampler: True, SequentialSampler: False}.get(
+        type(sampler), getattr(sampler, "shuffle", None)
+    )
+    is_plain = type(sampler) in (RandomSampler, SequentialSampler) or isinstance(
+        source.dataset, IterableDataset
+    )
+    return {
+        "batch_size": size if isinstance(size, int) else None,
+        "shuffle": shuffle if isinstance(shuffle, bool) else None,
+        "drop_last": drop_last if isinstance(drop_last, bool) else None,
+        "num_workers": source.num_workers,
+        "samples": length_of(source.dataset),
+        **({} if is_plain else {"batch_sampler" if is_own else "sampler": kind_of(type(sampler))}),
+    }
+
+
+# ---- where it runs -----------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, Hookline, torch and the packages that this process has imported."""
+    found = {"python": platform.python_version(), "hookline": __version__, "torch": str(torch.__version__)}
+    return found | {
+        package: _version(package) for module, package in PACKAGES.items() if module in sys.modules
+    }
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except Exception:  # a package that was copied, or whose metadata is damaged
+        return "unknown"
+
+
+def machine(run: Run) -> dict[str, Any]:
+    """Return the machine of rank zero, and how many ranks there are."""
+    device = run.strategy.device
+    name = ""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "host": socket.gethostname(),
+        "system": _system(),
+        "cpus": os.cpu_count(),
+        "device": str(device),
+        "device_name": name,
+        "world_size": run.state.world_size,
+        "strategy": type(run.strategy).__name__,
+        "precision": run.strategy.precision.name,
+    }
+
+
+@functools.cache
+def _system() -> str:
+    return f"{platform.platform()} {platform.machine()}"
+
+
+# ---- the code ----------------------------------------------------------------------------------------------
+
+
+def _code_folder() -> Path:
+    """Return the folder of the script, if Python was started with one; else the working directory."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    is_script = getattr(main, "__spec__", None) is None and isinstance(file, str) and file.endswith(".py")
+    return Path(str(file)).absolute().parent if is_script else Path.cwd()
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Return the commit of the code in a folder and whether files under version control have changed since.
+
+    Without an answer both are None, and `problem` says why: no repository, no git, or one that takes too
+    long.
+    """
+    program = shutil.which("git")
+    if program is None:
+        return {"commit": None, "dirty": None, "problem": "git is not installed"}
+    try:
+        lines = _git(
+            program,
+            folder,
+            "status",
+            "--porcelain=v2",
+            "--branch",
+            "--untracked-files=no",
+            "--ignore-submodules=none",
+        )
+    except subprocess.TimeoutExpired:
+        return _commit_alone(program, folder)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return {"commit": None, "dirty": None, "problem": _why(error)}
+    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), "(initial)")
+    return {
+        "commit": None if commit == "(initial)" else commit,
+        "dirty": any(not line.startswith("#") for line in lines),
+    }
+
+
+def _commit_alone(program: str, folder: Path) -> dict[str, Any]:
+    problem = f"git did not answer within {GIT_SECONDS:g} s"
+    try:
+        lines = _git(program, folder, "rev-parse", "HEAD")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None, "problem": problem}
+    return {"commit": lines[0] if lines else None, "dirty": None, "problem": problem}
+
+
+def _git(program: str, folder: Path, *arguments: str) -> list[str]:
+    """Call git. The repository is that of the folder, whatever the environment says, and nothing in it is
+    written or run.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    command = [program, "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]
+    answer = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=GIT_SECONDS,
+    )
+    return answer.stdout.decode("utf-8", "replace").splitlines()
+
+
+def _why(error: Exception) -> str:
+    said = (
+        error.stderr.decode("utf-8", "replace")
+        if isinstance(error, subprocess.CalledProcessError)
+        else str(error)
+    )
+    first = next(iter(said.strip().splitlines()), type(error).__name__)
+    if "not a git repository" in first:
+        return "not a git repository"
+    return printable(mask_text(first, 200))

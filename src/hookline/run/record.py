@@ -1,0 +1,329 @@
+"""`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it
+ended.
+
+Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says
+nothing about whether the run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A
+process that is killed leaves the status "training"; whether one is still at work is told by the lock of the
+directory (`runlock.is_running`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.run.provenance import data_settings, provenance
+from hookline.run.run import Run
+from hookline.util.limited_json import RECORD_BYTES, is_count, parse_json, read_within
+from hookline.util.text import mask, mask_text
+from hookline.util.urls import is_url, shown
+
+log = logging.getLogger("hookline")
+RECORD = "run.json"
+VERSION = 1
+"""Of the fields. Older files have no version, and only those in WHOLE, `epochs` and `noted_at`."""
+WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
+MOST_SESSIONS = 100
+"""Sessions (starts and resumes) that are kept: the first, and the newest ones."""
+UPDATE_SECONDS = 1.0
+"""Least time between two updates in the course of a run; a write takes about 0.3 ms."""
+ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
+LARGE = ("config", "settings", "hooks", "module", "options", "data", "metrics")
+"""What is left out, in this order, if the record is larger than what is read."""
+
+
+def limits(run: Run) -> dict[str, Any]:
+    """What has to change for a finished run to go on."""
+    options = run.options
+    return {"max_epochs": options.max_epochs, "max_steps": options.max_steps, "max_time": options.max_seconds}
+
+
+class RunRecord:
+    """The record of a run that is going on, in the process that writes it."""
+
+    def __init__(self, run: Run, run_dir: Path) -> None:
+        self.path = run_dir / RECORD
+        before = read_record(run_dir)
+        self.before = before if before.get("id") == run.identity.id else {}
+        """What it said about the same run when this session began; empty for a new run."""
+        self._written = -UPDATE_SECONDS
+        self._warned = False
+        now = _now()
+        counters = run.resume.contents.get("counters", {})
+        at = (
+            [counters.get(name) for name in ("step", "epochs_seen")] if isinstance(counters, dict) else [0, 0]
+        )
+        step, epochs = (each if is_count(each) else 0 for each in at)
+        self.session: dict[str, Any] = {
+            "started_at": now,
+            "ended_at": None,
+            "status": "training",
+            "reason": "",
+            "first_step": step,
+            "step": step,
+            "resumed_from": None if run.resume.path is None else shown(run.resume.path),
+        }
+        self.data: dict[str, Any] = {
+            "version": VERSION,
+            "id": run.identity.id,
+            "status": "training",
+            "reason": "",
+            "error": None,
+            "step": step,
+            "epochs": epochs,
+            "limits": limits(run),
+            "noted_at": now,
+            "started_at": _text(self.before.get("started_at")) or now,
+            "ended_at": None,
+            "starts": _count(self.before) + 1,
+            "sessions": [*_ended(self.before), self.session],
+            **_started_with(run),
+        }
+
+    def update(self, run: Run) -> None:
+        """Write how far the run is, unless that was done a moment ago."""
+        if time.monotonic() - self._written >= UPDATE_SECONDS:
+            if "settings" not in self.data:  # its directory was made only after the training had started
+                self._describe(run)
+            self._note_progress(run)
+            self.write()
+
+    def describe(self, run: Run) -> None:
+        """Write the settings that are known once the optimizers and the loaders are made."""
+        self._describe(run)
+        self.write()
+
+    def _describe(self, run: Run) -> None:
+        self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
+
+    def end(self, run: Run, was_refused: bool) -> None:
+        """Write how the run ended. A run that could not be resumed has its earlier ending still."""
+        s, error = run.state, run.state.exception
+        ended = {"status": s.status, "reason": mask_text(s.stop_reason)}
+        known = None if error is None else {"type": type(error).__name__, "message": _message(error)}
+        self._note_progress(run)
+        self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
+        self.session.update(ended)
+        if was_refused and self.before:
+            self.data.update({name: value for name, value in self.before.items() if name in ENDING})
+        else:
+            self.data.update(ended, error=known)
+        self.write()
+
+    def _note_progress(self, run: Run) -> None:
+        s = run.state
+        self.data.update(
+            step=s.step,
+            epochs=s.epochs_seen,
+            noted_at=_now(),
+            monitors=_monitors(run),
+            checkpoint=_newest(run),
+        )
+        self.session["step"] = s.step
+
+    def write(self) -> None:
+        """Write it whole or not at all. A full disk is warned of and does not end the run."""
+        aside = self.path.with_name(f".{RECORD}.{os.getpid()}")
+        sessions: list[Any] = self.data["sessions"]
+        if len(sessions) > MOST_SESSIONS:
+            del sessions[1 : len(sessions) - MOST_SESSIONS + 1]
+        try:
+            aside.write_text(_encode(self.data), encoding="ascii")
+            aside.replace(self.path)
+        except (OSError, ValueError, TypeError) as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            say = log.debug if self._warned else log.warning
+            say("%s could not be written: %s. The run continues without it.", self.path, error)
+            self._warned = True
+        self._written = time.monotonic()
+
+
+def begin_record(run: Run) -> None:
+    """Write the record as soon as a fit starts, if it leaves something on disk. Call it on every rank; rank
+    zero writes.
+
+    That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
+    """
+    if (
+        run.stage != "fit"
+        or run.state.rank
+        or run.options.fast_dev_run
+        or run.resume.finished
+        or run.identity.record is not None
+    ):
+        return
+    known = run.directory.existing()
+    if run.options.saving.last or (known is not None and (run.traits.logs or (known / RECORD).exists())):
+        run.identity.record = RunRecord(run, run.run_dir())
+        run.identity.record.write()
+
+
+def update_record(run: Run) -> None:
+    """At the end of an epoch: write how far the run is. Loggers may have made its directory only now."""
+    begin_record(run)
+    if run.identity.record is not None:
+        run.identity.record.update(run)
+
+
+def note_saved(run: Run, saved: Path | str) -> None:
+    """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its
+    record.
+    """
+    is_recorded = (
+        run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
+    )
+    if run.identity.record is None and is_recorded and not is_url(saved):
+        run_dir = run.directory.existing()
+        if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
+            run.identity.record = RunRecord(run, run_dir)
+    if run.identity.record is not None and run.state.status == "training":
+        run.identity.record.update(run)
+
+
+def note_end(run: Run, was_refused: bool = False) -> None:
+    """Write how the run ended."""
+    if run.identity.record is not None:
+        run.identity.record.end(run, was_refused)
+
+
+def restore_ending(run: Run) -> None:
+    """Set status and reason of a run that was over before: it ends as it had ended."""
+    known = run.directory.existing()
+    record = read_record(known) if known is not None else {}
+    if record:
+        run.state.ending.restore(record["status"], record["reason"])
+
+
+def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
+    """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state;
+    else nothing.
+
+    Such as: 'completed at step 8, but its newest checkpoint is of step 5'. Nothing is missing of a run that
+    failed or was killed.
+    """
+    if not record or record["status"] in ("training", "error"):
+        return ""
+    step, epochs = counters.get("step"), counters.get("epochs_seen")
+    if (step, epochs) == (record["step"], record.get("epochs", epochs)):
+        return ""
+    before = " before the end of its epoch" if step == record["step"] else ""
+    return f"{record['status']} at step {record['step']}, but its newest checkpoint is of step {step}{before}"
+
+
+def run_dir_of(checkpoint: Path, folder: Path) -> Path | None:
+    """Return the directory of the run that a checkpoint belongs to, not above `folder`: the nearest one with
+    a record.
+    """
+    for parent in checkpoint.parents:
+        if (parent / RECORD).is_file():
+            return parent
+        if parent == folder:
+            break
+    return None
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
+    try:
+        path = run_dir / RECORD
+        record = (
+            parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}
+        )  # reading a pipe would wait for ever
+    except (OSError, ValueError):
+        return {}
+    fits = isinstance(record, dict) and all(
+        isinstance(record.get(name), kind) for name, kind in WHOLE.items()
+    )
+    return record if fits and is_count(record["step"]) else {}
+
+
+# ---- what is in it -----------------------------------------------------------------------------------------
+
+
+def _encode(data: dict[str, Any]) -> str:
+    """Return the record as JSON, without its largest parts if it is larger than what is read."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    for name in LARGE:
+        if len(text) < RECORD_BYTES:
+            break
+        data[name] = None
+        text = json.dumps(data, indent=1, allow_nan=False)
+    return text
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _started_with(run: Run) -> dict[str, Any]:
+    try:
+        return provenance(run)
+    except Exception as error:  # it looks at objects of the user's; no run ends for its record
+        log.debug("run.json says nothing about how the run was started", exc_info=True)
+        return {"problem": f"{type(error).__name__}: {_message(error)}"}
+
+
+def _count(record: dict[str, Any]) -> int:
+    return record["starts"] if is_count(record.get("starts")) else len(_ended(record))
+
+
+def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the sessions of an earlier record. The last one was killed if it has no end."""
+    known = record.get("sessions")
+    sessions = [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
+    if record and not sessions:  # an older version had no sessions
+        known_of_it = {name: record[name] for name in ("status", "reason", "step")}
+        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **known_of_it}]
+    if sessions and sessions[-1].get("status") == "training":
+        sessions[-1] = {
+            **sessions[-1],
+            "status": "killed",
+            "ended_at": record.get("noted_at"),
+            "step": record["step"],
+        }
+    return sessions
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return mask_text(" ".join(str(error).split()), 500)
+    except Exception as broken:  # the error of the run must not be lost for that
+        return f"(its text cannot be read: {type(broken).__name__})"
+
+
+def _monitors(run: Run) -> dict[str, Any]:
+    """Return the metrics that hooks watch, each with the best value so far."""
+    found = {}
+    for entry in run.state.hooks.entries():
+        own = getattr(entry.given, "__dict__", {})  # no property is called: that is code of the user's
+        own = {**getattr(own.get("watch"), "__dict__", {}), **own}
+        name, mode, best = (
+            own.get("monitor"),
+            own.get("mode"),
+            own.get("best_model_score", own.get("best_score")),
+        )
+        if isinstance(name, str) and isinstance(mode, str) and mode in ("min", "max"):
+            number = mask(best) if isinstance(best, int | float) else None
+            found[entry.name] = {"metric": mask_text(name), "mode": mode, "best": number}
+    return found
+
+
+def _newest(run: Run) -> dict[str, Any] | None:
+    """Return the newest checkpoint of this session."""
+    return (
+        None
+        if run.saves.newest is None
+        else {"path": shown(run.saves.newest.path), "step": run.saves.newest.step}
+    )

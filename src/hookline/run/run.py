@@ -1,0 +1,158 @@
+"""One run of one verb: what the loops work with, and nothing that outlives it."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+from hookline.distributed import Strategy
+from hookline.engine.plan import Plan
+from hookline.run.commands import Boundary
+from hookline.run.directory import RunDirectory
+from hookline.run.finite import FiniteWatch
+from hookline.run.module import Actions
+from hookline.run.optimizers import Schedule
+from hookline.run.options import Options
+from hookline.run.parts import (
+    FailureMonitor,
+    GradientAgreement,
+    Identity,
+    Manual,
+    Participants,
+    Progress,
+    ReceivedSignal,
+    Resume,
+    RunData,
+    Saves,
+    Step,
+    Traits,
+    Window,
+)
+from hookline.run.reduction import RankRows
+from hookline.run.rows import MetricRows
+from hookline.run.state import State
+from hookline.run.timer import RunTimer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def phase(text: str) -> Callable[[F], F]:
+    """Let a function of the run write into `State.running` that this phase runs, while it runs."""
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def in_phase(run: Run, *given: Any, **named: Any) -> Any:
+            s = run.state
+            outer = s.running
+            s.running = (text, outer)
+            try:
+                return function(run, *given, **named)
+            finally:
+                s.running = outer
+
+        return cast(F, in_phase)
+
+    return decorate
+
+
+def ending(run: Run) -> str:
+    """The status of a run that ended as meant, or was interrupted in good order."""
+    if run.signals.number:
+        return "interrupted" if run.signals.number == signal.SIGINT else "preempted"
+    return "stopped" if run.boundary.is_stopping else "completed"
+
+
+@dataclass(slots=True, eq=False)  # slots, because the batch body reads them all the time
+class Run:
+    """Everything one call of fit, validate, test or predict needs."""
+
+    options: Options
+    plan: Plan
+    state: State
+    strategy: Strategy
+    module: nn.Module
+    steps: Actions
+    datamodule: Any
+    directory: RunDirectory
+    data: RunData
+    schedules: list[Schedule] = field(default_factory=list)
+    window: Window = field(default_factory=Window)
+    step: Step | None = None
+    """What a training batch goes through (`TrainStep`), chosen when an epoch begins."""
+    traits: Traits = field(init=False)
+    watch: FiniteWatch = field(init=False)
+    progress: Progress = field(default_factory=Progress)
+    saves: Saves = field(default_factory=Saves)
+    resume: Resume = field(default_factory=Resume)
+    identity: Identity = field(default_factory=Identity)
+    manual: Manual = field(default_factory=Manual)
+    participants: Participants = field(default_factory=Participants)
+    signals: ReceivedSignal = field(default_factory=ReceivedSignal)
+    boundary: Boundary = field(init=False)
+    """What is done between batches; with several ranks, what they agree on there (`Agreement`)."""
+    rows: MetricRows = field(init=False)
+    together: GradientAgreement | None = None
+    """What ranks settle about each window (`Together`); None on one process."""
+    peers: FailureMonitor | None = None
+    """Reports the other ranks' failures, and this one's to them (`Peers`); None: there are none."""
+
+    def __post_init__(self) -> None:
+        options, strategy = self.options, self.strategy
+        self.traits = Traits(
+            options.accumulate_grad_batches,
+            options.nonfinite == "skip",
+            options.log_every_n_steps,
+            strategy.precision.begin() if self.stage == "fit" else strategy.precision.scaler,
+            strategy.device.type == "cpu",
+            not self.steps.automatic_optimization,
+            bool(self.state.logger),
+            self.state.clock(),
+        )
+        self.window.by = options.accumulate_by
+        if self.window.by != "batches":
+            self.window.unit = 0
+        others = None if strategy.ranks.alone or self.traits.is_manual else strategy.ranks
+        self.watch = FiniteWatch(strategy.device, others)
+        if options.count_tokens is not None:
+            self.data.count_tokens = options.count_tokens
+        if self.stage == "fit":
+            self.state.setup.timer = RunTimer(self.plan, self.state, strategy.device)
+        self.boundary = Boundary(self)
+        if strategy.ranks.alone:
+            self.rows = MetricRows(self.plan, self.state)
+        else:
+            self.rows = RankRows(self.plan, self.state, strategy.ranks, self.traits)
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer whose verb this is."""
+        return self.state.trainer
+
+    @property
+    def stage(self) -> str:
+        """Which verb this is: 'fit', 'validate', 'test' or 'predict'."""
+        return self.state.stage
+
+    def run_dir(self) -> Path:
+        """Where the run writes; it exists from now on."""
+        return self.directory.path()
+
+    @property
+    def stamp(self) -> tuple[Any, ...]:
+        """How far the run is: two equal values mean that nothing was trained, measured or announced in
+        between.
+        """
+        s, own = self.state, self.progress
+        return s.step, s.batches_seen, s.epochs_seen, own.position, own.validated_at, own.revision
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether `max_time` is over."""
+        limit = self.options.max_seconds
+        return limit is not None and self.state.clock() - self.traits.started >= limit

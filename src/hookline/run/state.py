@@ -1,0 +1,390 @@
+"""The live facts of a run: the loops write them to the parts that own them, bound listeners read just what
+they ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.metrics.metric_log import MetricLog, Metrics
+from hookline.run.context import OnceFloat, StepContext
+from hookline.run.optimizers import total_norm
+from hookline.run.state_parts import (
+    BatchFacts,
+    CountFacts,
+    Counts,
+    CurrentBatch,
+    Ending,
+    EndingFacts,
+    Optimization,
+    OptimizationFacts,
+    Setup,
+    SetupFacts,
+    Subject,
+    SubjectFacts,
+)
+from hookline.run.timings import Timings
+from hookline.util.errors import HooklineError, LossError, closest
+
+# ---- The state of a run as a dictionary
+
+
+class StateMapping(MutableMapping[str, Any]):
+    """Lets a state be read like a dictionary; facts cannot be replaced, keys of your own may be added."""
+
+    __slots__ = ()
+    extras: dict[str, Any]
+    """Keys of the user's own."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.extras:
+            return self.extras[key]
+        if key in KEYS:
+            return KEYS[key](self)
+        if key in PLAIN_FACTS:
+            return getattr(self, key)
+        raise KeyError(f"the state has no {key!r}.{closest(key, self)} Keys: {', '.join(self)}")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key in KEYS or key in PLAIN_FACTS:
+            raise TypeError(
+                f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own."
+            )
+        self.extras[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.extras[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*KEYS, *PLAIN_FACTS, *self.extras])
+
+    def __len__(self) -> int:
+        return len(KEYS) + len(PLAIN_FACTS) + len(self.extras)
+
+
+def _average_loss(s: Any) -> float | None:
+    mean = s.log.train_loss.compute()
+    return None if mean is None else float(mean)
+
+
+KEYS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda s: s.module,
+    "experiment": lambda s: s.logger,
+    "optimizer": lambda s: s.optimizers[0] if s.optimizers else None,
+    "current_epoch": lambda s: s.epoch,
+    "current_batch_idx": lambda s: s.batch_idx,
+    "latest_loss": lambda s: s.loss,
+    "avg_loss": _average_loss,
+    "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
+}
+"""Keys that are read otherwise than the fact of the same name, or that no fact is called by."""
+PLAIN_FACTS = (
+    "module",
+    "wrapped_model",
+    "batch_idx",
+    "device",
+    "status",
+    "trainer",
+    "config",
+    "stage",
+    "epoch",
+    "step",
+    "batches_seen",
+    "samples_seen",
+    "tokens_seen",
+    "optimizers",
+    "schedulers",
+    "rank",
+    "local_rank",
+    "world_size",
+    "lr",
+    "resumed",
+    "sanity_checking",
+    "hooks",
+    "fetch_seconds",
+    "timings",
+    "logger",
+    "metrics",
+    "stop_reason",
+)
+
+
+# The phases of the loops that take time outside every listener, as `State.running` has them.
+LOADER = "<loader>"
+"""Stands for the name of the loader in these texts."""
+FETCHING = (f"waiting for the next batch of loader {LOADER}", None)
+OPENING = f"opening loader {LOADER}"
+SAVING = "saving a checkpoint"
+
+
+OWN = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
+"""What a state holds itself."""
+PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
+WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__)))
+"""The facts that are written; all others are worked out from them."""
+
+
+class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, OptimizationFacts, SubjectFacts):
+    """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
+
+    As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss,
+    avg_loss, model_params, status and every fact; keys of your own may be added. The loops write facts to the
+    parts that own them.
+    """
+
+    __slots__ = (*OWN, "counts", "current", "ending", "optimization", "setup", "subject")
+
+    def __init__(self, **facts: Any) -> None:
+        """facts: by their names, whichever part owns them."""
+        self.setup, self.counts, self.ending = Setup(), Counts(), Ending()
+        self.current, self.optimization, self.subject = CurrentBatch(), Optimization(), Subject()
+        self.log = MetricLog()
+        self.sanity_checking = self.nested_validate = False
+        self.running: tuple[Any, Any] | None = None
+        """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside
+        of. A call writes it when it begins and puts it back when it ends; each call writes a new tuple, so
+        that two looks can tell two calls apart.
+        """
+        self.cache: dict[str, tuple[Any, Any]] = {}
+        """What was worked out for this batch; the loops empty it when the next one comes."""
+        self.extras = {}
+        self.fill(**facts)
+
+    def fill(self, **facts: Any) -> None:
+        """Write facts by their names: for a state that no loop drives."""
+        for name, value in facts.items():
+            setattr(self.owner(name), name, value)
+
+    def owner(self, name: str) -> Any:
+        """Return the part that a fact is written to."""
+        for part in (self.setup, self.counts, self.ending, self.current, self.optimization, self.subject):
+            if name in part.__slots__:
+                return part
+        if name in OWN:
+            return self
+        raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
+
+    # ---- facts that are worked out when a listener requests them, once per moment --------------------------
+
+    def _once(self, name: str, source: Any, make: Callable[[Any], Any]) -> Any:
+        """The value made from this very source object, made at most once."""
+        known = self.cache.get(name)
+        if known is None or known[0] is not source:
+            known = self.cache[name] = (source, make(source))
+        return known[1]
+
+    @property
+    def loss(self) -> float | None:
+        """This batch's loss as a float: reads the device."""
+        return None if self.last_loss is None else float(self._reader(self.last_loss))
+
+    @property
+    def window_loss(self) -> float | None:
+        """The mean loss over the accumulation window, and over all ranks, as a float: reads the device."""
+        mean = self.mean_of_window() if self.shared_loss is None else self.shared_loss
+        return None if mean is None else float(self._reader(mean))
+
+    def _reader(self, loss: Any) -> OnceFloat:
+        made: OnceFloat = self._once("read loss" if loss is self.last_loss else "read mean", loss, OnceFloat)
+        return made
+
+    def mean_of_window(self) -> Tensor | float | None:
+        """The same, still on its device."""
+        if self.window_losses is None:  # a window of one batch
+            return self.last_loss
+        return self._once("mean_of_window", self.window_losses, self._weighted_mean)  # type: ignore[no-any-return]
+
+    def _weighted_mean(self, losses: list[Any]) -> Any:
+        if self.window_weights is None:
+            return _mean(losses)
+        return _mean(
+            [loss * weight for loss, weight in zip(losses, self.window_weights, strict=True) if weight],
+            sum(self.window_weights),
+        )
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The total gradient norm before clipping as a float: reads the device."""
+        norm = self.norm_on_device()
+        return None if norm is None else float(self._once("read norm", norm, OnceFloat))
+
+    def norm_on_device(self) -> Tensor | None:
+        """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be
+        measured.
+        """
+        if self.norm_tensor is None:
+            if self.norm_takes_all:
+                self._check_norm_is_asked_for()
+                return torch.tensor(torch.nan)
+            self.optimization.set_norm(total_norm(self.optimizers))
+        return self.norm_tensor
+
+    def _check_norm_is_asked_for(self) -> None:
+        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait
+        for ever.
+        """
+        if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
+            raise HooklineError(
+                "The gradients are spread over the ranks, so their norm is measured by all of them "
+                "together, and only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. "
+                "None does."
+            )
+
+    @property
+    def outputs(self) -> Any:
+        """What the step returned, detached."""
+        known = self.cache.get(
+            "outputs"
+        )  # `_once` without its frame: every listener that requests it comes here
+        if known is None or known[0] is not self.returned:
+            known = self.cache["outputs"] = (self.returned, detached(self.returned))
+        return known[1]
+
+    @property
+    def metrics(self) -> Metrics:
+        """The newest reduced values."""
+        return self.log.newest
+
+    @property
+    def batch_metrics(self) -> Metrics:
+        """This batch's values under plain keys, `loss` among them."""
+        made: Metrics = self._once(
+            "batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned))
+        )
+        return made
+
+    def _batch_values(self, returned: Any) -> dict[str, Any]:
+        values: dict[str, Any] = (
+            {k: v for k, v in returned.items() if is_scalar(v)} if isinstance(returned, dict) else {}
+        )
+        values = {
+            key: value.detach() if isinstance(value, Tensor) else value for key, value in values.items()
+        }
+        if self.last_loss is not None:
+            values["loss"] = self.last_loss
+        return {**values, **self.log.batch_values}
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first parameter group."""
+        return self.optimizers[0].param_groups[0]["lr"] if self.optimizers else None
+
+    @property
+    def fetch_seconds(self) -> float | None:
+        """Seconds that the loop waited for this batch."""
+        return None if self.fetch_ns is None else self.fetch_ns / 1e9
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this fit went so far; None outside of a fit."""
+        measured: Timings | None = None if self.timer is None else self.timer.timings()
+        return measured
+
+    @property
+    def ctx(self) -> StepContext:
+        """This update as one object."""
+        made: StepContext = self._once("ctx", self.last_loss, lambda loss: self._make_ctx())
+        return made
+
+    def _make_ctx(self) -> StepContext:
+        nan = float("nan")
+        loss, norm = (
+            self.mean_of_window() if self.shared_loss is None else self.shared_loss,
+            self.norm_on_device(),
+        )
+        return StepContext(
+            self.step,
+            nan if loss is None else self._reader(loss),
+            nan if norm is None else self._once("read norm", norm, OnceFloat),
+            nan if self.used_lr is None else self.used_lr,
+            self.tokens_seen,
+            self.module,
+            self.optimizers[0] if self.optimizers else None,
+            epoch=self.epoch,
+            rank=self.rank,
+            world_size=self.world_size,
+            metrics=self.batch_metrics,
+        )
+
+    @property
+    def position(self) -> str:
+        """Where the run is, for messages."""
+        return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
+
+    @property
+    def progress(self) -> str:
+        """How far the run is, in completed epochs."""
+        return progress(
+            self.step, self.epochs_seen, is_inside=self.epoch == self.epochs_seen and self.batches_seen > 0
+        )
+
+    # ---- what listeners may do -----------------------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """End the run at the next batch boundary."""
+        self.ending.request_stop(reason)
+
+    def replace(self, name: str, value: Any) -> None:
+        """A listener returned a replacement for this attribute."""
+        if name == "row" and not isinstance(value, Metrics):
+            value = Metrics(value)
+        elif name == "live_loss" and not (isinstance(value, Tensor) and value.requires_grad):
+            raise LossError(
+                f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be "
+                "differentiated. Return a tensor made from the loss that was given, without .item(), "
+                ".detach() or float(), or None to leave that as it is."
+            )
+        setattr(self.owner(name), name, value)
+
+    def __repr__(self) -> str:
+        return f"<State: {self.stage or 'idle'}, {self.position}, {self.status}>"
+
+
+def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = False) -> str:
+    """Say how far a run is, everywhere in the same words: `step 812, 3 epochs and 12 batches`.
+
+    epochs: those that are completed. batches: those of the epoch after them, or `is_inside` if their number
+    is not known.
+    """
+    at, done = f"step {step:,}", counted(batches, "batch", "batches")
+    if epochs is None:
+        return at
+    if epochs == 0 and (batches or is_inside):
+        return f"{at}, {done} of the first epoch" if batches else f"{at}, in the first epoch"
+    more = f" and {done}" if batches else " and part of the next" if is_inside else ""
+    return f"{at}, {counted(epochs, 'epoch', 'epochs')}{more}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _mean(losses: list[Any], count: float | None = None) -> Any:
+    if not losses:
+        return None
+    if count is None:
+        return torch.stack(losses).mean() if isinstance(losses[0], Tensor) else sum(losses) / len(losses)
+    return (torch.stack(losses).sum() if isinstance(losses[0], Tensor) else sum(losses)) / count
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value in a step's dictionary is a metric: a number or a tensor of one element."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def detached(value: Any) -> Any:
+    """The same structure with every tensor detached."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, dict):
+        return {key: detached(each) for key, each in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)(detached(each) for each in value)
+    return value

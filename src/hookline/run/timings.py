@@ -1,0 +1,85 @@
+"""Where the time of a fit went: seconds, shares, a line of text and a log record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hookline.engine.cost import duration
+
+PARTS = ("training", "data", "validation", "saving", "hooks")
+"""They add up to the total; `hooks` is missing if hooks were not measured."""
+SAMPLED = ("forward", "backward", "optimizer")
+"""Parts of `training`, estimated from a few steps."""
+SHOWN = 0.005
+"""A part with a smaller share is not in the line."""
+ENOUGH_SAMPLES = 10
+"""Sampled batches from which the line has `SAMPLED`: fewer say more about the first steps than about the run.
+"""
+WORDS = {"data": "waiting for data"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds that this process has spent in each part of a fit. The parts do not overlap."""
+
+    total: float
+    """Seconds since set-up was complete."""
+    data: float
+    """Seconds in which the training loop waited for its loader."""
+    validation: float
+    """Seconds in validation, its data and its hooks included."""
+    saving: float
+    """Seconds in which the loop waited for checkpoints, the hooks of these events included."""
+    hooks: float | None
+    """Seconds in hooks outside of validation and saving. None if the trainer does not measure hooks
+    (`accounting=False`).
+    """
+    batches: int = 0
+    """Training batches of this process."""
+    forward: float | None = None
+    """Estimated seconds in `training_step`, or None before the first sample."""
+    backward: float | None = None
+    """Estimated seconds in backward, or None before the first sample."""
+    optimizer: float | None = None
+    """Estimated seconds in gradient clipping and the optimizer, or None before the first sample."""
+    sampled_batches: int = 0
+    """Training batches that the three estimates come from."""
+
+    @property
+    def training(self) -> float:
+        """Seconds of everything else: the training steps, logging and the loop itself."""
+        return max(0.0, self.total - self.data - self.validation - self.saving - (self.hooks or 0.0))
+
+    def share(self, part: str) -> float:
+        """Return a part's share of the total, from 0 to 1; 0 for a part that was not measured."""
+        seconds: float | None = getattr(self, part)
+        return seconds / self.total if seconds and self.total else 0.0
+
+    def record(self) -> dict[str, float | int | None]:
+        """Return all figures, as the log has them."""
+        return {
+            name: getattr(self, name) for name in ("total", *PARTS, *SAMPLED, "batches", "sampled_batches")
+        }
+
+    def __str__(self) -> str:
+        """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
+        # hooks inside validation and saving count there: without these words the line contradicts the table
+        # of hook costs
+        apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= SHOWN
+        words = {**WORDS, "hooks": "hooks outside validation and saving"} if apart else WORDS
+        always = {"training", "data", *(["hooks"] if apart else [])}
+        parts = [
+            f"{_percent(self.share(part))} {words.get(part, part)}{self._inside(part)}"
+            for part in PARTS
+            if part in always or self.share(part) >= SHOWN
+        ]
+        return f"{duration(self.total)} = {', '.join(parts)}"
+
+    def _inside(self, part: str) -> str:
+        if part != "training" or self.forward is None or self.sampled_batches < ENOUGH_SAMPLES:
+            return ""
+        return f" ({', '.join(f'{each} {_percent(self.share(each))}' for each in SAMPLED)})"
+
+
+def _percent(share: float) -> str:
+    return "<1%" if 0 < share < SHOWN else f"{share:.0%}"

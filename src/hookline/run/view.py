@@ -1,0 +1,125 @@
+"""What hooks find on a `trainer`, whoever trains: facts of the run, logging, the way to stop
+it, the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.engine.hook_list import Handle, HookList
+from hookline.loggers.base import Loggers
+from hookline.metrics.metric_log import Metrics
+from hookline.run.state import State
+
+
+class View:
+    """Base of the trainer, and of what stands for one in a loop that is not Hookline's."""
+
+    state: State
+    hooks: HookList
+    loggers: Loggers
+
+    def __repr__(self) -> str:
+        s = self.state
+        at = f"{s.stage} {s.status} at {s.progress}" if s.stage else "no run yet"
+        return (
+            f"<{type(self).__name__}: {at}; hooks: "
+            f"{', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
+        )
+
+    # ---- the run -------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True, in any hook, to end the run at the next batch boundary."""
+        return self.state.should_stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            self.stop("trainer.should_stop was set")
+        else:
+            self.state.ending.withdraw_stop()
+
+    def stop(self, reason: str = "trainer.stop() was called") -> None:
+        """End the run at the next batch boundary."""
+        self.state.request_stop(reason)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The newest values, read as floats."""
+        return self.state.log.newest
+
+    @property
+    def model(self) -> Any:
+        """The user's module."""
+        return self.state.module
+
+    module = model
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the run."""
+        return self.state.optimizers
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer updates so far."""
+        return self.state.step
+
+    @property
+    def current_epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self.state.epoch
+
+    @property
+    def status(self) -> str:
+        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
+        return self.state.status
+
+    # ---- logging -------------------------------------------------------------------------------------------
+
+    @property
+    def logger(self) -> Loggers:
+        """All loggers as one."""
+        return self.loggers
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        prog_bar: bool = False,
+        reduce: str = "mean",
+        batch_size: int | None = None,
+    ) -> None:
+        """Log a number from a hook; as `Module.log`."""
+        self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several numbers from a hook."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    # ---- hooks ---------------------------------------------------------------------------------------------
+
+    def add_hook(self, hook: Any, name: str | None = None) -> Handle:
+        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next
+        event.
+        """
+        return self.hooks.add(hook, name)
+
+    def remove_hook(self, name: str) -> Any:
+        """Take a hook out by name and return it; during a run it gets its teardown."""
+        return self.hooks.remove(name)
+
+    def enable_hook(self, name: str) -> None:
+        """Switch a hook on again."""
+        self.hooks.enable(name)
+
+    def disable_hook(self, name: str) -> None:
+        """Switch a hook off; it keeps its place and its state."""
+        self.hooks.disable(name)

@@ -1,0 +1,180 @@
+"""Reading traces, line by line, however long they are: of a run that has ended, still runs or was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hookline.tracing.writer import FORMAT, is_trace
+from hookline.util.errors import OptionError, closest
+
+Record = dict[str, Any]
+HEADER = {"stage": str, "rank": int, "world_size": int, "clock_ns": int, "unix_ns": int}
+"""What its first line says."""
+LISTENER = ("receiver", "name", "function", "origin", "when", "why")
+"""What the plan says of every listener."""
+MOST_BRANCHES = 20
+LONGEST_LINE = 2**26
+"""Characters. A longer line is not one that we write; it comes in pieces, which are no JSON."""
+FAR_AWAY = 1e17
+"""Microseconds: what lies beyond, NaN included, is no time."""
+
+
+def read_trace(path: str | Path) -> Iterator[Record]:
+    """Every record of a trace, in the order they were over. What is no trace is an error; half a line at the
+    end is left out.
+    """
+    path = Path(path)
+    check_trace(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(LONGEST_LINE):
+            text = line.strip().removeprefix("[").removesuffix(",")
+            if text in ("", "]"):
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError):
+                continue  # a line that was cut off when the run was killed
+            if isinstance(record, dict) and _is_whole(record):
+                yield record
+
+
+def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
+    """Of ranks that were put together, only the one that comes first: what it counts is what
+    happened once.
+    """
+    first = next(records)
+    yield first
+    yield from (record for record in records if record.get("pid") == first.get("pid"))
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether it has what everyone who reads a trace takes for granted."""
+    args = record.get("args")
+    if (
+        not isinstance(args, dict)
+        or not isinstance(record.get("name"), str)
+        or not isinstance(record.get("pid", 0), int)
+    ):
+        return False
+    if record.get("ph") == "M" and record["name"] == "hookline":
+        return _is_header(args)
+    if record.get("ph") == "M" and record["name"] == "hookline_plan":
+        return (
+            isinstance(args.get("verb"), str)
+            and isinstance(args.get("rows"), list)
+            and all(map(_is_row, args["rows"]))
+        )
+    if record.get("ph") != "X":
+        return "cat" not in record  # only calls and events have one
+    return (
+        isinstance(record.get("cat", ""), str)
+        and _is_time(record.get("dur"))
+        and _is_time(record.get("ts"))
+        and isinstance(args.get("step", 0), int)
+        and isinstance(args.get("event", ""), str)
+    )
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it is an event of the plan with its listeners."""
+    if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("branch", "event")):
+        return False
+    listeners = row.get("listeners")
+    return (
+        row["branch"].count("/") < MOST_BRANCHES
+        and isinstance(listeners, list)
+        and all(
+            isinstance(each, dict)
+            and all(isinstance(each.get(key), str) for key in LISTENER)
+            and isinstance(each.get("asks"), list)
+            and all(isinstance(fact, str) for fact in each["asks"])
+            for each in listeners
+        )
+    )
+
+
+def _is_header(args: Record) -> bool:
+    whole = all(isinstance(args.get(key), kind) for key, kind in HEADER.items())
+    return whole and all(abs(args[key]) < 1e3 * FAR_AWAY for key in ("clock_ns", "unix_ns"))
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and -FAR_AWAY < value < FAR_AWAY
+
+
+def check_trace(path: Path) -> None:
+    """Refuse what is no trace, and say what may have been meant."""
+    if path.is_dir():
+        inside = sorted(str(each) for each in path.glob("trace*.json"))
+        raise OptionError(
+            f"{path} is a directory; name a trace.{' There are: ' + ', '.join(inside) if inside else ''}"
+        )
+    if not path.is_file():
+        near = [each.name for each in path.parent.glob("*.json")] if path.parent.is_dir() else []
+        raise OptionError(
+            f"There is no trace {path}.{closest(path.name, near)} A run writes one with --trace or "
+            "Trainer(trace=True)."
+        )
+    if not is_trace(path):
+        raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline(LONGEST_LINE)
+    written: Any = None
+    try:
+        about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
+        written = about["format"]
+        is_whole = written != FORMAT or _is_header(about)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise OptionError(f"{path} is damaged: its first line is not whole.")
+    if written != FORMAT:
+        raise OptionError(f"{path} has format {written!r}; this version of Hookline reads format {FORMAT}.")
+
+
+def merge(paths: Sequence[Path], out: Path) -> int:
+    """Put the traces of several ranks into one file, on one clock; returns the number of records.
+
+    Processes of one machine share its clock already; those of another are moved to where the time of day
+    says.
+    """
+    for path in paths:
+        check_trace(path)
+    if out.resolve() in [path.resolve() for path in paths]:
+        raise OptionError(f"{out} is one of the traces that are put together; name another file.")
+    if out.exists() and not (out.is_file() and is_trace(out)):
+        raise OptionError(f"{out} exists and is no trace; it is not written over.")
+    count = 0
+    aside = out.with_name(f".{out.name}.part")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            for record in _on_one_clock(paths):
+                file.write(("[" if count == 0 else ",\n") + json.dumps(record, separators=(",", ":")))
+                count += 1
+            file.write("\n]\n")
+        aside.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise OptionError(f"{out} could not be written: {error.strerror or error}.") from error
+    return count
+
+
+def _on_one_clock(paths: Sequence[Path]) -> Iterator[Record]:
+    basis = None
+    for path in paths:
+        shift = 0.0
+        for record in read_trace(path):
+            if record["name"] == "hookline" and record.get("ph") == "M":
+                offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
+                basis = offset if basis is None else basis
+                # clocks of one machine differ by what the two readings took, which is no reason to move
+                # anything
+                shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
+            if _is_time(record.get("ts")) and shift:
+                record["ts"] = round(record["ts"] + shift, 3)
+            yield record

@@ -1,0 +1,222 @@
+"""Play a recorded run to a hook, without a model: its events with their plain facts, in order, as the hook
+would hear them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Never
+
+from hookline.engine.cost import Cost
+from hookline.engine.events import EVENTS, Event
+from hookline.engine.hook_list import HookList
+from hookline.engine.listener import Listener
+from hookline.engine.plan import Plan
+from hookline.metrics.metric_log import MetricLog, Metrics
+from hookline.run.context import StepContext
+from hookline.tracing.reader import read_trace
+from hookline.tracing.writer import COUNTERS, number, own_facts
+from hookline.util.errors import HookError, HooklineError, OptionError, Signal
+
+OF_THE_RUN = ("stage", "rank", "local_rank", "world_size", "resumed")
+"""Facts that a trace has once, at its beginning."""
+_SPELLINGS = {"current_epoch": "epoch", "current_batch_idx": "batch_idx", "latest_loss": "loss"}
+_CONTEXT = {"loss": "window_loss", "grad_norm": "grad_norm", "lr": "used_lr", "tokens_seen": "tokens_seen"}
+
+
+class NotRecorded(HookError, AttributeError):
+    """A fact was asked for that the trace does not have."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of it."""
+
+    hook: str
+    events: int = 0
+    steps: int = 0
+    asked: list[str] = field(default_factory=list)
+    """What the hook would have done to the run: stops, skips, replaced values."""
+    cost: list[Cost] = field(default_factory=list)
+
+
+class RecordedState:
+    """The state of the run as it was: what was recorded are its attributes, anything else is an error that
+    names it.
+    """
+
+    def __init__(self, asked: list[str]) -> None:
+        self._asked = asked
+        self.step = self.epoch = self.batch_idx = self.batches_seen = self.samples_seen = self.epochs_seen = 0
+        self.sanity_checking = False
+        self.running: tuple[Any, Any] | None = None
+        self.status = "training"
+        self.own: dict[str, Any] = {}
+        self.log = MetricLog()
+
+    def __getattr__(self, name: str) -> Never:
+        raise NotRecorded(
+            f"{name!r} was not recorded at {self.position}: a trace has plain data only, no tensors or "
+            f"objects."
+        )
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, _SPELLINGS.get(key, key))
+
+    @property
+    def position(self) -> str:
+        """Where the run was, for messages."""
+        return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
+
+    @property
+    def ctx(self) -> StepContext:
+        """The update as one object; model and optimizer are None in it."""
+        known = {
+            name: vars(self).get(attribute, _Unknown(name, self.position))
+            for name, attribute in _CONTEXT.items()
+        }
+        return StepContext(self.step, **known, epoch=self.epoch, metrics=vars(self).get("batch_metrics"))
+
+    def request_stop(self, reason: str) -> None:
+        """Noted, not done: the run went on."""
+        self._asked.append(f"stop at {self.position}: {reason}")
+
+    def replace(self, name: str, value: Any) -> None:
+        """Noted, not done."""
+        self._asked.append(f"replace {name.removeprefix('live_')} at {self.position}")
+
+
+class _Unknown:
+    """A number that was not recorded: an error when it is read."""
+
+    def __init__(self, name: str, position: str) -> None:
+        self._text = f"{name!r} was not recorded at {position}: nobody had asked for it in that run."
+
+    def __float__(self) -> float:
+        raise NotRecorded(self._text)
+
+
+def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | None = None) -> Replayed:
+    """Let a hook hear a recorded run. What it asks for and the trace does not have is an error before the
+    first event.
+
+    rank: of a trace with several; by default the lowest.
+    """
+    plan = Plan(EVENTS)
+    rank, seen = recorded(path, rank)
+    hooks = HookList(plan, EVENTS, rank)
+    entry = hooks.add(hook, name).entry
+    check(path, entry.listeners, seen)
+    done = Replayed(entry.name)
+    state = RecordedState(done.asked)
+    hooks.stopwatch.start()
+    begun = False
+    for event in _played(path, rank, state):
+        if not begun:
+            begun = True
+            for listener in entry.listeners:
+                listener.begin(state)
+                listener.declares_steering = (
+                    True  # other ranks do not wait for a replay, so a signal needs no declaration
+                )
+        done.events += 1
+        value = getattr(plan, event.name)(state)
+        if isinstance(value, Signal):
+            done.asked.append(f"{value!r} from {event.name} at {state.position}")
+        elif event.isolated and value:
+            raise value[0]
+    hooks.stopwatch.stop()
+    done.steps, done.cost = state.step, hooks.cost()
+    return done
+
+
+def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
+    """The events in order, the state being what it was at each."""
+    for record in read_trace(path):
+        args = record["args"]
+        if record.get("pid", 0) != rank:
+            continue
+        if record["name"] == "hookline" and record.get("ph") == "M":
+            for fact in OF_THE_RUN:
+                setattr(state, fact, args.get(fact))
+        elif record.get("cat") in ("event", "action"):
+            for key in args.keys() & COUNTERS.keys():
+                setattr(state, key, number(args[key]))
+            if record["cat"] == "event" and record["name"] in EVENTS:
+                event = EVENTS[record["name"]]
+                _set_own(state, event, args)
+                yield event
+
+
+def _set_own(state: RecordedState, event: Event, args: dict[str, Any]) -> None:
+    for key, expression in own_facts(event, EVENTS).items():
+        value = _revived(key, args[key]) if key in args else None
+        if event.inside == "own":
+            state.own[key] = value
+        elif key in args:
+            setattr(state, expression.removeprefix("s."), value)
+        else:
+            vars(state).pop(expression.removeprefix("s."), None)  # not what it was at an earlier event
+
+
+def _revived(key: str, value: Any) -> Any:
+    if isinstance(value, dict) and key in ("metrics",):
+        return Metrics({name: number(each) for name, each in value.items()})
+    if key == "path" and isinstance(value, str) and "://" not in value:
+        return Path(value)
+    return number(value) if isinstance(value, str) and key != "reason" else value
+
+
+# ---- whether it can be played at all -----------------------------------------------------------------------
+
+
+def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
+    """The rank that is played, and what the trace has of it: facts by event."""
+    seen: dict[int, dict[str, set[str]]] = {}
+    for record in read_trace(path):
+        if record.get("cat") in ("event", "action"):
+            seen.setdefault(record.get("pid", 0), {}).setdefault(record["name"], set()).update(record["args"])
+    if not seen:
+        raise OptionError(f"{path} holds no event yet.")
+    if rank is not None and rank not in seen:
+        raise OptionError(
+            f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(seen)))}."
+        )
+    played = min(seen) if rank is None else rank
+    return played, seen[played]
+
+
+def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]) -> None:
+    """Refuse a hook that asks for what was not recorded, before it hears anything."""
+    everywhere = {*set().union(*seen.values()) & COUNTERS.keys(), *OF_THE_RUN, "state"}
+    missing: list[str] = []
+    for listener in listeners:
+        event = listener.event
+        if event.name in seen:
+            own = own_facts(event, EVENTS)
+            here = {expression for key, expression in own.items() if key in seen[event.name]}
+            missing += [
+                f"{fact!r} in {event.name}"
+                for fact in listener.facts
+                if fact not in everywhere and not _is_there(fact, event, here)
+            ]
+    if missing:
+        raise NotRecorded(
+            f"This hook asks for facts that were not recorded: {', '.join(dict.fromkeys(missing))}. A trace "
+            "has plain data only: no tensors, models, optimizers or trainers; what costs something "
+            "(grad_norm, tokens_seen) only if somebody asked for it in that run."
+        )
+    if not any(listener.event.name in seen for listener in listeners):
+        raise HooklineError(
+            f"Nothing in {path} is for this hook: none of its events came ("
+            f"{', '.join(each.event.name for each in listeners) or 'it has none'})."
+        )
+
+
+def _is_there(name: str, event: Event, here: set[str]) -> bool:
+    if name == "ctx":
+        return "s.window_loss" in here
+    fact = EVENTS.fact(name, event)
+    return fact is not None and EVENTS.expression(fact, event) in here

@@ -1,0 +1,101 @@
+"""The backward pass: the loss of a step, its events, and everything that multiplies it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.engine.plan import noop
+from hookline.run.run import Run
+from hookline.run.state import State, is_scalar
+from hookline.training.batch_events import BackwardEvents
+from hookline.util.errors import LossError
+
+Factor = Callable[[Tensor], Tensor]
+
+
+class Backward(BackwardEvents):
+    """Differentiate a loss, with the events around it."""
+
+    __slots__ = ("_detach", "_factors", "_restore")
+
+    def __init__(
+        self, run: Run, factors: tuple[Factor, ...] = (), restore: tuple[Callable[[], None], ...] = ()
+    ) -> None:
+        """factors: applied to the loss in this order. restore: called once the gradients are there."""
+        super().__init__(run)
+        self._factors = factors
+        self._restore = restore
+        # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would
+        # fragment the heap
+        self._detach: Callable[[Tensor], Any] = Tensor.item if run.traits.on_cpu else Tensor.detach
+
+    def __call__(self, loss: Tensor) -> Any:
+        """Return the user's loss, never divided or scaled: as a number or, off the CPU, without its graph."""
+        plan, s = self.plan, self.state
+        if plan.on_before_backward is not noop:
+            loss = self.before(loss)
+        scaled = loss
+        for factor in self._factors:
+            scaled = factor(scaled)
+        s.current.scaled_loss = scaled
+        try:
+            plan.backward(s)
+        except RuntimeError as error:
+            if loss.numel() != 1:
+                raise LossError(
+                    f"The loss must be one number, but has the shape {tuple(loss.shape)}; return its mean."
+                ) from error
+            raise
+        s.current.scaled_loss = None  # lets go of the graph
+        for restore in self._restore:
+            restore()
+        s.current.last_loss = noted = self._detach(loss)
+        if plan.on_after_backward is not noop:
+            self.after()
+        return noted
+
+
+def loss_of(run: Run, returned: Any) -> Tensor | None:
+    """Return the loss in what a training step returned; the other numbers of a dictionary become epoch
+    metrics.
+    """
+    if returned is None:
+        return None
+    if isinstance(returned, dict):
+        if "loss" not in returned:
+            raise LossError(
+                f"training_step returned a dictionary without 'loss' (keys: {', '.join(map(str, returned))})."
+            )
+        log_numbers(run, returned)
+        returned = returned["loss"]
+    if returned is None or isinstance(returned, Tensor):
+        return returned
+    raise LossError(
+        f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}, which cannot be trained "
+        "on: return the loss as a tensor, a dictionary with 'loss', or None to leave the batch out."
+    )
+
+
+def log_numbers(run: Run, returned: dict[str, Any]) -> None:
+    """Log the numbers beside the loss as means over the epoch."""
+    for key, value in returned.items():
+        if key != "loss" and is_scalar(value):
+            run.state.log.mean("train/" + key, value)
+
+
+def cannot_train_on(s: State) -> str:
+    """Say why a loss without a graph is refused."""
+    why = (
+        "gradients are switched off"
+        if not torch.is_grad_enabled()
+        else "it was detached, or no parameter took part in it"
+    )
+    return (
+        f"The loss of batch {s.current.batch_idx} cannot be differentiated: {why}. Training would silently "
+        "change nothing. Return the tensor that the model's parameters produced, without .item(), "
+        ".detach() or float()."
+    )

@@ -1,0 +1,275 @@
+"""The events of a training batch: each is emitted here, and nowhere else, together with the facts that belong
+to it.
+
+The trainer's step, backward pass and update inherit these classes. A hosted run (`hosts/`) drives the same
+objects from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookline.data.batch import batch_size
+from hookline.engine.plan import Plan, noop
+from hookline.run.parts import EmittingRun
+from hookline.run.state import State
+from hookline.util.errors import Signal
+
+FIRST_SKIPS = 100
+"""Skips that are all written to the log; after them every hundredth."""
+Move = Callable[[State], Any]
+
+
+def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
+    """Move `state.batch` to the device, with the events around it. moves: empty if batches stay where they
+    are.
+    """
+    if plan.on_before_batch_transfer is not noop:
+        plan.on_before_batch_transfer(s)
+    for move in moves:
+        s.current.batch = move(s)
+    if plan.on_after_batch_transfer is not noop:
+        plan.on_after_batch_transfer(s)
+
+
+def take_batch(s: State, batch: Any, batch_idx: int) -> None:
+    """Let this be the current batch."""
+    s.current.batch, s.current.batch_idx = batch, batch_idx
+
+
+def note_loss(s: State, loss: Any) -> None:
+    """Let this be the newest loss; None: the batch has none."""
+    s.current.last_loss = loss
+
+
+def note_outputs(s: State, outputs: Any) -> None:
+    """Let this be what the newest step returned; None: let go of it, because it may hold a graph."""
+    s.current.returned = outputs
+
+
+class BatchEvents:
+    """From on_train_batch_start to on_step_end."""
+
+    def __init__(
+        self, run: EmittingRun, count_tokens: Callable[[Any], int], log_every: int, logs: bool
+    ) -> None:
+        """log_every: steps between two rows of metrics. logs: whether rows go to loggers."""
+        self.plan: Plan = run.plan
+        self.state: State = run.state
+        self.progress = run.progress
+        self.rows = run.rows
+        self.count_tokens = count_tokens
+        self.log_every, self.logs = log_every, logs
+        self.weight = 0
+        """Samples of this batch."""
+        self.schedulers: tuple[Callable[[bool, int | None], None], ...] = ()
+        """What advances after a batch. Takes whether an update was made, and how many batches are left."""
+        self.row_parts: tuple[Callable[[], dict[str, Any]], ...] = ()
+        """Called for what else a row of metrics holds."""
+
+    def continue_at(self, position: int) -> None:
+        """Let the next batch that another loop fetches have this number."""
+        self.progress.position = position
+
+    def take(self, batch: Any) -> None:
+        """Take a batch that another loop has fetched, and forget what was known of the last one."""
+        s, current = self.state, self.state.current
+        if s.cache:
+            s.cache.clear()
+        if s.log.batch_values:
+            s.log.batch_values.clear()
+        current.batch, current.batch_idx = batch, self.progress.position
+        current.last_loss = current.returned = None
+        self.progress.position += 1
+        self.progress.step_before_batch = s.counts.step
+        s.log.mode = "train"
+
+    def start(self, batches_left: int | None = None) -> Signal | None:
+        """Emit on_train_batch_start; return the signal of a hook that skips this batch or ends the epoch."""
+        s = self.state
+        s.log.weight = self.weight = batch_size(s.current.batch)
+        if self.plan.on_train_batch_start is noop:
+            return None
+        signal: Signal | None = self.plan.on_train_batch_start(s)
+        return signal
+
+    def end(self, batches_left: int | None = None) -> None:
+        """Advance schedulers, count the batch and emit on_train_batch_end."""
+        plan, s, progress = self.plan, self.state, self.progress
+        for advance in self.schedulers:
+            advance(s.counts.step > progress.step_before_batch, batches_left)
+        progress.position = s.current.batch_idx + 1
+        s.counts.batches_seen += 1
+        self.count()
+        if plan.on_train_batch_end is not noop:
+            s.nested_validate = True
+            plan.on_train_batch_end(s)
+            s.nested_validate = False
+
+    def count(self) -> None:
+        """Count the samples of this batch and, if a listener requests them, its tokens."""
+        s = self.state
+        s.counts.samples_seen += self.weight
+        if "tokens_seen" in self.plan.wanted:
+            s.counts.tokens_seen += self.count_tokens(s.current.batch)
+
+    def count_failed(self) -> None:
+        """Count a batch that failed after its update: a resume must not train on it again."""
+        s = self.state
+        self.progress.position = s.current.batch_idx + 1
+        s.counts.batches_seen += 1
+        s.counts.samples_seen += int(s.log.weight)
+
+    def end_step(self) -> None:
+        """After an update: write its metrics, then emit on_step_end, under the same step number."""
+        plan, s = self.plan, self.state
+        log = s.log
+        if s.counts.step % self.log_every == 0 and (self.logs or "on_train_metrics" in plan.wanted_at):
+            row, log.pending = log.pending, {}
+            for name, value in self.values_of_step().items():
+                row.setdefault(name, value)
+            self.write_row({key: value for key, value in row.items() if value is not None})
+        if plan.on_step_end is not noop:
+            waiting, log.pending = log.pending, {}
+            s.nested_validate = True
+            try:
+                plan.on_step_end(s)
+            except BaseException:
+                log.pending = {**waiting, **log.pending}  # written when the run ends
+                raise
+            s.nested_validate = False
+            self.rows.write_pending()  # what a hook logged here belongs to this very step
+            log.pending = {**waiting, **log.pending}
+
+    def values_of_step(self) -> dict[str, Any]:
+        """Return what the row of an update holds besides what was logged."""
+        values = {"train/loss": self.mean_loss(), "lr": self.state.optimization.used_lr}
+        for more in self.row_parts:
+            values.update(more())
+        return values
+
+    def mean_loss(self) -> Any:
+        """Return the loss of this update, unread."""
+        return self.state.mean_of_window()
+
+    def write_row(self, row: dict[str, Any]) -> None:
+        """Send a row of metrics to listeners and loggers."""
+        self.rows.write(row)
+
+
+class BackwardEvents:
+    """Before and after a loss is differentiated."""
+
+    __slots__ = ("plan", "state")
+
+    def __init__(self, run: EmittingRun) -> None:
+        self.plan, self.state = run.plan, run.state
+
+    def before(self, loss: Tensor) -> Tensor:
+        """Emit on_before_backward; return the loss to differentiate, which a hook may have replaced."""
+        s = self.state
+        s.current.live_loss = loss
+        self.plan.on_before_backward(s)
+        loss, s.current.live_loss = s.current.live_loss, None
+        return loss
+
+    def after(self) -> None:
+        """Emit on_after_backward."""
+        self.plan.on_after_backward(self.state)
+
+
+class UpdateEvents:
+    """Around the step of one optimizer, `state.optimizer`."""
+
+    __slots__ = ("plan", "progress", "run", "signal_filters", "state")
+
+    def __init__(
+        self, run: EmittingRun, signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = ()
+    ) -> None:
+        """signal_filters: what becomes of a hook's signal."""
+        self.run, self.plan, self.state, self.progress = run, run.plan, run.state, run.progress
+        self.signal_filters = signal_filters
+
+    def focus(self, index: int, optimizer: Any) -> None:
+        """Let the following events be about this optimizer."""
+        s = self.state
+        s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
+
+    def reset(self) -> None:
+        """Forget the rate and the gradient norm of an earlier run."""
+        self.state.optimization.set_norm(None)
+        self.state.optimization.used_lr = None
+
+    def before_zero_grad(self) -> None:
+        """Emit on_before_zero_grad: the gradients of the finished step are still there."""
+        self.plan.on_before_zero_grad(self.state)
+
+    def before_step(self) -> Signal | None:
+        """Emit on_before_optimizer_step; return the signal of a hook that skips this update
+        or has made it.
+        """
+        plan = self.plan
+        signal: Signal | None = (
+            None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
+        )
+        for decide in self.signal_filters:
+            signal = decide(signal)
+        return signal
+
+    def step(self) -> None:
+        """Call the optimizer. If it fails, some weights are updated and some are not."""
+        self.progress.is_updating = True
+        self.plan.optimizer_step(self.state)
+        self.progress.is_updating = False
+
+    def after_step(self, before: int, keeps_rate: bool = False) -> None:
+        """Emit on_after_optimizer_step. before: `step` before this update; its first optimizer advances it by
+        one.
+
+        keeps_rate: whether the update's learning rate is that of its first optimizer, not of its last.
+        """
+        s = self.state
+        if s.counts.step == before:
+            s.optimization.used_lr = used_rate(s.optimization.optimizer)
+            s.counts.step = before + 1
+        elif not keeps_rate:
+            s.optimization.used_lr = used_rate(s.optimization.optimizer)
+        if self.plan.on_after_optimizer_step is not noop:
+            self.plan.on_after_optimizer_step(s)
+
+
+def used_rate(optimizer: Any) -> Any:
+    """Return the learning rate of the first group; a tensor is copied, because schedulers
+    change it in place.
+    """
+    rate = optimizer.param_groups[0]["lr"]
+    return rate.detach().clone() if isinstance(rate, Tensor) else rate
+
+
+def report_clip(plan: Plan, s: State) -> None:
+    """Emit on_gradient_clip: the gradients are clipped."""
+    if plan.on_gradient_clip is not noop:
+        plan.on_gradient_clip(s)
+
+
+def skip_step(run: EmittingRun, reason: str) -> None:
+    """Emit on_step_skipped: no update is made. Count it, and write it to the log."""
+    s, progress = run.state, run.progress
+    s.subject.reason = reason
+    run.plan.on_step_skipped(s)
+    progress.skips += 1
+    progress.last_skip = (reason, s.counts.batches_seen)
+    if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
+        s.logger.log_event(
+            "skip",
+            {
+                "step": s.step,
+                "epoch": s.epoch,
+                "batch": s.batch_idx,
+                "reason": reason,
+                "number": progress.skips,
+            },
+        )

@@ -1,0 +1,97 @@
+"""One training batch that is weighed among others: those of its accumulation window, or those
+of other ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline.run.run import Run
+from hookline.training.accumulation import AccumulatedStep, CheckedStep, window_size
+from hookline.training.backward import Backward
+from hookline.training.batch_events import BatchEvents
+from hookline.training.step import TrainStep
+from hookline.training.update import Update
+from hookline.util.errors import END_EPOCH, Signal
+
+
+class CountedBatch(TrainStep):
+    """A batch whose samples, tokens and loss are counted by `run.data.totals`."""
+
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        self.totals = run.data.totals
+
+    def start(self, batches_left: int | None = None) -> Signal | None:
+        """Emit on_train_batch_start, and weigh the batch."""
+        signal = self.decide(BatchEvents.start(self))
+        if signal is not END_EPOCH:
+            s = self.state
+            s.log.weight = self.weight = self.totals.begin(s, self.weight if signal is None else 0)
+        return signal
+
+    def decide(self, signal: Signal | None) -> Signal | None:
+        """Return what becomes of a hook's signal."""
+        return signal
+
+    def skip(self, signal: Signal) -> Signal | None:
+        """Leave this batch out of the counts."""
+        if signal is END_EPOCH:
+            return signal
+        self.totals.end(self.state)
+        return None
+
+    def end(self, batches_left: int | None = None) -> None:
+        """Also put back what a padding batch must not change."""
+        super().end(batches_left)
+        self.totals.end(self.state)
+
+    def count(self) -> None:
+        """Count what this batch has counted."""
+        self.totals.count(self.state)
+
+    def mean_loss(self) -> Any:
+        """Return the loss of this update, as far as this process knows it."""
+        return self.totals.loss_of_row(self.state)
+
+
+class CountedStep(CountedBatch, AccumulatedStep):
+    """A counted batch of an accumulation window."""
+
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        window, totals = self.window, self.totals
+        if window.by != "batches":
+            self.loss_filters = (lambda loss: loss if window.weight else totals.without_weight(loss),)
+
+    def start(self, batches_left: int | None = None) -> Signal | None:
+        """Also choose the window's length at its first batch."""
+        window, signal = self.window, super().start(batches_left)
+        if signal is not END_EPOCH:
+            if window.batches == 0:
+                window.size = window_size(self.run, batches_left)
+            self.is_last = window.batches + 1 >= window.size
+        return signal
+
+    def skip(self, signal: Signal) -> Signal | None:
+        """Leave this batch out; a window that ends here still updates on its other batches."""
+        if signal is END_EPOCH:
+            return signal
+        self.window.batches += 1
+        self.totals.end(self.state)
+        if self.is_last:
+            self.close_window()
+        return None
+
+    def note_loss(self, loss: Any, weight: float) -> None:
+        """Add the loss to the epoch's mean at what it counts."""
+        super().note_loss(loss, self.totals.learnt(self.window, weight))
+
+    def count_losses(self) -> float:
+        """Also say what each loss counts in the window's mean."""
+        self.totals.ask_for_loss(self.state)
+        return self.window.count
+
+
+class CheckedCountedStep(CountedStep, CheckedStep):
+    """The same with nonfinite='skip'."""

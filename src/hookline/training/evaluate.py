@@ -1,0 +1,145 @@
+"""Validation and test: the same loop under two sets of names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hookline.data.loaders import Loader
+from hookline.metrics.metric_log import Metrics
+from hookline.run.run import Run
+from hookline.run.state import is_scalar
+from hookline.run.timer import timed
+from hookline.training.batch_events import transfer
+from hookline.training.data_pass import DataPass
+from hookline.training.pass_events import EvaluationEvents, Interlude, Names, PassEvents
+from hookline.util.errors import OptionError, StopTraining, closest
+
+# ---- One result from those of several evaluation loaders
+
+
+Aggregate = Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
+"""From the results of each loader, by its name, to the results overall."""
+
+
+def aggregated(
+    results: dict[str, Any], prefix: str, loaders: list[str], how: str | Aggregate
+) -> dict[str, Any]:
+    """What to put in place of the results overall, which are means over all samples ('micro') so far."""
+    if how == "micro":
+        return {}
+    by_loader = {name: _of_loader(results, f"{prefix}/dl_{name}/") for name in loaders}
+    if callable(how):
+        made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
+        if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
+            raise OptionError(
+                f"val_aggregation must return a dictionary of numbers by the metrics' names, not "
+                f"{str(made)[:80]}."
+            )
+        return {_overall(key, prefix, results): value for key, value in made.items()}
+    if how == "macro":
+        keys = dict.fromkeys(key for values in by_loader.values() for key in values)
+        means = {key: [values[key] for values in by_loader.values() if key in values] for key in keys}
+        return {_overall(key, prefix, results): sum(each) / len(each) for key, each in means.items()}
+    chosen = by_loader[how.partition(":")[2] or loaders[0]]
+    return {_overall(key, prefix, results): value for key, value in chosen.items()}
+
+
+def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> None:
+    """Refuse a primary loader that does not exist, before anything is measured.
+
+    A trainer that was made for several loaders may still validate or test on a single one of another name.
+    """
+    primary = how.partition(":")[2] if isinstance(how, str) else ""
+    if primary and loaders and primary not in loaders and (len(loaders) > 1 or stage == "fit"):
+        raise OptionError(
+            f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
+            f"Loaders: {', '.join(loaders)}."
+        )
+
+
+def _of_loader(results: dict[str, Any], start: str) -> dict[str, Any]:
+    return {name.removeprefix(start): value for name, value in results.items() if name.startswith(start)}
+
+
+def _overall(key: str, prefix: str, results: dict[str, Any]) -> str:
+    """The name under which a result is known overall: the user may have logged it without the prefix."""
+    return key if key in results else f"{prefix}/{key}"
+
+
+@timed("validation")
+def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
+    """One pass over every loader. The training it may interrupt finds everything as it left it."""
+    s, log = run.state, run.state.log
+    loaders = run.data.loaders[names.kind]
+    events = EvaluationEvents(run, names, several=len(loaders) > 1)
+    with (
+        Interlude(s),
+        torch.no_grad(),
+    ):  # hooks around the batches often try out the model, and keep what comes out
+        begin_pass(run, events)
+        data = make_pass(run, can_be_cut)
+        for index, loader in enumerate(loaders):
+            events.enter_loader(index, loader.name)
+            if not go_through(run, events, loader, limit, data):
+                break
+        results = events.finish()
+        if len(loaders) > 1:
+            results |= aggregated(
+                results, names.kind, [each.name for each in loaders], run.options.val_aggregation
+            )
+        events.end_data(results)
+        events.end(results)
+        results.update(run.rows.reduce(log.pending, "evaluation"))
+    if not s.sanity_checking:
+        run.rows.write(results, "evaluation")
+    return Metrics(results)
+
+
+def begin_pass(run: Run, events: PassEvents) -> None:
+    """Put the module into eval mode and emit the start of the pass."""
+    events.to_eval()
+    run.strategy.begin_evaluation(run.module)
+    events.start()
+
+
+def make_pass(run: Run, can_be_cut: bool) -> DataPass:
+    """Return the pass that this run needs."""
+    if run.strategy.ranks.alone:
+        return DataPass(run, can_be_cut)
+    from hookline.training.ranks.data_pass import RankPass
+
+    return RankPass(run, can_be_cut)
+
+
+def go_through(run: Run, events: EvaluationEvents, loader: Loader, limit: int | None, data: DataPass) -> bool:
+    """Evaluate one loader's batches; return whether the pass continues with the next loader."""
+    is_empty = True
+    fetcher = data.open(loader, limit)
+    while fetcher.fetch():
+        is_empty = False
+        data.take(loader, lambda: evaluate_batch(run, events), events.names.step)
+        if data.is_over():
+            return False
+    if is_empty:
+        raise OptionError(
+            f"The {events.names.kind} loader {loader.name!r} yielded no batch; a generator can be "
+            "iterated over only once, pass a list or a DataLoader."
+        )
+    return True
+
+
+def evaluate_batch(run: Run, events: EvaluationEvents) -> None:
+    """One batch: move, start, step, end."""
+    s = run.state
+    events.open_batch()
+    transfer(run.plan, s, run.traits.transfers)
+    events.start_batch()
+    try:
+        outputs = events.names.step(run.plan)(s)
+    except StopTraining as stop:
+        outputs = None
+        s.request_stop(stop.reason)
+    events.end_batch(outputs)

@@ -1,0 +1,274 @@
+"""`checkpoints/last`: a fit keeps its newest state there, while it trains, when it ends and when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from hookline.checkpoint.files import read_manifest
+from hookline.distributed.sharded_norms import held
+from hookline.run.commands import carries_out
+from hookline.run.directory import LAST, LAST_STATE
+from hookline.run.finite import state_tensors
+from hookline.run.run import Run
+from hookline.run.save_request import Saved, SaveRequest
+from hookline.training.saving import finish_saving, save
+from hookline.util.errors import CheckpointError, OptionError, Preempted, RunLockedError
+from hookline.util.processes import join
+from hookline.util.urls import beside, is_url, shown
+
+log = logging.getLogger("hookline")
+OWN_REASONS = ("last", "signal", "exception")
+"""A checkpoint called `last` that was written for another reason is somebody else's."""
+ENDING = 5.0
+"""Seconds in which the timer's thread ends."""
+
+
+class LastCheckpoint:
+    """Keeps the newest state of a fit under one name, and asks for it again whenever enough time has passed.
+
+    Rank zero's clock decides. Its thread sends a request that the loop looks for after every batch anyway,
+    and that reaches all ranks at the same batch.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.began = run.stamp
+        """How far the run was when this process began to train."""
+        self.saved: Saved | None = None
+        """The newest one that is durable under this name."""
+        self.asked: Saved | None = None
+        """The newest durable one that a hook asked for."""
+        self.failed: Saved | None = None
+        """The newest attempt, if it has failed."""
+        self._every = run.options.saving.every
+        self._due: float | None = time.monotonic() + self._every
+        """None: it was asked for, and is not written yet."""
+        self._changed = threading.Event()
+        self.is_over = False
+        """Whether training has ended: then the state is written without being asked for."""
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self.run.state.rank == 0:
+            self._thread = threading.Thread(
+                target=self._watch_the_clock, name="hookline last checkpoint", daemon=True
+            )
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.is_over = True
+        self._changed.set()
+        if self._thread is not None:
+            join(self._thread, ENDING)
+
+    def _watch_the_clock(self) -> None:
+        while not self.is_over:
+            self._changed.clear()
+            due = self._due
+            if (
+                not self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
+                and not self.is_over
+            ):
+                self._due = None
+                self.run.participants.errands.send("keep_last")
+
+    def note(self, saved: Saved) -> None:
+        """Remember what became of a checkpoint. The time to the next one counts from here."""
+        is_own = not is_url(saved.path) and (saved.is_automatic or self._has_own_name(saved))
+        if is_own:
+            self.failed = saved if saved.error is not None else None
+            self._due = time.monotonic() + self._every
+            self._changed.set()
+        if saved.error is None and is_own:
+            self.saved = saved
+        elif saved.error is None and not saved.is_automatic:
+            self.asked = saved
+
+    def _has_own_name(self, saved: Saved) -> bool:
+        """Whether a signal, or a hook such as ModelCheckpoint(save_last=True), has written to this very
+        place.
+        """
+        known = self.run.directory.existing()
+        return (
+            known is not None
+            and saved.reason in OWN_REASONS
+            and Path(saved.path) == known / "checkpoints" / LAST
+        )
+
+    def path(self) -> Path:
+        """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that
+        name.
+        """
+        path, problem = self.run.strategy.ranks.decide(self._choose_path)
+        if problem:
+            raise CheckpointError(f"checkpoints/{LAST} could not be written: {problem}")
+        return Path(path)
+
+    def _choose_path(self) -> tuple[str, str]:
+        """Return the path, or why there is none: an error of rank zero alone would part the ranks."""
+        try:
+            folder = self.run.run_dir() / "checkpoints"
+            return str(folder / (LAST if _is_free(folder / LAST, self.run) else LAST_STATE)), ""
+        except (OptionError, OSError) as error:
+            return "", str(error)
+
+    def is_behind(self) -> bool:
+        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks
+        write together.
+        """
+        tried = self.failed or self.saved
+        return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.stamp))
+
+    def url(self) -> str | None:
+        """Return where it goes too if hooks save to a URL: beside their checkpoints."""
+        return self.run.strategy.ranks.decide(self._choose_url)
+
+    def _choose_url(self) -> str | None:
+        newest = self.asked
+        if (
+            newest is None
+            or not is_url(newest.path)
+            or newest.reason == "manual"
+            or newest.progress == self.run.stamp
+        ):
+            return None
+        return beside(str(newest.path), LAST)
+
+
+@carries_out("keep_last")
+def _keep_last(run: Run, sender: int) -> None:
+    if not run.saves.last.is_over:
+        run.saves.requests.append(SaveRequest(None, "last", is_automatic=True))
+
+
+def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
+    """For `with`, around training: keep `checkpoints/last` if the options ask for it."""
+    if not run.options.saving.last or run.options.fast_dev_run:
+        return contextlib.nullcontext()
+    run.saves.last = LastCheckpoint(run)
+    return run.saves.last  # type: ignore[no-any-return]
+
+
+def save_final_state(run: Run) -> None:
+    """Write the state that a fit ends with, unless `checkpoints/last` is that state. It is durable when this
+    returns.
+
+    Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is
+    started again calls it.
+    """
+    if run.saves.is_final or run.resume.finished or run.saves.last is None:
+        return
+    finish_saving(run)
+    if run.saves.last.is_behind():
+        save(run, SaveRequest(None, "last", is_automatic=True))
+        finish_saving(run)
+        _report_unsaved(run)
+    if (url := run.saves.last.url()) is not None:
+        save(run, SaveRequest(url, "last", is_automatic=True))
+        finish_saving(run)
+
+
+def keeps_failed_state(run: Run) -> bool:
+    """Return whether the state that a fit has failed with is to be written: it was trained since it began,
+    and is consistent.
+
+    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second
+    signal asks for no more saving, and a directory that another job has taken over is that job's.
+    """
+    error, last = run.state.exception, run.saves.last
+    if (
+        last is None
+        or error is None
+        or run.saves.is_final
+        or run.watch.broken
+        or not run.state.step
+        or run.stamp == last.began
+    ):
+        return False
+    if isinstance(error, RunLockedError) or (
+        run.signals.received and isinstance(error, KeyboardInterrupt | Preempted)
+    ):
+        return False
+    return last.is_behind() and not run.progress.is_updating
+
+
+@contextlib.contextmanager
+def noticing_changes(run: Run) -> Iterator[None]:
+    """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often
+    swapped in at the end.
+    """
+    own_code = [
+        each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"
+    ]
+    before = fingerprint(run) if own_code else []
+    yield
+    if own_code and (before is None or fingerprint(run) != before):
+        run.progress.revision += 1
+
+
+def fingerprint(run: Run) -> list[int] | None:
+    """Return a sum over the bits of each tensor that is trained with: another value of one number gives
+    another sum.
+
+    None if there are tensors of another kind, whose bits cannot be had.
+    """
+    tensors = [held(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
+    tensors += [held(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
+    sums = []
+    try:
+        for each in tensors:
+            plain = torch.view_as_real(each) if each.is_complex() else each
+            if plain.numel() and plain.device.type != "meta":
+                sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse, quantized, or of a class of its own
+        return None
+    return [
+        int(each)
+        for device in {each.device for each in sums}
+        for each in torch.stack([one for one in sums if one.device == device]).tolist()
+    ]
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _is_free(path: Path, run: Run) -> bool:
+    """Return whether the run may take this name: nothing has it, an older one of its own, or one of another
+    run.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        return False
+    if not path.exists():
+        return True
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError:
+        # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
+        return True
+    return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.identity.id
+
+
+def _report_unsaved(run: Run) -> None:
+    s = run.state
+    if s.rank or run.saves.last.failed is None:
+        return
+    newest = (
+        "Nothing of this run is saved."
+        if run.saves.newest is None
+        else f"The newest checkpoint is {shown(run.saves.newest.path)}, of step {run.saves.newest.step}."
+    )
+    log.warning(
+        "This run was %s at step %d, but the model is NOT saved: its last state, of step %d, is not saved. "
+        "%s",
+        s.status,
+        s.step,
+        s.step,
+        newest,
+    )

@@ -1,0 +1,216 @@
+"""The first batch after each save: its fingerprint is written down when it is fetched, and compared when a
+run resumes there.
+
+A loader may report a wrong position or shuffle differently in each process. Neither can be seen in its state.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hookline.data.fingerprint import Fingerprint, difference, fingerprint
+from hookline.data.loaders import Loader
+from hookline.run.run import Run
+
+log = logging.getLogger("hookline")
+FOLDER = "batches"
+"""In the run's directory: one file for each rank, one line for each save and loader."""
+MOST = 16
+"""Saves that wait for the next batch of one loader: of a mixture, one may not be drawn from for long."""
+LARGEST = 16_000_000
+"""Bytes at the end of such a file that are read."""
+ADVICE = {
+    "list": "The list holds other batches than before.",
+    "indices": "Its sampler made another order. Pass DataLoader(generator=...), or give the sampler "
+    "state_dict and "
+    "load_state_dict.",
+    "state": "Its load_state_dict did not return to where its state_dict was taken. The state must count "
+    "the batches that were "
+    "yielded, and hold what is waiting in a shuffle buffer.",
+    "stream": "It was read again up to this batch, and came in another order. Seed its shuffle, or let it "
+    "draw from random, "
+    "numpy.random or torch, which are seeded for it.",
+}
+
+Place = dict[str, int]
+
+
+class FirstBatches:
+    """What to do with the next batch of each training loader; the loop asks only while there is something to
+    do.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.waiting: dict[str, list[Place]] = {}
+        """Loaders whose next batch is written down, with the saves that it comes after."""
+        self.expected: dict[str, Fingerprint] = {}
+        """What the next batch of a loader was in the run that made the checkpoint."""
+
+    def fetched(self) -> None:
+        """Write down or compare the batch that the loop has just been given."""
+        run, s = self.run, self.run.state
+        loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
+        if loader is None or loader.share.turn.is_ghost:  # a repeated batch, for a rank that has none left
+            return
+        places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
+        if places is not None:
+            try:
+                found = fingerprint(s.batch)
+            except Exception as error:  # a batch of the user's own kind; the check must not end the run
+                log.debug(
+                    "The batch of the %s loader has no fingerprint: %s: %s",
+                    loader.name,
+                    type(error).__name__,
+                    error,
+                )
+            else:
+                if expected is not None and (differs := difference(expected, found)):
+                    _report(run, loader, differs)
+                if (
+                    new := places if expected is None else places[1:]
+                ):  # the first one is that of the resume, and is written
+                    _write(run, loader.name, new, found)
+        if not self.waiting:
+            run.saves.first_batches = None
+
+
+def after_save(run: Run) -> None:
+    """Have the next batch of each training loader written down: it is what a resume from this save has to
+    begin with.
+    """
+    if run.stage != "fit" or run.data.train is None or _record_folder(run) is None:
+        return
+    run.saves.first_batches = firsts = run.saves.first_batches or FirstBatches(run)
+    for loader in run.data.loaders["train"]:
+        places = firsts.waiting.setdefault(loader.name, [])
+        if (place := _place(run)) not in places:
+            places.append(place)
+            del places[:-MOST]
+
+
+def after_resume(run: Run) -> None:
+    """Have the next batch of each training loader compared; one that was never fetched before is written
+    down.
+    """
+    firsts, place = FirstBatches(run), _place(run)
+    # other loaders make other batches, and were reported
+    same = [each.name for each in run.data.loaders["train"] if each.is_as_saved]
+    firsts.expected = {name: found for name, found in _recorded(run, place).items() if name in same}
+    firsts.waiting = {
+        name: [place] for name in same if name in firsts.expected or _record_folder(run) is not None
+    }
+    run.saves.first_batches = firsts if firsts.waiting else None
+
+
+def path_from(checkpoint: Path | str, run: Run) -> str | None:
+    """Return the way from a checkpoint to the run's directory, to find there what followed the checkpoint."""
+    folder = _record_folder(run)
+    return None if folder is None or "://" in str(checkpoint) else os.path.relpath(folder, checkpoint)
+
+
+def _place(run: Run) -> Place:
+    """Return where in the data the run is, in the numbers that a checkpoint keeps."""
+    return {
+        "epoch": run.state.epochs_seen,
+        "batch": run.progress.position,
+        "batches_seen": run.state.batches_seen,
+    }
+
+
+def _record_folder(run: Run) -> Path | None:
+    """Return the run's directory, unless it has none: nothing else is written, so it is not made for this
+    alone.
+    """
+    return run.directory.intended() if run.options.run_dir is not None else run.directory.existing()
+
+
+def _file(run_dir: Path, rank: int) -> Path:
+    return run_dir / FOLDER / f"rank-{rank}.jsonl"
+
+
+def _write(run: Run, loader: str, places: list[Place], found: Fingerprint) -> None:
+    lines = [json.dumps({"run": run.identity.id, "loader": loader, **place, **found}) for place in places]
+    path = _file(run.run_dir(), run.state.rank)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" + "\n".join(lines) + "\n")  # a line that a kill has torn ends here
+    except OSError as error:
+        log.warning("What the first batch after a save was cannot be written to %s: %s", path, error)
+
+
+def _recorded(run: Run, place: Place) -> dict[str, Fingerprint]:
+    """Return the fingerprints of the batches that followed this place before, by loader; the
+    newest counts.
+    """
+    found: dict[str, Fingerprint] = {}
+    for run_dir in dict.fromkeys(_run_dirs(run)):
+        for record in _read(_file(run_dir, run.state.rank)):
+            if record["run"] == run.identity.id and all(
+                record[name] == number for name, number in place.items()
+            ):
+                found[record["loader"]] = record
+    return found
+
+
+def _run_dirs(run: Run) -> Iterator[Path]:
+    """Yield the directories in which the record may be: the one that the checkpoint names, and the present
+    one.
+    """
+    way, checkpoint = run.resume.contents.get("record"), str(run.resume.path)
+    if isinstance(way, str) and "://" not in checkpoint:
+        yield Path(os.path.normpath(os.path.join(os.path.abspath(checkpoint), way)))
+    if (known := run.directory.existing()) is not None:
+        yield known.absolute()
+
+
+def _read(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LARGEST))
+            lines = file.read(LARGEST).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and {"run", "loader", "epoch", "batch", "batches_seen", *_KEYS} <= set(
+            record
+        ):
+            yield record
+
+
+_KEYS = ("structure", "exact", "floats")
+
+
+def _report(run: Run, loader: Loader, differs: str) -> None:
+    """Warn in the log of the process and in that of the run."""
+    s, dataset = run.state, getattr(loader.source, "dataset", None)
+    kind = type(loader.source).__name__ + (f" of {type(dataset).__name__}" if dataset is not None else "")
+    text = (
+        f"The {loader.name} loader ({kind}) did not deliver the expected batch: batch {s.batch_idx} of "
+        f"epoch {s.epoch} is not the one that followed this checkpoint before. In the new one {differs}. "
+    )
+    if "are the same" in differs:
+        text += (
+            "Either random augmentation is not repeated, or these are other samples with the same labels. "
+            "Let augmentation draw from random, numpy.random or torch, which are seeded for it. "
+        )
+    else:
+        text += f"Samples of this epoch may come twice or not at all. {ADVICE[loader.reader.kind]} "
+    text += "If you changed the data on purpose, ignore this."
+    log.warning(text)
+    s.logger.log_event(
+        "warning",
+        {"step": s.step, "epoch": s.epoch, "batch": s.batch_idx, "loader": loader.name, "message": text},
+    )

@@ -1,0 +1,485 @@
+"""From set-up to teardown: what surrounds every verb, and what happens when something fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from hookline._version import __version__
+from hookline.data.seeding import seed_rank
+from hookline.engine.foreign import Adapter
+from hookline.engine.hook_list import Entry, Handle
+from hookline.engine.listener import Listener, find_listeners
+from hookline.metrics.metric_log import Metrics
+from hookline.reliability.model_location import load_best
+from hookline.reliability.signals import Signals
+from hookline.reliability.summary import Recorded, dismiss_everywhere, note_ending
+from hookline.reliability.watchdog import Watchdog
+from hookline.run.commands import carries_out
+from hookline.run.optimizer_router import make_feeding
+from hookline.run.optimizers import follow_parameters, parse
+from hookline.run.parts import RunData
+from hookline.run.record import begin_record, note_end
+from hookline.run.run import Run, ending
+from hookline.run.save_request import COUNTERS, SaveRequest, asked_for
+from hookline.training import run_events
+from hookline.training.actions import install_actions, settle_closures
+from hookline.training.compile import compile_model, compile_step, explain_graphs
+from hookline.training.evaluate import evaluate
+from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
+from hookline.training.fit import fit, settle_failed_epoch
+from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
+from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
+from hookline.training.participants import LateGuests, raise_first, see_off, tear_down
+from hookline.training.pass_events import TEST, VALIDATION
+from hookline.training.restore import keep_findings, restore_module, restore_progress
+from hookline.training.resume import choose_start, look_up
+from hookline.training.run_events import end_as
+from hookline.training.saving import finish_saving, save, save_due
+from hookline.training.settings import settings_of
+from hookline.util.errors import OptionError, RunLockedError, StopTraining
+
+__all__ = [
+    "COUNTERS",
+    "TEST",
+    "VALIDATION",
+    "Determinism",
+    "Guests",
+    "Recorded",
+    "Run",
+    "RunData",
+    "Signals",
+    "Watchdog",
+    "asked_for",
+    "begin",
+    "carry_out",
+    "choose_start",
+    "controlled",
+    "evaluate",
+    "explain_graphs",
+    "fit",
+    "is_off",
+    "keep_findings",
+    "limit_of",
+    "load",
+    "load_best",
+    "locked",
+    "look_up",
+    "save",
+    "watching_peers",
+]
+
+log = logging.getLogger("hookline")
+T = TypeVar("T")
+
+
+def carry_out(run: Run, body: Callable[[Run], T]) -> T:
+    """Set up, do the verb, tear down. The first error wins; later ones are attached to it as notes."""
+    plan, s = run.plan, run.state
+    result: Any = None
+    error: BaseException | None = None
+    failures: list[BaseException] = []
+    guests = Guests(run)
+    strategy_is_up = False
+    plan.up.clear()
+    try:
+        guests.arrive()
+        if not run.strategy.ranks.alone:
+            join(run)
+        guests.begin()
+        set_up(run)
+        strategy_is_up = True
+        place_on_strategy(run)
+        try:
+            result = body(run)
+        except StopTraining as stop:  # from a step of the module outside the training batches
+            s.request_stop(stop.reason)
+            s.running = None
+        if s.status in ("training", "running"):
+            end_as(run, ending(run))
+        if run.stage == "fit":
+            save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
+        if run.signals.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        strategy_is_up = False
+        failures += run_events.tear_down_strategy(run)
+        if run.stage == "fit":
+            end_fit(run)
+    except BaseException as caught:
+        error = caught
+        write_unsent(run)
+        note_failure(run, caught)
+        failures += run_events.report_failure(run)
+        failures += save_after_failure(run)
+        note_end(run, run.resume.was_refused)
+        if strategy_is_up:
+            failures += run_events.tear_down_strategy(run)
+    failures += tear_down(run)
+    try:
+        guests.leave()
+    except BaseException as caught:
+        failures.append(caught)
+    let_go(run)
+    if error is not None:
+        failures.insert(0, error)
+        error = None  # its traceback holds this frame: that would be a cycle
+    raise_first(failures)
+    return result  # type: ignore[no-any-return]
+
+
+def join(run: Run) -> None:
+    """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one
+    clock.
+    """
+    from hookline.training.ranks.preflight import check_same
+
+    check_same(run)
+    if run.stage != "fit":
+        return
+    from hookline.training.ranks.rank_sync import Agreement
+
+    run.boundary = agreement = Agreement(run)
+    run.state.setup.clock = agreement.now
+    run.traits.started = agreement.now()
+
+
+def note_failure(run: Run, error: BaseException) -> None:
+    """Mark the run as failed, and tell the other ranks before anything else is done."""
+    s = run.state
+    is_agreed = s.status == "interrupted"  # Ctrl-C: all ranks end by it
+    run_events.mark_failed(run, error)
+    run.watch.ranks = None  # from here on nobody waits for anybody
+    error.add_note(f"the run ended in {run.stage} at {s.position}")
+    if run.peers is not None and not is_agreed:
+        run.peers.tell(error)
+    run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+
+
+def write_unsent(run: Run) -> None:
+    """Write the metrics that a failed run has logged since its last row. With several ranks a device may wait
+    for a dead one.
+    """
+    s = run.state
+    pending, s.log.pending = s.log.pending, {}
+    if pending and s.logger and run.stage == "fit" and run.peers is None:
+        with contextlib.suppress(
+            Exception
+        ):  # a broken device cannot be read; the run's own error is the one to be raised
+            s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
+
+
+def let_go(run: Run) -> None:
+    """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's
+    tensors.
+    """
+    for loader in itertools.chain(*run.data.loaders.values()):
+        loader.close()  # workers that are left to the garbage collector take seconds to go
+    run.saves.background = None
+    run_events.release(run)
+    if run.traits.compiled is not None:
+        run.traits.compiled.close()
+
+
+def end_fit(run: Run) -> None:
+    """The last save point, and what is still being written is waited for."""
+    run_events.end_fit(run)
+    run.boundary.settle()
+    save_due(run)
+    finish_saving(run)
+    note_end(run)
+
+
+def save_after_failure(run: Run) -> list[BaseException]:
+    """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no
+    later save point.
+    """
+    if run.watch.broken:
+        run.saves.requests.clear()
+    if run.peers is not None:
+        if run.saves.requests:
+            log.warning(
+                "No checkpoint is written after a failure of a run of several ranks: the others may be gone."
+            )
+        return []
+    try:
+        if keeps_failed_state(run):
+            run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
+        if run.saves.requests and run.step is not None:
+            run.step.settle_failed_batch()
+            settle_failed_epoch(run)
+        save_due(run)
+        finish_saving(run)
+    except BaseException as failure:
+        return [failure]
+    return []
+
+
+def set_up(run: Run) -> None:
+    """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a
+    resume.
+    """
+    plan, s = run.plan, run.state
+    if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
+        plan.prepare_data(s)
+    if run.peers is not None:
+        run.peers.assemble("data")
+    run_events.set_up(run)
+    plan.configure_model(s)
+    if run.resume.path is not None and not run.strategy.restore_after_setup:
+        restore_module(run)
+
+
+def place_on_strategy(run: Run) -> None:
+    """The module goes to its device; then its optimizers are made, and the second half of a resume."""
+    plan, s = run.plan, run.state
+    plan.strategy_setup(s)
+    before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
+    s.setup.wrapped_model = run.strategy.place(run.module)
+    if not run.strategy.ranks.alone:
+        part_ways(run)
+    if run.resume.path is not None and run.strategy.restore_after_setup:
+        restore_module(run)
+    compile_model(run)
+    if run.stage != "fit":
+        return
+    s.setup.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    follow_parameters(s.optimizers, before, run.module)
+    s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
+    check_optimizers(run)
+    settle_feeding(run)
+    if not run.strategy.ranks.alone and not run.traits.is_manual:
+        from hookline.training.ranks.gradient_sync import Together
+
+        run.together = Together(run)
+    s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
+    settle_closures(run)
+    compile_step(run)
+    run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
+    run.watch.optimizers = s.optimizers
+    run.identity.settings = settings_of(run)
+    if run.resume.path is not None:
+        restore_progress(run)
+        run_events.report_loaded(run, run.resume.path)
+    run_events.start_fit(run)
+
+
+def part_ways(run: Run) -> None:
+    """The model was made the same way everywhere; from here on each rank draws its own numbers, so that
+    dropout differs.
+    """
+    drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
+    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
+
+
+def settle_feeding(run: Run) -> None:
+    """Loaders that train some optimizers only, if the mixture says so."""
+    if asked_mixture(run) is None:
+        return
+    asked = mixture_of(run).optimizers
+    if asked and run.traits.is_manual:
+        raise OptionError(
+            "Mixture: optimizers= is for automatic optimization; a manual training step chooses its own."
+        )
+    if asked:
+        load(run, "train")  # otherwise they are asked for when they are needed
+        run.data.router = make_feeding(asked, run.state.optimizers, run.traits.accumulate)
+
+
+def check_optimizers(run: Run) -> None:
+    """Training that would change nothing is refused, not carried out in silence."""
+    name, optimizers = type(run.module).__name__, run.state.optimizers
+    if not optimizers and not run.traits.is_manual:
+        raise OptionError(
+            f"{name}.configure_optimizers returned no optimizer, so nothing would be trained. Return one, "
+            "or set automatic_optimization = False and train in training_step."
+        )
+    own = {id(parameter) for parameter in run.module.parameters()}
+    for optimizer in optimizers:
+        if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise OptionError(
+                f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
+                "Was it made for another model?"
+            )
+
+
+class Guests(LateGuests[Run]):
+    """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if
+    they come late.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.handles: list[Handle] = []
+        self.listeners: list[Listener] = []
+
+    def arrive(self) -> None:
+        """Bind module, data module and strategy, and take in the hooks that the module brings."""
+        self.bind()
+        run, s = self.run, self.run.state
+        install_actions(run)
+        for each in _as_list(run.plan.configure_hooks(s)):
+            self.handles.append(
+                s.hooks.add(each)
+            )  # one by one: if one is refused, those before it have to leave
+
+    def bind(self) -> None:
+        """Let module, data module and strategy hear events."""
+        run, table = self.run, self.run.plan.table
+        run.manual.backward = functools.partial(manual_backward, run)
+        run.manual.unscale = functools.partial(unscale_once, run)
+        self._attach(run)
+        for receiver, owner in (("D", run.datamodule), ("M", run.steps), ("S", run.strategy)):
+            if owner is not None:
+                name, foreign = type(owner).__name__, owner if isinstance(owner, Adapter) else None
+                self.listeners += (
+                    foreign.listeners(name, table)
+                    if foreign
+                    else find_listeners(owner, receiver, name, table)
+                )
+        run.plan.add(self.listeners)
+
+    def _attach(self, run: Run | None) -> None:
+        """Module and data module learn which run they are in; None: in none any more."""
+        self.run.steps._attach(run)
+        if self.run.datamodule is not None:
+            self.run.datamodule._attach(run)
+
+    def begin(self) -> None:
+        """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come
+        late.
+        """
+        run, s = self.run, self.run.state
+        s.logger.open(run.run_dir)
+        if s.logger and run.stage == "fit":
+            s.logger.log_hyperparams(describe(run))
+        begin_record(run)
+        if run.participants.control is not None:
+            run.participants.control.open()
+        super().begin()
+        if run.stage == "fit" and not run.strategy.ranks.alone:
+            s.hooks.dismiss = functools.partial(dismiss_everywhere, run)
+
+    def leave(self) -> None:
+        """Let everyone go."""
+        run, hooks = self.run, self.run.state.hooks
+        if hooks.guests is self:  # a run, not a look at its plan
+            note_ending(run)
+        hooks.guests, hooks.dismiss = None, hooks.disable
+        run.plan.agree_on_wants(None)
+        for handle in self.handles:
+            run.participants.module_hooks.append(handle.entry)
+            handle.remove()
+        while run.participants.on_close:
+            run.participants.on_close.pop()()
+        run.plan.clear_run()
+        self._attach(None)
+        run.rows.flush()
+        run.state.logger.close()
+
+    def welcome(self, entry: Entry) -> None:
+        """A hook joins in the middle; if nobody has been set up yet, its turn will come."""
+        if self.run.participants.setup_began:
+            super().welcome(entry)
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """What a run was started with, for its log."""
+    return {
+        "options": dataclasses.asdict(run.options),
+        "module": type(run.module).__name__,
+        "device": run.strategy.device,
+        "precision": run.strategy.precision.name,
+        "strategy": type(run.strategy).__name__,
+        "hooks": run.state.hooks.list_hooks(),
+        "torch": torch.__version__,
+        "hookline": __version__,
+    }
+
+
+def _as_list(returned: Any) -> list[Any]:
+    if returned is None:
+        return []
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+class Determinism:
+    """Deterministic kernels for the length of a run, if asked for; the setting before it is put back."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+
+    def __enter__(self) -> None:
+        self.before = torch.are_deterministic_algorithms_enabled()
+        if self.wanted:
+            torch.use_deterministic_algorithms(True)
+
+    def __exit__(self, *error: object) -> None:
+        if self.wanted:
+            torch.use_deterministic_algorithms(self.before)
+
+
+# ---- A fit has the run's directory to itself
+
+
+@contextlib.contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """Keep other jobs out of the run's directory meanwhile; a `RunLockedError`, on all ranks, names the one
+    that is in it.
+    """
+    directory = run.directory
+    try:
+        run.strategy.ranks.decide(functools.partial(directory.hold, functools.partial(_tell, run)))
+        yield
+    finally:
+        directory.release()
+
+
+def _tell(run: Run, who: str) -> None:
+    """From the lock's thread: the run cannot continue."""
+    run.participants.errands.send("lock lost", who=who)
+
+
+@carries_out("lock lost")
+def end_without_lock(run: Run, sender: int, who: str) -> None:
+    """End the run before it writes what another job would overwrite."""
+    raise RunLockedError(
+        f"This job gave no sign of life for a while, and another one has taken over its directory. {who}"
+    )
+
+
+# ---- All that the trainer's verbs are made of, in one place
+
+
+def begin(run: Run, **given: Any) -> None:
+    """Wait until all ranks have begun this run, if there are several. given: as of `begin_together`."""
+    if not run.strategy.ranks.alone:
+        from hookline.training.ranks.preflight import begin_together
+
+        begin_together(run, **given)
+
+
+def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
+    """For `with`: answers those who ask the run for something from outside, unless that is switched off."""
+    if run.strategy.ranks.alone and not run.options.control:
+        return contextlib.nullcontext()
+    from hookline.control.server import Control
+
+    run.participants.teardown_removed = functools.partial(see_off, run)
+    return Control(run)
+
+
+def watching_peers(run: Run) -> contextlib.AbstractContextManager[object]:
+    """For `with`: watches the other ranks, if there are any."""
+    if run.strategy.ranks.alone:
+        return contextlib.nullcontext()
+    from hookline.training.ranks.failure_monitor import Peers
+
+    return Peers(run)

@@ -1,0 +1,213 @@
+"""Where loaders come from: what was passed, the data module, the module; each asked for once, when first
+needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hookline.data.batch import move
+from hookline.data.loaders import Loader, make_loaders
+from hookline.data.sharding import Share
+from hookline.engine.listener import overrides
+from hookline.run.module import PlainSteps
+from hookline.run.run import Run
+from hookline.training.evaluate import check_aggregation
+from hookline.training.restore import restoring
+from hookline.training.weighting import make_tally
+from hookline.util.errors import OptionError
+
+if TYPE_CHECKING:
+    from hookline.data.mixing import Mixture
+
+log = logging.getLogger("hookline")
+STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+def is_off(run: Run, kind: str) -> bool:
+    """Whether `limit_val_batches=0` and the like have switched this kind of pass off, whatever loaders there
+    are.
+    """
+    return limit_of(run, kind) == 0
+
+
+def limit_of(run: Run, kind: str) -> int | float:
+    """How many batches of each loader of a kind are used: a number of them, or a fraction."""
+    options = run.options
+    return {
+        "train": options.limit_train_batches,
+        "val": options.limit_val_batches and (options.overfit_batches or options.limit_val_batches),
+        "test": options.limit_test_batches,
+        "predict": options.limit_predict_batches,
+    }[kind]
+
+
+def load(run: Run, kind: str) -> list[Loader]:
+    """The loaders of one kind, made when first asked for."""
+    if kind in run.data.loaders:
+        return run.data.loaders[kind]
+    limit = limit_of(run, kind)
+    given = run.data.given.get(kind)
+    if given is None and (kind != "val" or limit != 0):
+        ask = {
+            "train": run.plan.train_dataloader,
+            "val": run.plan.val_dataloader,
+            "test": run.plan.test_dataloader,
+            "predict": run.plan.predict_dataloader,
+        }[kind]
+        given = ask(run.state)
+        if kind == "val" and isinstance(given, list | tuple) and not given:
+            given = None  # a val_dataloader that says there is none
+    share = share_of(run, kind)
+    loaders = make_loaders(given, limit, kind, share)
+    if kind == "val":
+        empty = [each.name for each in loaders if each.length == 0 and limit != 0]
+        loaders = [each for each in loaders if each.length != 0]
+        if empty and not loaders and run.stage == "validate":
+            raise OptionError(
+                f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on."
+            )
+        for name in empty:
+            log.warning(
+                "The validation loader %r is empty; %s.",
+                name,
+                "it is left out" if loaders else "nothing is validated",
+            )
+    if kind == "train" and run.options.overfit_batches:
+        loaders = [_frozen(each) for each in loaders]
+    _check(run, kind, loaders)
+    for loader in loaders:
+        loader.agree()
+    if kind in ("val", "test"):
+        check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
+    run.data.loaders[kind] = loaders
+    if kind == "train":
+        settle_training(run, loaders)
+        run.data.totals = make_tally(run, share)
+    return loaders
+
+
+def share_of(run: Run, kind: str) -> Share:
+    """This rank's part of the data; on one process all of it."""
+    strategy = run.strategy
+    return Share(strategy.ranks, trains=kind == "train", deals=strategy.shards_data)
+
+
+def settle_training(run: Run, loaders: list[Loader]) -> None:
+    """One loader stays itself; several become one that draws from them as the mixture says."""
+    if run.options.prefetch_batches:
+        fetch_ahead(run, loaders)
+    if run.options.limit_train_batches == 0 or (len(loaders) == 1 and asked_mixture(run) is None):
+        run.data.train = loaders[0]
+        return
+    from hookline.data.mixture import MixedLoader
+
+    mixture = mixture_of(run)
+    run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
+    s, metrics = run.state, run.state.log
+
+    def picked(index: int, name: str) -> None:
+        s.current.dataloader_idx, s.current.dataloader_name, metrics.loader = index, name, name
+
+    run.data.train.picked = picked
+    if run.resume.contents.get("loader"):
+        with restoring(run.resume.path, "the position of the training data"):
+            run.data.train.load_state_dict(
+                run.resume.contents["loader"]
+            )  # now, so that hooks find and change it as it was
+    run.data.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
+    if mixture.loss_weights:
+        if not run.steps.automatic_optimization:
+            raise OptionError(
+                "Mixture: loss_weights are applied before backward, which manual optimization does itself."
+            )
+        run.data.loss_weights = dict(mixture.loss_weights)
+
+
+def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
+    """Let threads fetch training batches, and move them too unless somebody wants to see them before."""
+    steps, plan, device = run.steps, run.plan, run.strategy.device
+    own_way = any(
+        overrides(each, "transfer_batch_to_device") for each in (steps, run.datamodule) if each is not None
+    )
+    for loader in loaders:
+        if not loader.reader.may_run_ahead:
+            log.warning(
+                "prefetch_batches=%d has no effect on the loader %r: its batches are made in the main "
+                "process; give it workers.",
+                run.options.prefetch_batches,
+                loader.name,
+            )
+            continue
+        loader.ahead = run.options.prefetch_batches
+        if run.traits.transfers and not own_way and not plan.listeners("on_before_batch_transfer"):
+            loader.move = lambda batch: move(batch, device)
+
+
+def asked_mixture(run: Run) -> Any:
+    """Return what fit was given as `mixture`, or the data module's; both may be a table. None if there is
+    neither.
+    """
+    return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
+
+
+def mixture_of(run: Run) -> Mixture:
+    """How several training loaders are mixed: as asked, or by default."""
+    from hookline.data.mixing import Mixture, make_mixture
+
+    given = asked_mixture(run)
+    return Mixture() if given is None else make_mixture(given)
+
+
+def estimated_steps(run: Run) -> float:
+    """Optimizer updates this run will make; infinite if that cannot be known."""
+    load(run, "train")
+    options, loader = run.options, run.data.train
+    assert options.max_epochs is not None
+    steps = math.inf
+    # the same after a resume, whatever became of the mixture
+    length = loader.first_length if run.data.is_mixture else loader.length
+    if options.max_epochs >= 0 and length is not None:
+        steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
+    return min(steps, options.max_steps) if options.max_steps >= 0 else steps
+
+
+def _frozen(loader: Loader) -> Loader:
+    """The first batches of this rank, drawn once, so that every epoch overfits on the same ones."""
+    batches = list(itertools.islice(loader.batches(), loader.length))
+    return Loader(loader.name, batches, len(batches), share=replace(loader.share, deals=False))
+
+
+def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
+    name = type(run.module).__name__
+    if kind == "train" and not loaders:
+        raise OptionError(
+            f"fit needs a training loader, and got none: pass it to fit, or return it from "
+            f"{name}.train_dataloader or a DataModule."
+        )
+    if kind in ("test", "predict") and not loaders:
+        raise OptionError(
+            f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
+            "or a DataModule."
+        )
+    empty = [each.name for each in loaders if each.length == 0]
+    if kind == "train" and run.options.limit_train_batches != 0 and empty:
+        ranks = run.strategy.ranks
+        hint = (
+            ""
+            if ranks.alone
+            else f" for {ranks.world_size} ranks: with drop_last each batch must be there for all of them"
+        )
+        raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
+    step = STEP_OF[kind]
+    if (
+        loaders
+        and kind != "predict"
+        and not isinstance(run.steps, PlainSteps)
+        and not overrides(run.steps, step)
+    ):
+        raise OptionError(f"There is a {kind} loader, but {name} has no {step}(self, batch, batch_idx).")

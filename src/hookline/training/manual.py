@@ -1,0 +1,151 @@
+"""Manual optimization: the training step calls backward and the optimizers itself, and the
+events still fire.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookline.run.finite import all_finite
+from hookline.run.optimizers import bare, gradients, total_norm
+from hookline.run.run import Run
+from hookline.training.backward import cannot_train_on, log_numbers
+from hookline.training.batch_events import UpdateEvents, note_loss, skip_step
+from hookline.training.step import TrainStep
+from hookline.training.update import overflowed
+from hookline.util.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
+
+
+class ManualStep(TrainStep):
+    """Train on one batch whose training step calls backward and the optimizers itself."""
+
+    def start(self, batches_left: int | None = None) -> Signal | None:
+        """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns
+        one.
+        """
+        note_loss(self.state, None)
+        return super().start(batches_left)
+
+    def learn(self) -> None:
+        """Take note of the loss; the training step has done everything else."""
+        run, s = self.run, self.state
+        if run.traits.scaler is not None and run.manual.unscaled:
+            run.traits.scaler.update()
+            run.manual.unscaled.clear()
+            run.manual.stepped.clear()
+        loss = s.current.returned
+        if isinstance(loss, dict):
+            log_numbers(run, loss)
+            loss = loss.get("loss")
+        if isinstance(loss, Tensor):
+            note_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
+        if s.current.last_loss is not None:
+            self.note_loss(s.current.last_loss)
+
+    def note_loss(self, loss: Any) -> None:
+        """Leave out the loss of an update that was skipped because it is not finite."""
+        run, s = self.run, self.state
+        if not run.traits.skips_nonfinite:
+            run.watch.look(loss)
+        elif run.progress.last_skip == ("nonfinite", s.counts.batches_seen):
+            return
+        s.log.train_loss.add(loss, self.weight)
+        for add in self.loss_sinks:
+            add(loss, self.weight)
+
+    def settle_failed_batch(self) -> None:
+        """Nothing is known about what a manual step has done before it failed."""
+
+
+class ManualOptimizer:
+    """An optimizer whose `step` and `zero_grad` fire their events. Everything else is the optimizer's own."""
+
+    def __init__(self, run: Run, optimizer: Optimizer, index: int) -> None:
+        self._run = run
+        self._index = index
+        self._events = UpdateEvents(run, run.boundary.signal_filters)
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, after every listener had a look."""
+        self._events.focus(self._index, self.optimizer)
+        self._events.before_zero_grad()
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        """Update the weights; the first update of a batch advances `step`."""
+        run, s, events = self._run, self._run.state, self._events
+        events.focus(self._index, self.optimizer)
+        if not run.traits.is_manual:
+            refuse(run, "step() on what self.optimizers() returns")
+        if not self._is_usable(closure):
+            skip_step(run, "nonfinite")
+            return
+        measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
+        s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
+        signal = events.before_step()
+        if signal is SKIP_STEP:
+            skip_step(run, "hook")
+            return
+        if signal is not STEP_DONE:
+            s.optimization.optimizer_closure = closure
+            events.step()
+        events.after_step(run.progress.step_before_batch)
+
+    def _is_usable(self, closure: Any) -> bool:
+        """Unscale the gradients, once per step; return whether an update may use them."""
+        run, scaler = self._run, self._run.traits.scaler
+        if scaler is None:
+            # a closure has yet to make the gradients
+            return not run.traits.skips_nonfinite or closure is not None or self._is_finite()
+        if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
+            scaler.update()
+            run.manual.unscaled.clear()
+            run.manual.stepped.clear()
+        run.manual.stepped.add(id(self.optimizer))
+        return not unscale_once(run, self.optimizer)
+
+    def _is_finite(self) -> bool:
+        """Whether the gradients are, on every rank: of those that are sharded each has its own part."""
+        ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
+        return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
+
+
+def unscale_once(run: Run, optimizer: Any) -> bool:
+    """Make the gradients true before they are clipped or used, once per step; whether one is infinite."""
+    optimizer = bare(optimizer)
+    if run.traits.scaler is None:
+        return False
+    if id(optimizer) not in run.manual.unscaled:
+        run.manual.unscaled[id(optimizer)] = overflowed(run.traits.scaler, optimizer)
+    return run.manual.unscaled[id(optimizer)]
+
+
+def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
+    """Differentiate a loss with the events around it; options are those of `Tensor.backward`."""
+    s = run.state
+    if not run.traits.is_manual:
+        refuse(run, "self.manual_backward()")
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise LossError(cannot_train_on(s))
+    s.current.backward_options = options
+    assert run.step is not None
+    noted = run.step.backward(loss)
+    s.current.backward_options = {}
+    if not run.traits.skips_nonfinite:
+        run.watch.look(noted)
+
+
+def refuse(run: Run, call: str) -> None:
+    """A module that has forgotten to say that it trains by itself would be trained twice on every batch."""
+    raise HooklineError(
+        f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "
+        "differentiates and updates by itself, and would do it once more. Set automatic_optimization = "
+        "False in the class, or leave the call out."
+    )

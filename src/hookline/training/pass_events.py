@@ -1,0 +1,293 @@
+"""The events of a pass over data without training: each is emitted here, and nowhere else, with the facts
+that belong to it.
+
+`evaluate` and `predict` drive these objects, and so does a hosted run (`hosts/`) that another loop drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+
+from hookline.data.batch import batch_size
+from hookline.engine.binding import Caller
+from hookline.engine.plan import Plan
+from hookline.metrics.accumulator import Accumulator
+from hookline.run.parts import EmittingRun
+from hookline.run.rows import rescued_row
+from hookline.run.state import State, is_scalar
+from hookline.training.batch_events import note_loss, note_outputs, take_batch
+from hookline.training.participants import see_off
+
+Slot = Callable[[Plan], Caller]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The slots of one kind of pass, fetched at each event because hooks may come and go."""
+
+    kind: str
+    """Of loaders, and what its metrics begin with."""
+    model_eval: Slot
+    start: Slot
+    epoch_start: Slot
+    batch_start: Slot
+    step: Slot
+    batch_end: Slot
+    epoch_end: Slot
+    end: Slot
+    model_train: Slot
+
+
+VALIDATION = Names(
+    "val",
+    model_eval=attrgetter("on_validation_model_eval"),
+    start=attrgetter("on_validation_start"),
+    epoch_start=attrgetter("on_validation_epoch_start"),
+    batch_start=attrgetter("on_validation_batch_start"),
+    step=attrgetter("validation_step"),
+    batch_end=attrgetter("on_validation_batch_end"),
+    epoch_end=attrgetter("on_validation_epoch_end"),
+    end=attrgetter("on_validation_end"),
+    model_train=attrgetter("on_validation_model_train"),
+)
+
+TEST = Names(
+    "test",
+    model_eval=attrgetter("on_test_model_eval"),
+    start=attrgetter("on_test_start"),
+    epoch_start=attrgetter("on_test_epoch_start"),
+    batch_start=attrgetter("on_test_batch_start"),
+    step=attrgetter("test_step"),
+    batch_end=attrgetter("on_test_batch_end"),
+    epoch_end=attrgetter("on_test_epoch_end"),
+    end=attrgetter("on_test_end"),
+    model_train=attrgetter("on_test_model_train"),
+)
+
+PREDICTION = Names(
+    "predict",
+    model_eval=attrgetter("on_predict_model_eval"),
+    start=attrgetter("on_predict_start"),
+    epoch_start=attrgetter("on_predict_epoch_start"),
+    batch_start=attrgetter("on_predict_batch_start"),
+    step=attrgetter("predict_step"),
+    batch_end=attrgetter("on_predict_batch_end"),
+    epoch_end=attrgetter("on_predict_epoch_end"),
+    end=attrgetter("on_predict_end"),
+    model_train=attrgetter("on_predict_model_train"),
+)
+
+
+class PassEvents:
+    """One pass: a prediction, or with `EvaluationEvents` a validation or a test."""
+
+    def __init__(self, run: EmittingRun, names: Names) -> None:
+        self.run, self.plan, self.state = run, run.plan, run.state
+        self.names = names
+
+    def to_eval(self) -> None:
+        """Put the module into eval mode, and remember the modes of its parts."""
+        s = self.state
+        s.current.modes = [(module, module.training) for module in s.setup.module.modules()]
+        self.names.model_eval(self.plan)(s)
+
+    def start(self) -> None:
+        """Emit the start of the pass."""
+        self.names.start(self.plan)(self.state)
+        self.names.epoch_start(self.plan)(self.state)
+
+    def enter_loader(self, index: int, name: str) -> None:
+        """Let the following batches come from this loader."""
+        s = self.state
+        s.current.dataloader_idx, s.current.dataloader_name = index, name
+
+    def open_batch(self) -> None:
+        """Forget what was worked out for the last batch."""
+        s = self.state
+        s.cache.clear()
+        s.log.batch_values.clear()
+
+    def take(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Open a batch that another loop has fetched."""
+        self.open_batch()
+        take_batch(self.state, batch, batch_idx)
+        self.state.current.dataloader_idx = dataloader_idx
+
+    def start_batch(self) -> None:
+        """Emit the start of `state.batch`."""
+        self.names.batch_start(self.plan)(self.state)
+
+    def end_batch(self, outputs: Any) -> None:
+        """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed
+        meanwhile.
+        """
+        note_outputs(self.state, outputs)
+        self.names.batch_end(self.plan)(self.state)
+        if self.run.participants.leaving:
+            see_off(self.run)
+
+    def end_data(self, results: dict[str, Any]) -> None:
+        """Emit the end of the data. results: the metrics of the pass."""
+        self.names.epoch_end(self.plan)(self.state)
+
+    def end(self, results: dict[str, Any]) -> None:
+        """Emit the end of the pass, then put the modes of the module back."""
+        self.names.end(self.plan)(self.state)
+        self.names.model_train(self.plan)(self.state)
+
+    def collect(self, predictions: list[Any]) -> None:
+        """Let listeners see these predictions at the end of the data."""
+        self.state.current.predictions = predictions
+
+
+class EvaluationEvents(PassEvents):
+    """A validation or a test: what its steps return and log becomes its metrics."""
+
+    def __init__(self, run: EmittingRun, names: Names, several: bool = False) -> None:
+        super().__init__(run, names)
+        self.own = OwnMetrics(names.kind, several)
+        self._logged = run.state.log.pending
+
+    def start(self) -> None:
+        """Emit the start of the pass, and begin its means."""
+        super().start()
+        log = self.state.log
+        log.begin("eval")
+        log.prefix = self.names.kind
+
+    def enter_loader(self, index: int, name: str) -> None:
+        """Let the following batches, and what is logged in them, be of this loader."""
+        super().enter_loader(index, name)
+        self.state.log.loader = name if self.own.several else ""
+
+    def start_batch(self) -> None:
+        """Emit the start of the batch; what is logged from now on counts by its samples."""
+        s = self.state
+        s.counts.batches_in_pass += 1
+        s.log.mode = "eval"
+        s.log.weight = batch_size(s.current.batch)
+        super().start_batch()
+
+    def end_batch(self, outputs: Any) -> None:
+        """Emit the end of the batch; a loss in `outputs` becomes part of `val/loss`."""
+        s = self.state
+        note_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
+        super().end_batch(outputs)
+
+    def finish(self) -> dict[str, Any]:
+        """Return the means over all batches."""
+        log = self.state.log
+        log.mode, log.loader = "now", ""
+        return self.run.rows.finish("eval", self.own.sums, self._logged)
+
+    def end_data(self, results: dict[str, Any]) -> None:
+        """Emit the end of the data; its results are the newest metrics."""
+        s = self.state
+        s.log.newest.raw().update(results)
+        with rescued_row(s, results, "evaluation"):
+            super().end_data(results)
+
+    def end(self, results: dict[str, Any]) -> None:
+        """Emit the end of the pass; if a listener fails, its results are written all the same."""
+        with rescued_row(self.state, results, "evaluation"):
+            super().end(results)
+
+
+class SanityCheck:
+    """The events around a few validation batches before any training; what they measure is thrown away."""
+
+    def __init__(self, run: EmittingRun) -> None:
+        self.plan, self.state = run.plan, run.state
+
+    def start(self) -> None:
+        """Emit on_sanity_check_start."""
+        s = self.state
+        s.sanity_checking = True
+        self._newest, self._bar = s.log.newest.copy(), dict(s.log.bar)
+        self.plan.on_sanity_check_start(s)
+
+    def end(self) -> None:
+        """Emit on_sanity_check_end."""
+        self.plan.on_sanity_check_end(self.state)
+
+    def forget(self) -> None:
+        """Put the metrics back as they were before."""
+        s = self.state
+        s.log.newest, s.log.bar = self._newest, self._bar
+        s.sanity_checking = False
+
+
+class OwnMetrics:
+    """What the steps return, reduced without being asked: `val/loss`, and per loader if there are several."""
+
+    def __init__(self, prefix: str, several: bool) -> None:
+        self.prefix = prefix
+        self.several = several
+        self.sums: dict[str, Accumulator] = {}
+
+    def take(self, returned: Any, weight: float, loader: str) -> Tensor | None:
+        """Add a step's numbers; the loss among them is returned."""
+        if isinstance(returned, dict):
+            values = {key: value for key, value in returned.items() if is_scalar(value)}
+        else:
+            values = {"loss": returned} if isinstance(returned, Tensor) and returned.numel() == 1 else {}
+        for key, value in values.items():
+            value = value.detach() if isinstance(value, Tensor) else value
+            self._add(f"{self.prefix}/{key}", value, weight)
+            if self.several:
+                self._add(f"{self.prefix}/dl_{loader}/{key}", value, weight)
+        loss = values.get("loss")
+        return loss.detach() if isinstance(loss, Tensor) else None
+
+    def _add(self, name: str, value: Any, weight: float) -> None:
+        if name not in self.sums:
+            self.sums[name] = Accumulator()
+        self.sums[name].add(value, weight)
+
+
+def restore_modes(s: State) -> None:
+    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval
+    mode).
+    """
+    for module, training in s.current.modes:
+        if module.training is not training:
+            module.training = training
+
+
+class Interlude:
+    """Puts back the facts of the batch that an evaluation interrupts."""
+
+    FACTS = (
+        "batch",
+        "batch_idx",
+        "dataloader_idx",
+        "dataloader_name",
+        "fetch_ns",
+        "last_loss",
+        "modes",
+        "returned",
+    )
+
+    def __init__(self, s: State) -> None:
+        self.s = s
+
+    def __enter__(self) -> None:
+        s = self.s
+        self.facts = [getattr(s.current, name) for name in self.FACTS]
+        self.cache = s.cache
+        self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
+        s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        s = self.s
+        if kind is not None:
+            restore_modes(s)  # the evaluation failed before it could
+        for name, value in zip(self.FACTS, self.facts, strict=True):
+            setattr(s.current, name, value)
+        s.cache = self.cache
+        s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader = self.log

@@ -1,0 +1,56 @@
+"""Prediction: collect what predict_step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hookline.run.run import Run
+from hookline.training.batch_events import transfer
+from hookline.training.evaluate import begin_pass, make_pass
+from hookline.training.pass_events import PREDICTION, Interlude, PassEvents
+from hookline.util.errors import StopTraining
+
+
+def predict(run: Run, keep: bool = True) -> list[Any]:
+    """One pass over every loader; a list of predictions, or one such list per loader if there are several.
+
+    With several ranks each has those of its own batches.
+    """
+    s, events = run.state, PassEvents(run, PREDICTION)
+    events.collect([[] for _ in run.data.loaders["predict"]])
+    with (
+        Interlude(s),
+        torch.no_grad(),
+    ):  # hooks around the batches often try out the model, and keep what comes out
+        begin_pass(run, events)
+        data = make_pass(run, can_be_cut=False)
+        for index, loader in enumerate(run.data.loaders["predict"]):
+            events.enter_loader(index, loader.name)
+            fetcher = data.open(loader)
+            while fetcher.fetch():
+                events.open_batch()
+                data.take(loader, lambda: predict_batch(run, events, keep), PREDICTION.step)
+                if data.is_over():
+                    break
+            if data.was_over:
+                break
+        events.end_data({})
+        events.end({})
+    return s.predictions[0] if len(s.predictions) == 1 else s.predictions
+
+
+def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:
+    """One batch: move, start, step, end."""
+    s = run.state
+    transfer(run.plan, s, run.traits.transfers)
+    events.start_batch()
+    try:
+        outputs = PREDICTION.step(run.plan)(s)
+    except StopTraining as stop:
+        s.request_stop(stop.reason)
+        return
+    events.end_batch(outputs)
+    if keep:
+        s.predictions[s.dataloader_idx].append(outputs)

@@ -1,0 +1,84 @@
+"""What can be known to go wrong before the first step: validations that never come, and metrics that nothing
+will log.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hookline.run.options import Options
+from hookline.run.run import Run
+from hookline.util.errors import OptionError
+
+OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
+"""How the names of metrics begin that come from validations."""
+
+_SEVERAL = (tuple, list, set, frozenset)
+
+
+def check_before_training(run: Run, length: int | None) -> None:
+    """Refuse what can never come. The loaders are known, and nothing was trained yet; `length` is that of a
+    training epoch.
+    """
+    if run.data.loaders["val"]:
+        batches_between(run.options, length)
+        return
+    for who, hook in (
+        (type(entry.hook).__name__, entry.hook) for entry in run.state.hooks.entries() if entry.enabled
+    ):
+        if getattr(hook, "needs_validation", False):
+            raise OptionError(
+                f"{who} acts after validations, and {_why_none(run)}. Pass a validation loader to fit, or "
+                "have it act at the end of training epochs."
+            )
+        for name in getattr(hook, "needs_metrics", ()):
+            _check_metric(run, who, name, "strict=False")
+    for schedule in run.schedules:
+        if schedule.monitor is not None and schedule.strict and not run.traits.is_manual:
+            _check_metric(
+                run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False"
+            )
+
+
+def batches_between(options: Options, length: int | None) -> int:
+    """Batches between two validations of one epoch of this length; 0: only at its end."""
+    every = options.val_check_interval
+    if isinstance(every, int):
+        if length is not None and every > length:
+            raise OptionError(
+                f"val_check_interval={every} would never come: an epoch has {length} batches. Batches are "
+                f"counted within an epoch: pass at most {length}, or validate every n epochs by "
+                "check_val_every_n_epoch."
+            )
+        return every
+    if length is None:
+        if every != 1.0:
+            raise OptionError(
+                f"val_check_interval={every} is a fraction of an epoch, but the training loader has no "
+                "length; pass a whole number of batches."
+            )
+        return 0
+    return max(1, int(length * every))
+
+
+def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:
+    if OF_VALIDATION.match(name) and name not in run.state.metrics and not _is_declared(run, name):
+        raise OptionError(
+            f"{who} needs the metric {name!r}, which validations log, and {_why_none(run)}. Pass a "
+            "validation loader to fit, or name a metric of training, such as 'train/loss'. If code of your "
+            f"own logs {name!r} while it trains, set `logs_metrics = ({name!r},)` on its hook or module, or "
+            f"pass {otherwise}."
+        )
+
+
+def _is_declared(run: Run, name: str) -> bool:
+    """Whether the module, the data module or a hook declares that it logs the metric outside validations."""
+    owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
+    declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
+    return any(name == each or (isinstance(each, _SEVERAL) and name in each) for each in declared)
+
+
+def _why_none(run: Run) -> str:
+    if run.options.limit_val_batches == 0:
+        return f"limit_val_batches={run.options.limit_val_batches} switches validation off"
+    return "this run has no validation data"

@@ -1,0 +1,341 @@
+"""A checkpoint put back into a run: module and hooks first, the rest once the optimizers exist."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.checkpoint.averages import choose_weights, scored_hook
+from hookline.checkpoint.contents import check_like, is_number, put_gradients
+from hookline.checkpoint.sharded import (
+    is_dtensor,
+    lay_out,
+    lay_out_gradients,
+    lay_out_optimizer,
+    lay_out_tensor,
+    spread_tensors,
+)
+from hookline.data.seeding import key_of, rng_state, seed_rank, set_rng_state
+from hookline.engine.foreign import HookAdapter
+from hookline.engine.listener import overrides
+from hookline.run.run import Run
+from hookline.run.state import State
+from hookline.training.run_events import begin_loading, edit_loaded
+from hookline.training.saving import kinds, naming
+from hookline.training.settings import report_changes
+from hookline.util.errors import CheckpointError, HooklineError, described
+from hookline.util.urls import shown
+
+log = logging.getLogger("hookline")
+
+
+def restore_module(run: Run) -> None:
+    """First half, before or after the strategy's set-up as it asks: module, data module and hooks."""
+    plan, s = run.plan, run.state
+    assert run.resume.path is not None
+    begin_loading(run, run.resume.contents)
+    restore_counters(run)  # listeners may ask how far the run was from the very first event on
+    spread = spread_tensors(run.module)
+    if run.stage != "fit" and scored_hook(run.resume.contents) not in {
+        None,
+        *(each.name for each in s.hooks.entries()),
+    }:
+        # without the hook that averaged them nothing else would put the scored weights into the module
+        run.resume.contents["module"] = choose_weights(
+            run.resume.contents, "scored", str(run.resume.path)
+        ).weights
+    if reads_late(run, spread):
+        lay_out_gradients(run.resume.contents.get("window", {}), spread)
+        for name in [
+            each for each in run.resume.contents if each not in ("optimizers", "window")
+        ]:  # the former once they exist
+            run.resume.contents[name] = lay_out(run.resume.contents[name], spread)
+    plan.module_load_checkpoint(s)
+    for name in spread.keys() & s.checkpoint["module"].keys():  # a listener may have put in others
+        s.checkpoint["module"][name] = lay_out_tensor(s.checkpoint["module"][name], spread[name])
+    try:
+        run.module.load_state_dict(s.checkpoint["module"])
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # also values that are not weights at all
+        where = shown(run.resume.path)
+        raise CheckpointError(
+            f"The weights in {where} do not fit {type(run.module).__name__}: {error}"
+        ) from error
+    if run.datamodule is not None:
+        run.datamodule.load_state_dict(s.checkpoint["datamodule"])
+    edit_loaded(run)
+    if run.stage == "fit" and s.rank == 0:
+        warn_of_others(run)
+    for entry in s.hooks.in_order():
+        restore_hook(entry, run.resume.contents, s)
+
+
+def keep_findings(run: Run) -> None:
+    """Give monitors back what they have found in the trainer's own fit, once the evaluation of a checkpoint
+    is over.
+    """
+    for entry in run.state.hooks.entries():
+        if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
+            found = copy.deepcopy(entry.hook.state_dict())
+            run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, found))
+
+
+def warn_of_others(run: Run) -> None:
+    """State goes by the names of hooks: what nobody claims is lost, and who finds none begins afresh. Both
+    may be meant.
+    """
+    saved, entries = run.resume.contents.get("hooks", {}), run.state.hooks.entries()
+    here = {each.name for each in entries}
+    lost = [name for name, state in saved.items() if state and name not in here]
+    if lost:
+        log.warning(
+            "%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a "
+            "hook's name: one that is meant to take it up needs that name.",
+            shown(run.resume.path),
+            ", ".join(lost),
+        )
+    keeping = [
+        each.name
+        for each in entries
+        if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")
+    ]
+    if new := [name for name in keeping if name not in saved]:
+        log.warning(
+            "%s holds no state of these hooks, which begin afresh: %s.",
+            shown(run.resume.path),
+            ", ".join(new),
+        )
+
+
+def reads_late(run: Run, spread: dict[str, Any]) -> bool:
+    """Whether tensors are read once it is known what this rank needs of them; else they are whole and in
+    memory by now.
+    """
+    return bool(spread) or not run.strategy.ranks.alone
+
+
+def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
+    """A hook's own state, and how far its filters have counted, by its name; one that is new begins to count
+    now.
+    """
+    for listener in entry.listeners:
+        for each in listener.filters:
+            each.begin(s)
+    if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
+        with naming(entry, "load_state_dict", s):
+            load_hook(entry, contents["hooks"][entry.name])
+    saved = contents.get("filters", {}).get(entry.name, [])
+    for listener, states in zip(entry.listeners, saved, strict=False):
+        for each, state in zip(listener.filters, states, strict=False):
+            if (
+                state["of"] == f"{listener.event.name} {each.text}"
+            ):  # another interval counts in other numbers: it begins now
+                each.load_state_dict(state)
+
+
+def load_hook(entry: Any, saved: Any) -> None:
+    """Give a hook its state. A built-in one is not asked to make sense of state that it
+    cannot have written.
+    """
+    hook = entry.hook
+    if not type(hook).__module__.startswith("hookline.hooks."):
+        hook.load_state_dict(saved)
+        return
+    try:
+        check_like(saved, hook.state_dict(), f"the state of {entry.name!r}")
+        hook.load_state_dict(saved)
+    except HooklineError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"The state of {entry.name!r} cannot be restored: {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def restoring(path: Any, what: str) -> Iterator[None]:
+    """Whatever fails meanwhile is said of the checkpoint: it holds something that this run cannot take."""
+    try:
+        yield
+    except HooklineError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{shown(path)} cannot be restored, {what} in it does not fit this run: {why}"
+        ) from error
+
+
+def restore_progress(run: Run) -> None:
+    """Second half, once the optimizers exist: then everything is in place, and on_checkpoint_load says so."""
+    s, contents = run.state, run.resume.contents
+    if contents["kinds"] != kinds(s):
+        was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
+        where = shown(run.resume.path)
+        raise CheckpointError(
+            f"{where} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
+            "Resume with the same ones, or take its weights alone: "
+            "hookline.load_weights(module, path)."
+        )
+    is_late = reads_late(run, spread_tensors(run.module))
+    if is_late:
+        restore_buffers(run)
+    for entry in s.hooks.in_order():
+        if isinstance(entry.hook, HookAdapter):
+            entry.hook.before_optimizers()
+    with restoring(run.resume.path, "the state of an optimizer or a schedule"):
+        for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
+            if is_late:
+                lay_out_optimizer(saved, optimizer)
+            load_optimizer(optimizer, saved)
+        for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
+            load_scheduler(scheduler, saved)
+        run.strategy.precision.load_state_dict(contents["precision"])
+        if run.data.router is not None:
+            run.data.router.load_state_dict(contents["feeding"])
+    with restoring(run.resume.path, "the accumulation window, or what was logged,"):
+        restore_window(run, contents["window"])
+        s.log.newest.raw().update(contents["metrics"])
+        s.log.load_state_dict(contents["log"])
+    report_changes(run, contents.get("settings"))
+    if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
+        seed_rank(key_of("joined", s.batches_seen), s.rank)
+        contents["rng"] = rng_state()
+    with restoring(run.resume.path, "the state of a random stream"):
+        set_rng_state(contents["rng"])
+    run.resume.keep_needed()
+    run.saves.on_disk = run.stamp
+
+
+def restore_window(run: Run, saved: dict[str, Any]) -> None:
+    """Reopen the accumulation window that the run was in."""
+    window, grads = run.window, saved.get("gradients", {})
+    by = saved.get("by", "batches")  # what checkpoints did not say before there was a choice
+    if by != window.by:
+        if saved.get("batches"):
+            raise CheckpointError(
+                f"{shown(run.resume.path)} was made inside an accumulation window with accumulate_by={by!r}, "
+                f"and this run has {window.by!r}. Resume with {by!r}, or from a checkpoint between two "
+                "windows, such as one of an epoch's end."
+            )
+        return
+    for name, value in saved.items():
+        if name != "gradients":
+            setattr(window, name, value)
+    if window.batches:
+        run.strategy.reopen_window()
+    put_gradients(run.module, run.state.wrapped_model, grads)
+    if run.together is not None:
+        run.together.is_clear = bool(grads)
+
+
+@torch.no_grad()
+def restore_buffers(run: Run) -> None:
+    """Once more: wrapping a module for several ranks gives them all rank zero's, and each had its own."""
+    for name, buffer in run.module.named_buffers():
+        saved = run.resume.contents["module"].get(name)
+        if isinstance(saved, Tensor) and not is_dtensor(saved) and saved.shape == buffer.shape:
+            buffer.copy_(saved)
+
+
+def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them
+    back.
+    """
+    for theirs, ours in zip(
+        saved["param_groups"], optimizer.param_groups, strict=False
+    ):  # torch says what does not fit
+        check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
+    names = [name for group in saved["param_groups"] for name in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if type(optimizer).__module__.startswith("torch.optim."):
+        for name, parameter in zip(names, parameters, strict=False):
+            check_moments(saved["state"].get(name, {}), parameter)
+    optimizer.load_state_dict(saved)
+    for name, parameter in zip(names, parameters, strict=True):
+        held = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(name, {}).items():
+            if (
+                isinstance(value, Tensor)
+                and isinstance(held.get(key), Tensor)
+                and held[key].dtype != value.dtype
+            ):
+                held[key] = value.to(held[key].device, copy=True)
+
+
+MOMENTS = (
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "exp_inf",
+    "momentum_buffer",
+    "square_avg",
+    "grad_avg",
+    "acc_delta",
+    "sum",
+    "prev",
+    "step_size",
+    "ax",
+)
+"""What torch's own optimizers keep for a parameter, of its shape."""
+
+
+def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
+    """Torch takes moments of any shape and type, and fails at the next update: those of another parameter are
+    refused here.
+    """
+    for key in MOMENTS:
+        if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
+            raise CheckpointError(
+                f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}."
+            )
+    if not _is_one_number(state.get("step", 0)):
+        raise CheckpointError(
+            f"its optimizer has a step {described(state['step'])}, which is not one number."
+        )
+
+
+def _is_one_number(step: Any) -> bool:
+    return step.numel() == 1 if isinstance(step, Tensor) else is_number(step)
+
+
+def load_scheduler(scheduler: Any, saved: Any) -> None:
+    """Torch makes attributes of whatever is in the state: nothing there may take the place of a method, or of
+    the optimizer.
+    """
+    now = scheduler.state_dict()
+    if isinstance(saved, dict) and isinstance(now, dict):
+        new = [name for name in saved if name not in now]
+        if taken := [
+            name for name in new if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))
+        ]:
+            raise CheckpointError(
+                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which is no value of it."
+            )
+    check_like(saved, now, type(scheduler).__name__)
+    scheduler.load_state_dict(saved)
+
+
+def restore_counters(run: Run) -> None:
+    """How far the run was."""
+    s, contents = run.state, run.resume.contents
+    if "position" not in contents:
+        raise CheckpointError(
+            f"{shown(run.resume.path)} was written by a hookline.Line, for a loop of its own: "
+            "line.load_checkpoint(path) goes on from it, hookline.load_weights(module, path) takes its "
+            "weights."
+        )
+    s.counts.load_state_dict(contents["counters"])
+    run.progress.load_state_dict(contents["position"])

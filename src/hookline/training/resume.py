@@ -1,0 +1,341 @@
+"""Where a fit begins: afresh, at a checkpoint that was named, or at the newest whole one of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint.catalog import (
+    ALONE,
+    Found,
+    being_replaced,
+    best_first,
+    find,
+    first_whole,
+    number_of,
+    places_below,
+    start_of,
+    tidy_below,
+)
+from hookline.checkpoint.cleanup import left_overs, tidy
+from hookline.checkpoint.files import read_together
+from hookline.checkpoint.writer import PATIENCE
+from hookline.distributed.comm import Ranks
+from hookline.run.directory import RunDirectory
+from hookline.run.lock import held
+from hookline.run.record import limits, read_record, run_dir_of, unsaved_end
+from hookline.run.run import Run
+from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
+from hookline.util.text import printable
+from hookline.util.urls import MANIFEST, check_url, is_url, shown
+
+log = logging.getLogger("hookline")
+WORDS = ("auto", "best")
+START_OVER = (
+    "To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None "
+    "(on the command line: hookline fit --fresh), or choose another run_dir."
+)
+MOST_NAMED = 20
+"""Checkpoints that an error lists, each with its reason."""
+
+
+def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
+    """Settle what the run resumes from, and read it: rank zero chooses, and all ranks read what they need of
+    it.
+    """
+    ranks, identity = run.strategy.ranks, run.identity
+    if run.options.fast_dev_run and resume in WORDS:
+        resume = None  # a trial of the code: where an earlier run has ended does not matter to it
+    found = look_up(resume, directory, ranks=ranks) if resume is not None else None
+    if found is not None:
+        run.resume.take(found.contents, found.path)
+
+    def settle() -> list[Any]:
+        if found is not None and found.run_dir is not None:
+            directory.continue_in(found.run_dir)
+            run.resume.finished = _why_finished(run, read_record(found.run_dir))
+        identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
+        _count_on(run, directory.existing())
+        chosen = "" if ranks.alone else directory.chosen()
+        return [identity.id, run.resume.finished, chosen, run.saves.count, identity.started_at]
+
+    identity.id, run.resume.finished, run_dir, run.saves.count, identity.started_at = ranks.decide(settle)
+    if not ranks.alone:
+        directory.continue_in(Path(run_dir))
+        require_shared(Path(run_dir), ranks)
+
+
+def _count_on(run: Run, known: Path | None) -> None:
+    """Number the run's checkpoints on from the newest that it has, which need not be the one that it goes on
+    from.
+    """
+    there = [each.manifest for each in find(known)[0]] if known is not None else []
+    own = [number_of(each) for each in there if each.get("run") == run.identity.id]
+    run.saves.count = max([number_of(run.resume.contents), *own])
+    now = datetime.now(UTC)
+    for each in there:  # the clock may have been set back since
+        with contextlib.suppress(ValueError, TypeError):
+            now = max(now, datetime.fromisoformat(start_of(each)) + timedelta(microseconds=1))
+    run.identity.started_at = now.isoformat(timespec="microseconds")
+
+
+def require_shared(run_dir: Path, ranks: Ranks) -> None:
+    """Every rank must see the run's directory: all of them write into it."""
+    token = run_dir / f".seen-by-all-{ranks.decide(lambda: uuid.uuid4().hex)}"
+    ranks.decide(lambda: token.write_text("") and None)
+    until = time.monotonic() + PATIENCE
+    while (
+        not (seen := token.exists()) and time.monotonic() < until
+    ):  # network file systems tell of a new file late
+        time.sleep(0.05)
+    blind = [rank for rank, sees in enumerate(ranks.gather(seen)) if not sees]
+    if ranks.rank == 0:
+        token.unlink(missing_ok=True)
+    if blind:
+        raise OptionError(
+            f"The run's directory {run_dir} is not the same for all ranks: rank "
+            f"{', '.join(map(str, blind))} cannot see what rank 0 writes there. Every rank writes its part "
+            "of a checkpoint, so choose one on a disk that all machines share (Trainer(run_dir=...) or "
+            "default_root_dir=...)."
+        )
+
+
+def _why_finished(run: Run, record: dict[str, Any]) -> str:
+    if record.get("status") not in ("completed", "stopped") or record["limits"] != limits(run):
+        return ""
+    why = f" ({printable(record['reason'])})" if record["reason"] else ""
+    missing = unsaved_end(record, run.resume.contents.get("counters", {}))
+    ended = (
+        f"{missing}{why}: that state is loaded"
+        if missing
+        else f"{record['status']} at step {record['step']}{why}"
+    )
+    return f"this run was {ended}. {START_OVER}"
+
+
+# ---- finding a checkpoint ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A checkpoint that was read."""
+
+    path: Path | str
+    contents: dict[str, Any]
+    run_dir: Path | None = None
+    """The run it was found in, if it was searched for."""
+
+
+def look_up(
+    which: str | os.PathLike[str],
+    directory: RunDirectory,
+    within: Path | None = None,
+    ranks: Ranks = ALONE,
+    option: str = "resume",
+) -> Start | None:
+    """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be
+    found.
+
+    ranks: those who look together. Rank zero looks, and says what there is; each reads what it needs. option:
+    where `which` was given: 'resume', for a run that goes on and may put its directory in order, or another,
+    for one that only wants to read.
+    """
+    if not isinstance(which, str | os.PathLike):
+        raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
+    if which in WORDS:
+        return _search(Asked(option, which), within or directory.searched, ranks, directory)
+    if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
+        raise OptionError(
+            f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}"
+        )
+    if isinstance(which, str) and is_url(which):
+        return Start(check_url(which, option), read_together(which, ranks))
+    path = Path(which)
+    if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
+        newest = _search(
+            Asked(option, which), path, ranks, directory
+        )  # the directory of a run stands for its newest whole one
+        return Start(newest.path, newest.contents) if newest is not None else None
+    return Start(path, read_together(path, ranks))
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    """Whether there are checkpoints below a folder that is not one itself."""
+    found, broken = find(folder)
+    return bool(found) or any(path != folder for path in broken)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user has passed, and as what."""
+
+    option: str
+    which: str | os.PathLike[str]
+
+    def __str__(self) -> str:
+        return f"{self.option}={shown(os.fspath(self.which))!r}"
+
+    @property
+    def is_best(self) -> bool:
+        """Not the newest."""
+        return self.which == "best"
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run is to go on, not only to be looked at."""
+        return self.option == "resume"
+
+
+def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
+    looked = ranks.decide(lambda: _look(asked, folder, directory))
+    mine = [Found(Path(path), manifest) for path, manifest in looked["candidates"]]
+    chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
+    say = log.warning if ranks.rank == 0 else log.debug
+    unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
+    if chosen is None:
+        _refuse_to_begin(asked, folder, {**unusable, **looked["others"]})
+        so = ", so the run begins afresh" if asked.goes_on else ""
+        if looked["earlier"]:
+            say(
+                "%s: %d checkpoints below %s belong to an earlier run and are left alone%s. To go on from "
+                "one, name it.",
+                asked,
+                looked["earlier"],
+                folder,
+                so,
+            )
+        else:
+            say(
+                "%s: there is no %s%s.",
+                asked,
+                f"checkpoint below {folder}" if looked["exists"] else f"{folder} yet",
+                so,
+            )
+        return None
+    for path, reason in unusable.items():
+        say("%s passes over %s: %s", asked, printable(path), printable(reason))
+    say(
+        "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d whole ones).",
+        asked,
+        "going on from" if asked.goes_on else "the weights are those of",
+        chosen.path,
+        chosen.manifest["epoch"],
+        chosen.manifest["step"],
+        chosen.manifest["saved_at"],
+        "best" if asked.is_best else "newest",
+        looked["known"] - len(unreadable),
+    )
+    if asked.which not in WORDS and len({each.run for each in mine}) > 1:
+        runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
+        say(
+            "%s: there are several runs below it, and this is the newest of them all. To choose one, name "
+            "its directory: %s.",
+            asked,
+            ", ".join(runs),
+        )
+    return Start(chosen.path, contents, run_dir_of(chosen.path, folder) or folder)
+
+
+def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> None:
+    """Raise if there are checkpoints and none can be used: a run that begins over them by itself may replace
+    them.
+    """
+    if not unusable:
+        return
+    lines = [
+        printable(reason if path in reason else f"{path}: {reason}") for path, reason in unusable.items()
+    ]
+    more = [f"... and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+    count = f"there are {len(lines)} checkpoints" if len(lines) > 1 else "there is 1 checkpoint"
+    advice = []
+    if asked.is_best:
+        advice.append(f"{asked.option}='auto' takes the newest one, whatever it was kept for.")
+    if asked.goes_on:
+        advice.append(
+            "Nothing was changed. To begin a new run there all the same, pass resume=None (on the command "
+            "line: --fresh); to leave them alone, choose another run_dir; or put back a copy of one."
+        )
+    raise CheckpointError(
+        "\n  ".join(
+            [f"{asked}: {count} below {folder}, and none of them can be used:", *lines[:MOST_NAMED], *more]
+        )
+        + "".join(f"\n{each}" for each in advice)
+    )
+
+
+def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]:
+    """What lies below a folder: the run's checkpoints in the order to try them in, and why others are out of
+    the question.
+    """
+    exists = folder.is_dir() and not directory.has_made(folder)
+    looked: dict[str, Any] = {
+        "exists": exists,
+        "candidates": [],
+        "broken": {},
+        "others": {},
+        "known": 0,
+        "earlier": 0,
+    }
+    if not exists:
+        return looked
+    if asked.goes_on and asked.which in WORDS:  # not a directory of others, nor one that is only read
+        if directory.has_name:
+            tidy_below(folder, alone=directory.is_locked)
+        else:
+            _claim_newest(asked, folder, directory)
+    found, mine, broken = _own(folder)
+    ordered = best_first(mine) if asked.is_best else mine
+    others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
+    if not found:
+        others |= {
+            str(
+                path
+            ): "it is being replaced by another process, or was when that ended; try again in a minute"
+            for path in being_replaced(folder)
+        }
+    return {
+        **looked,
+        "candidates": [(str(each.path), each.manifest) for each in ordered],
+        "others": others,
+        "broken": {str(path): why for path, why in broken.items()},
+        "known": len(mine),
+        "earlier": len(found) - len(mine),
+    }
+
+
+def _own(folder: Path) -> tuple[list[Found], list[Found], dict[Path, str]]:
+    """All checkpoints below a folder, those of the runs that are in their directories now, and those that are
+    damaged.
+    """
+    found, broken = find(folder)
+    records = {
+        each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))
+    }
+    return (
+        found,
+        [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run],
+        broken,
+    )
+
+
+def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
+    """Lock the run that is to go on, one of many, before it is chosen for good: until then another job may be
+    writing into it.
+    """
+    for place in places_below(folder):
+        if left_overs(place):  # of a job that was killed, unless one is at work there
+            inside = place.relative_to(folder).parts
+            run_dir = run_dir_of(place / MANIFEST, folder) or folder.joinpath(*inside[:1])
+            with contextlib.suppress(RunLockedError), held(run_dir) as lock:
+                tidy(place, alone=lock.is_held)
+    _, mine, _ = _own(folder)
+    if newest := (best_first(mine) if asked.is_best else mine):
+        directory.continue_in(run_dir_of(newest[0].path, folder) or folder)

@@ -1,0 +1,165 @@
+"""The events of a run, its epochs and its checkpoints: each is emitted here, and nowhere else, with the facts
+that belong to it.
+
+The loops of the trainer call these functions, and so does a hosted run (`hosts/`) that another loop drives.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from hookline.run.parts import EmittingRun
+from hookline.run.rows import rescued_row
+from hookline.run.save_request import Saved
+from hookline.training.batch_events import note_outputs
+
+log = logging.getLogger("hookline")
+
+# ---- from set-up to teardown -------------------------------------------------------------------------------
+
+
+def begin(run: EmittingRun, status: str) -> None:
+    """Say that a run begins, and forget how an earlier one ended."""
+    ending = run.state.ending
+    ending.withdraw_stop()
+    ending.status, ending.exception = status, None
+
+
+def set_up(run: EmittingRun) -> None:
+    """Emit setup. From here on every listener gets its teardown."""
+    run.participants.setup_began = True
+    run.plan.setup(run.state)
+
+
+def start_fit(run: EmittingRun) -> None:
+    """Emit on_fit_start: set-up is complete."""
+    run.plan.on_fit_start(run.state)
+
+
+def start_training(run: EmittingRun) -> None:
+    """Emit on_train_start."""
+    run.plan.on_train_start(run.state)
+
+
+def end_training(run: EmittingRun) -> None:
+    """Emit on_train_end, after `end_as` has said how training ended."""
+    run.plan.on_train_end(run.state)
+
+
+def end_fit(run: EmittingRun) -> None:
+    """Emit on_fit_end, the last event of a fit that did not fail."""
+    run.plan.on_fit_end(run.state)
+
+
+def end_as(run: EmittingRun, status: str) -> None:
+    """Say how a run ended that did not fail."""
+    run.state.ending.status = status
+
+
+def mark_failed(run: EmittingRun, error: BaseException) -> None:
+    """Say that a run has failed, before anything is done about it."""
+    s = run.state
+    s.ending.exception, s.running = error, None
+    s.ending.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+
+
+def report_failure(run: EmittingRun) -> list[BaseException]:
+    """Emit on_exception; return what its listeners raised."""
+    return run.plan.on_exception(run.state) or []
+
+
+def tear_down(run: EmittingRun) -> list[BaseException]:
+    """Emit teardown to every listener whose set-up began; return what they raised."""
+    return run.plan.teardown(run.state) or []
+
+
+def tear_down_strategy(run: EmittingRun) -> list[BaseException]:
+    """Emit strategy_teardown; return what it raised."""
+    return run.plan.strategy_teardown(run.state) or []
+
+
+def release(run: EmittingRun) -> None:
+    """Let go of what a failed step has left: its traceback and its tensors."""
+    run.state.ending.exception = None
+    note_outputs(run.state, None)
+
+
+# ---- epochs ------------------------------------------------------------------------------------------------
+
+
+def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
+    """Emit on_train_epoch_start. first: the number of its first batch; a resumed epoch continues in the
+    middle.
+    """
+    s = run.state
+    s.counts.epoch = s.counts.epochs_seen
+    s.current.batch_idx, s.current.dataloader_idx, s.current.dataloader_name = first, 0, loader
+    if not first:
+        s.log.begin("train")
+    run.plan.on_train_epoch_start(s)
+
+
+def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> dict[str, Any]:
+    """Emit on_train_epoch_end. results: the epoch's metrics. Return what was logged meanwhile and belongs to
+    the same row.
+    """
+    s = run.state
+    if is_complete:
+        s.counts.epochs_seen += 1
+    s.nested_validate = True
+    with rescued_row(s, results, "epoch"):
+        run.plan.on_train_epoch_end(s)
+    s.nested_validate = False
+    run.progress.revision += 1
+    pending, s.log.pending = s.log.pending, {}
+    return pending
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------
+
+
+def edit_saved(run: EmittingRun, contents: dict[str, Any], path: Path | str, reason: str) -> dict[str, Any]:
+    """Emit on_save_checkpoint; return the contents as listeners have edited them."""
+    s = run.state
+    s.subject.checkpoint, s.subject.path, s.subject.reason = contents, path, reason
+    run.plan.on_save_checkpoint(s)
+    contents, s.subject.checkpoint = s.subject.checkpoint, None
+    return contents
+
+
+def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
+    """Emit on_checkpoint_save or on_checkpoint_failed. A failed save ends the run instead if `on_error` is
+    'raise'.
+    """
+    s = run.state
+    s.subject.path, s.subject.reason, s.subject.saved_step = saved.path, saved.reason, saved.step
+    if saved.error is None:
+        run.plan.on_checkpoint_save(s)
+    elif on_error == "raise" and not saved.is_automatic:
+        raise saved.error
+    else:
+        log.warning("%s The run goes on without it.", saved.error)
+        s.ending.exception = saved.error
+        run.plan.on_checkpoint_failed(s)
+        s.ending.exception = None
+
+
+def begin_loading(run: EmittingRun, contents: dict[str, Any]) -> None:
+    """Let `state.checkpoint` be what is about to be restored."""
+    run.state.subject.checkpoint = contents
+
+
+def edit_loaded(run: EmittingRun) -> dict[str, Any]:
+    """Emit on_load_checkpoint; return the contents as listeners have edited them."""
+    run.plan.on_load_checkpoint(run.state)
+    contents: dict[str, Any] = run.state.subject.checkpoint
+    return contents
+
+
+def report_loaded(run: EmittingRun, path: Path | str | None) -> None:
+    """Emit on_checkpoint_load: everything that the checkpoint holds is in place."""
+    s = run.state
+    s.subject.checkpoint, s.subject.path = None, path
+    run.plan.on_checkpoint_load(s)

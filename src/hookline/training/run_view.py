@@ -1,0 +1,92 @@
+"""What a trainer shows of the run that is going on, or of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookline.run.module import PlainSteps
+from hookline.run.view import View
+from hookline.util.errors import HooklineError
+
+if TYPE_CHECKING:
+    from hookline.run.optimizers import Schedule
+    from hookline.run.run import Run
+    from hookline.run.timings import Timings
+
+
+class RunView(View):
+    """Facts of a run as attributes of the trainer, and the way to stop it."""
+
+    _run: Run | None
+    _last: Run | None
+    _fitted: Run | None
+
+    @property
+    def loss(self) -> Any:
+        """The loss function given to fit for a plain nn.Module; a hook may replace it in the
+        middle of a run.
+        """
+        return getattr(self._last.steps, "loss", None) if self._last is not None else None
+
+    @loss.setter
+    def loss(self, loss: Callable[..., Any]) -> None:
+        if self._last is None or not isinstance(self._last.steps, PlainSteps):
+            raise HooklineError(
+                "trainer.loss can be replaced in a run of a plain nn.Module; a hookline.Module computes "
+                "its own: replace it in on_before_backward."
+            )
+        self._last.steps.loss = loss
+
+    def num_batches(self, kind: str = "train") -> dict[str, int | None]:
+        """Batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by its name; None: it
+        cannot tell.
+        """
+        loaders = self._last.data.loaders.get(kind, []) if self._last is not None else []
+        return {each.name: each.length for each in loaders}
+
+    @property
+    def loaders(self) -> Any:
+        """The training loaders of the run: their `names`, and where several are mixed `set_weights`, `add`,
+        `remove`.
+        """
+        run = self._last
+        if run is not None and run.data.is_mixture:
+            return run.data.train
+        from hookline.data.mixture import OneLoader
+
+        return OneLoader([each.name for each in run.data.loaders.get("train", [])] if run is not None else [])
+
+    @property
+    def num_training_batches(self) -> int | None:
+        """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
+        return (
+            self._last.data.train.length
+            if self._last is not None and self._last.data.train is not None
+            else None
+        )
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this fit, or of the last one, went; None before the first. Of a resumed run:
+        since the resume.
+        """
+        return self._fitted.state.timings if self._fitted is not None else None
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The learning-rate schedulers of the run with when they advance."""
+        return self._last.schedules if self._last is not None else []
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be
+        told.
+        """
+        if self._run is None:
+            raise HooklineError(
+                "estimated_stepping_batches is known during a run, from configure_optimizers on."
+            )
+        from hookline.training.loading import estimated_steps
+
+        return estimated_steps(self._run)

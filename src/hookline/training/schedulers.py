@@ -1,0 +1,76 @@
+"""When learning-rate schedulers advance: by step, by epoch, or on a metric."""
+
+from __future__ import annotations
+
+import logging
+
+from hookline.run.optimizers import Schedule
+from hookline.run.run import Run
+from hookline.util.errors import OptionError, closest
+
+log = logging.getLogger("hookline")
+
+
+def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
+    """After a batch: those that go by steps if there was an update, those that go by epochs on the last
+    batch.
+    """
+    if updated:
+        run.progress.schedulers_advanced_at = run.state.step
+        _advance(run, "step", run.state.step, metric=None)
+    if batches_left == 1:
+        advance_epoch(run)
+
+
+def advance_epoch(run: Run) -> None:
+    """Those that go by epochs, once per epoch; a second call in the same epoch does nothing."""
+    if run.schedules and not run.progress.epoch_advanced:
+        run.progress.epoch_advanced = True
+        _advance(run, "epoch", run.state.epoch + 1, metric=False)
+
+
+def advance_on_metric(run: Run) -> None:
+    """Those that watch a metric, once the epoch's metrics are known."""
+    if run.schedules:
+        _advance(run, "epoch", run.state.epochs_seen, metric=True)
+
+
+def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
+    s = run.state
+    if run.traits.is_manual:
+        return  # then the training step advances them itself
+    router = run.data.router
+    for schedule in run.schedules:
+        if schedule.interval != interval or metric not in (None, schedule.needs_metric):
+            continue
+        if (
+            interval == "step" and router is not None
+        ):  # a scheduler belongs to its optimizer, which may have had no part
+            if (
+                schedule.optimizer_idx not in router.updated
+                or router.updates[schedule.optimizer_idx] % schedule.frequency
+            ):
+                continue
+        elif count % schedule.frequency:
+            continue
+        if schedule.monitor is not None and not _find_metric(run, schedule):
+            continue
+        s.optimization.scheduler = schedule.scheduler
+        run.plan.lr_scheduler_step(s)
+        s.optimization.metric = None
+
+
+def _find_metric(run: Run, schedule: Schedule) -> bool:
+    s, name = run.state, schedule.monitor or ""
+    if name in s.metrics:
+        s.optimization.metric = s.metrics[name]
+        return True
+    known = ", ".join(s.metrics) or "none yet"
+    text = (
+        f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
+        f"{closest(name, s.metrics)} Metrics: {known}."
+    )
+    if schedule.strict:
+        raise OptionError(text + " Pass 'strict': False to only be warned.")
+    log.warning(text)
+    return False

@@ -1,0 +1,192 @@
+"""What a run was set up with, kept in its checkpoints, and what has changed when it resumes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookline.run.optimizers import bare
+from hookline.run.run import Run
+
+log = logging.getLogger("hookline")
+
+Settings = dict[str, Any]
+"""Plain values by name: "optimizers.0.groups.0.lr"."""
+
+OPTIONS = (
+    "accumulate_grad_batches",
+    "accumulate_by",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "nonfinite",
+    "seed",
+)
+RESTORED = ("optimizers.", "schedulers.")
+"""What a checkpoint puts back, whatever the new program says."""
+DERIVED = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
+"""Entries of parameter groups that are no settings, or those of a scheduler."""
+PROGRESS = ("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
+"""Entries of schedulers that change as they advance."""
+ADVICE = {
+    "optimizers": "The checkpoint restores optimizers. To use new values, set them in on_checkpoint_load "
+    "(optimizers[0].param_groups[0]['lr'] = ...), or start a new run with hookline.load_weights(module, "
+    "path).",
+    "schedulers": "The checkpoint restores schedulers. To use new values, set them in on_checkpoint_load "
+    "(attributes of "
+    "schedulers[0]), or start a new run with hookline.load_weights(module, path).",
+    "seed": "Random numbers and the order of samples continue as the checkpoint's seed has them.",
+}
+MOST_LINES = 30
+_NONE = object()
+
+
+def settings_of(run: Run) -> Settings:
+    """Return the settings of a run as they are now. Limits (max_epochs and others) are left out: they are
+    raised as a rule.
+    """
+    found = {name: getattr(run.options, name) for name in OPTIONS} | {
+        "precision": run.strategy.precision.name
+    }
+    for index, optimizer in enumerate(run.state.optimizers):
+        for number, group in enumerate(optimizer.param_groups):
+            values = {**group, "lr": group.get("initial_lr", group.get("lr"))}
+            found |= {
+                f"optimizers.{index}.groups.{number}.{key}": each
+                for key, each in values.items()
+                if key not in DERIVED
+            }
+    for index, schedule in enumerate(run.schedules):
+        found |= {
+            f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
+        }
+        found |= {f"schedulers.{index}.{key}": each for key, each in _arguments(schedule.scheduler)}
+    found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
+    plain = {name: _plain(value) for name, value in found.items()}
+    return {name: value for name, value in plain.items() if value is not _NONE}
+
+
+def report_changes(run: Run, saved: Any) -> None:
+    """Say once which settings differ from those of the checkpoint, and which value is used. Call it after the
+    restore.
+    """
+    if not isinstance(saved, dict) or run.resume.finished:
+        return
+    now, used = run.identity.settings, settings_of(run)
+    lines: dict[str, int] = {}
+    kept: set[str] = set()
+    for name in now:
+        was, new = (
+            _plain(saved.get(name, _NONE)),
+            now[name],
+        )  # a tensor, in a damaged file, cannot be compared
+        if was is _NONE or was == new or (name == "seed" and new is None):
+            continue
+        is_restored = name.startswith(RESTORED)
+        if is_restored or name == "seed":
+            run.identity.settings[name] = was  # it still holds, so the next resume compares with it
+        taken = was if name == "seed" else used.get(name, new)
+        if is_restored and taken == new:
+            continue  # it was set after an earlier resume
+        if taken != new:
+            kept.add(name.partition(".")[0])
+        line = (
+            f"{_shown_name(name, run)}: {_shown(was)} in the checkpoint, {_shown(new)} now; "
+            f"{_shown(taken)} is used"
+        )
+        lines[line] = lines.get(line, 0) + 1
+    if not lines:
+        return
+    shown = [
+        f"  {line}{f' (in {count} groups)' if count > 1 else ''}"
+        for line, count in list(lines.items())[:MOST_LINES]
+    ]
+    shown += [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    advice = [each for kind, each in ADVICE.items() if kind in kept]
+    text = "\n".join(["Settings have changed since the checkpoint was made:", *shown, *advice])
+    if run.state.rank == 0:
+        log.warning(text)
+    run.state.logger.log_event("warning", {"step": run.state.step, "epoch": run.state.epoch, "message": text})
+
+
+def module_settings(module: nn.Module) -> Settings:
+    """Return the numbers, flags and words that torch's layers were made with, and what other modules call
+    dropout.
+
+    Layers that differ only by their number share one entry: `layers.*.drop.p`.
+    """
+    found: dict[str, list[Any]] = {}
+    for path, each in module.named_modules():
+        is_layer = any(
+            kind.__module__.startswith("torch.nn.modules.")
+            for kind in type(each).__mro__
+            if not kind.__module__.endswith((".module", ".container"))
+        )
+        place = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+        for name, value in vars(each).items():
+            if name.startswith("_") or name in ("training", "inplace"):
+                continue
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if (is_layer and isinstance(value, float | bool | str)) or (
+                is_number and (name == "p" or "drop" in name)
+            ):
+                found.setdefault(f"{place}.{name}".lstrip("."), []).append(value)
+    return {
+        name: values[0] if all(each == values[0] for each in values) else values
+        for name, values in found.items()
+    }
+
+
+def _arguments(scheduler: Any) -> Iterator[tuple[str, Any]]:
+    state = scheduler.state_dict() if callable(getattr(scheduler, "state_dict", None)) else None
+    yield from _named(state if isinstance(state, dict) else {})
+
+
+def _named(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in state.items():
+        if key == "_schedulers" and isinstance(value, list | tuple):
+            for number, inner in enumerate(value):
+                yield from (
+                    (f"{number}.{name}", each)
+                    for name, each in _named(inner if isinstance(inner, dict) else {})
+                )
+        elif not key.startswith("_") and key not in PROGRESS:
+            yield key, value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON gives it back; `_NONE` if it cannot be compared."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
+        return value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        parts = {str(key): _plain(each) for key, each in value.items()}
+        return _NONE if any(each is _NONE for each in parts.values()) else parts
+    if type(value) in (list, tuple):
+        inside = [_plain(each) for each in value]
+        return _NONE if any(each is _NONE for each in inside) else inside
+    return _NONE
+
+
+def _shown_name(name: str, run: Run) -> str:
+    """Return the name in the words of the program: `lr of SGD`."""
+    kind, _, rest = name.partition(".")
+    if kind == "module":
+        return f"{type(run.module).__name__}.{rest}"
+    if kind not in ("optimizers", "schedulers", "schedule"):
+        return name
+    index, _, rest = rest.partition(".")
+    owners = list(map(bare, run.state.optimizers)) if kind == "optimizers" else run.state.schedulers
+    number = f" {index}" if len(owners) > 1 else ""
+    if kind == "optimizers":
+        rest = rest.split(".", 2)[-1]
+    return f"{rest} of {type(owners[int(index)]).__name__}{number}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,607 @@
+"""The facade: options, fit, validate, test, predict, and the hooks of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
+
+import torch
+from torch import nn
+
+from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
+from hookline.distributed.build import make_strategy
+from hookline.engine.events import EVENTS
+from hookline.engine.filters import When
+from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
+from hookline.engine.hook_list import FunctionRegistration, Handle, HookList
+from hookline.engine.plan import Plan
+from hookline.engine.registry import hook_class
+from hookline.loggers.base import Loggers
+from hookline.loggers.build import make_loggers
+from hookline.loggers.jsonl import JSONLines
+from hookline.metrics.metric_log import Metrics
+from hookline.run.directory import RunDirectory
+from hookline.run.module import DataModule, Module, PlainSteps
+from hookline.run.options import read_arguments, refuse_unknown, with_signature
+from hookline.run.state import State
+from hookline.tracing.session import Tracing
+from hookline.training.run_view import RunView
+from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
+
+if TYPE_CHECKING:
+    from hookline.checkpoint.weights import WeightsReport
+    from hookline.data.mixing import Mixture
+    from hookline.engine.explain import Explanation
+    from hookline.run._arguments import TrainerArguments
+    from hookline.run.run import Run
+
+T = TypeVar("T")
+log = logging.getLogger("hookline")
+
+
+class Trainer(RunView):
+    """Trains a module, with every moment of it open to hooks.
+
+    >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
+    >>> trainer.fit(module, train_loader, val_loader)
+    """
+
+    @with_signature
+    def __init__(self, **arguments: Unpack[TrainerArguments]) -> None:
+        """The arguments are declared in `hookline.run.options`; docs/options.md lists
+        them.
+        """
+        self.options, parts = read_arguments(arguments)
+        self.config = parts.config
+        self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
+        is_quiet = (
+            self.options.fast_dev_run or self.strategy.rank != 0
+        )  # one record of a run, however many ranks it has
+        self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
+        self.plan = Plan(EVENTS, accounting=parts.accounting)
+        self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
+        for hook in itertools.chain(parts.hooks, parts.callbacks):
+            self.hooks.add(hook)
+        if self.options.enable_progress_bar:
+            self._add_progress_bar(asked=arguments.get("enable_progress_bar", False))
+        self.state = State(
+            trainer=self,
+            hooks=self.hooks,
+            logger=self.loggers,
+            config=parts.config,
+            device=self.strategy.device,
+        )
+        self.resolved_config: dict[str, Any] | None = None
+        """The configuration this trainer was made from, command line included; for the run's record."""
+        self._run: Run | None = None
+        self._last: Run | None = None
+        self._fitted: Run | None = None
+        self._directory = RunDirectory(self.options)
+        self.tracing = Tracing(self.plan, self.options.trace)
+        self.shows_model = True
+        """Whether the last line of a fit says where its model is; a program that says so itself sets it to
+        False.
+        """
+        self._created: Creation | None = Creation()
+        """Until it was reported that a module was created after it without a seed."""
+
+    def _add_progress_bar(self, asked: bool) -> None:
+        """Add the trainer's own, unless there is one among the hooks; to ask for both is an error."""
+        own = hook_class("progress_bar")()
+        given = [
+            entry.name
+            for entry in self.hooks.entries()
+            if getattr(entry.hook, "only_one", "") == own.only_one
+        ]
+        if given and asked:
+            raise OptionError(
+                f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave "
+                "one of them out.",
+                option="enable_progress_bar",
+                value=True,
+            )
+        if not given:
+            self.hooks.add(own)
+
+    # ---- the verbs -----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        module: nn.Module,
+        train: Any = None,
+        val: Any = None,
+        *,
+        datamodule: DataLike | None = None,
+        loss: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        optimizer: Any = None,
+        mixture: Mixture | Mapping[str, Any] | None = None,
+        resume: str | Path | None = None,
+        **unknown: Never,
+    ) -> Metrics:
+        """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model,
+        batch)`.
+
+        train, val: one loader, a list, or a dictionary of names. mixture: how several training loaders are
+        mixed; by default each in turn, until all their batches were drawn once.
+        resume: None begins a new run; a checkpoint's path goes on from there; 'auto' goes on from the newest
+        whole checkpoint of the run, 'best' from the best one that a monitor has kept. Both begin a new run if
+        there is no checkpoint, and raise if there are some but none can be used.
+        """
+        from hookline.training import lifecycle
+
+        refuse_unknown(Trainer.fit, unknown)
+        train, datamodule = _sort_out(train, datamodule)
+        run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
+        lifecycle.begin(run, resume=resume)
+        run.data.mixture = mixture
+        self._directory.renew()
+        with lifecycle.locked(run):
+            lifecycle.choose_start(run, resume, self._directory)
+            with (
+                lifecycle.Determinism(self.options.deterministic),
+                lifecycle.Signals(run),
+                lifecycle.controlled(run),
+            ):
+                self._finish(run, lifecycle.fit)
+        return self.metrics
+
+    def validate(
+        self,
+        module: nn.Module | None = None,
+        loaders: Any = None,
+        *,
+        datamodule: DataLike | None = None,
+        loss: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        checkpoint: str | Path | None = None,
+        **unknown: Never,
+    ) -> Metrics:
+        """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates
+        that run.
+
+        checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state
+        from it too. If this trainer has trained before, its monitors have what they found there again
+        afterwards.
+        """
+        from hookline.training import lifecycle
+
+        refuse_unknown(Trainer.validate, unknown)
+        if self._run is not None:
+            if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
+                raise OptionError(
+                    "validate() inside a run validates that run's own module and loaders; call it without "
+                    "any."
+                )
+            return self._validate_in_run(self._run)
+        loaders, datamodule = _sort_out(loaders, datamodule)
+        run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
+        self._use_weights(run, checkpoint)
+        return self._finish(
+            run,
+            lambda run: (
+                _on_loaders(run, "val", lambda: lifecycle.evaluate(run, lifecycle.VALIDATION)) or Metrics()
+            ),
+        )
+
+    def test(
+        self,
+        module: nn.Module | None = None,
+        loaders: Any = None,
+        *,
+        datamodule: DataLike | None = None,
+        loss: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        checkpoint: str | Path | None = None,
+        **unknown: Never,
+    ) -> Metrics:
+        """Measure on the test data. checkpoint: as in `validate`."""
+        from hookline.training import lifecycle
+
+        refuse_unknown(Trainer.test, unknown)
+        loaders, datamodule = _sort_out(loaders, datamodule)
+        run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
+        self._use_weights(run, checkpoint)
+        return self._finish(
+            run,
+            lambda run: (
+                _on_loaders(run, "test", lambda: lifecycle.evaluate(run, lifecycle.TEST)) or Metrics()
+            ),
+        )
+
+    def predict(
+        self,
+        module: nn.Module | None = None,
+        loaders: Any = None,
+        *,
+        datamodule: DataLike | None = None,
+        return_predictions: bool = True,
+        checkpoint: str | Path | None = None,
+        **unknown: Never,
+    ) -> list[Any]:
+        """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as
+        in `validate`.
+        """
+        from hookline.training.predict import predict
+
+        refuse_unknown(Trainer.predict, unknown)
+        loaders, datamodule = _sort_out(loaders, datamodule)
+        run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
+        self._use_weights(run, checkpoint)
+        return self._finish(
+            run, lambda run: _on_loaders(run, "predict", lambda: predict(run, return_predictions)) or []
+        )
+
+    def _start(
+        self,
+        stage: str,
+        module: nn.Module | None,
+        datamodule: Any,
+        loaders: dict[str, Any],
+        loss: Callable[..., Any] | None,
+        step: Callable[..., Any] | None,
+        optimizer: Any,
+        *,
+        connects: bool = True,
+    ) -> Run:
+        from hookline.training import lifecycle
+
+        if self._run is not None:
+            raise HooklineError(
+                f"{stage}() was called inside a run ({self._run.stage}); only validate() can be."
+            )
+        if connects:
+            self.strategy.connect()
+        if module is None:
+            if self._last is None:
+                raise OptionError(f"{stage}() needs a module: nothing was run before.")
+            module, datamodule = self._last.module, datamodule or self._last.datamodule
+        if not isinstance(module, nn.Module):
+            raise OptionError(
+                f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}."
+            )
+        datamodule = adopt_data(datamodule)
+        if datamodule is not None and not isinstance(datamodule, DataModule):
+            raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
+        steps: Any = (
+            module
+            if isinstance(module, Module)
+            else adopt_steps(module) or self._plain(module, loss, step, optimizer)
+        )
+        if not isinstance(steps, PlainSteps) and (
+            loss is not None or step is not None or optimizer is not None
+        ):
+            raise OptionError(
+                "loss=, step= and optimizer= are for plain nn.Modules; "
+                f"{type(module).__name__} has training_step and configure_optimizers."
+            )
+        if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
+            raise OptionError(
+                "Manual optimization accumulates by itself: leave accumulate_grad_batches at 1."
+            )
+        if not steps.automatic_optimization and self.options.accumulate_by != "batches":
+            raise OptionError(
+                f"Manual optimization weights its losses itself: leave accumulate_by at 'batches', not "
+                f"{self.options.accumulate_by!r}, and multiply each loss in training_step."
+            )
+        if not steps.automatic_optimization and self.options.gradient_clip_val is not None:
+            raise OptionError(
+                "Manual optimization clips by itself: leave gradient_clip_val at None and call "
+                "self.clip_gradients(optimizer, value) in training_step."
+            )
+        state = State(
+            trainer=self,
+            hooks=self.hooks,
+            logger=self.loggers,
+            config=self.config,
+            device=self.strategy.device,
+            module=module,
+            wrapped_model=module,
+            stage=stage,
+            status="training" if stage == "fit" else "running",
+            rank=self.strategy.rank,
+            local_rank=self.strategy.local_rank,
+            world_size=self.strategy.world_size,
+        )
+        if stage != "fit" and self._fitted is not None and self._fitted.module is module:
+            # results of a trained module belong to the step it was trained to
+            state.counts.load_state_dict(self._fitted.state.counts.state_dict(), resumed=False)
+        return lifecycle.Run(
+            self.options,
+            self.plan,
+            state,
+            self.strategy,
+            module,
+            steps,
+            datamodule,
+            self._directory,
+            lifecycle.RunData(loaders),
+        )
+
+    def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
+        """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the
+        others.
+        """
+        from hookline.training import lifecycle
+
+        lifecycle.begin(run, checkpoint=checkpoint)
+        own = (
+            self._directory.existing() if self._fitted is not None else None
+        )  # not the best of some other run
+        ranks = run.strategy.ranks
+        found = (
+            lifecycle.look_up(checkpoint, self._directory, own, ranks, "checkpoint")
+            if checkpoint is not None
+            else None
+        )
+        if found is not None:
+            run.resume.take(found.contents, found.path)  # restored once the module has all its layers
+            if self._fitted is not None:
+                lifecycle.keep_findings(run)
+        elif checkpoint is not None:
+            raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
+
+    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
+        if loss is None and step is None and self._last is not None and self._last.module is module:
+            return self._last.steps.again(optimizer)  # type: ignore[attr-defined,no-any-return]
+        return PlainSteps(module, loss, step, optimizer)
+
+    def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
+        from hookline.training import lifecycle
+
+        if self.options.seed is not None:
+            if self._created and run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0:
+                self._created = (
+                    None if report_unseeded(self._created, run.module, self.options.seed) else self._created
+                )
+            seed_everything(self.options.seed)
+        self._run = self._last = run
+        self.state = run.state
+        if run.stage == "fit":
+            self._fitted = run
+        try:
+            watchdog = lifecycle.Watchdog(
+                run, self.options.hang_seconds, abort=self.options.hang_action == "abort"
+            )
+            with lifecycle.watching_peers(run), watchdog, lifecycle.Recorded(run, self.tracing):
+                return lifecycle.carry_out(run, body)
+        finally:
+            self._run = None
+
+    def _validate_in_run(self, run: Run) -> Metrics:
+        from hookline.training import lifecycle
+
+        s = run.state
+        if not s.nested_validate:
+            events = ", ".join(each.name for each in EVENTS if each.nested_validate)
+            raise HooklineError(
+                "validate() can be called from a hook at the end of a batch, step or training epoch "
+                f"({events}), not here: elsewhere it would change what the run is in the middle of."
+            )
+        if lifecycle.is_off(run, "val"):
+            return Metrics()
+        if not lifecycle.load(run, "val"):
+            _no_loader("validate")
+        s.nested_validate = False
+        if run.peers is not None:
+            run.peers.nested.begin()
+        spent = self.hooks.seconds_spent()
+        try:
+            with isolated_rng():
+                return lifecycle.evaluate(run, lifecycle.VALIDATION)
+        finally:
+            self.hooks.stopwatch.counted_twice += self.hooks.seconds_spent() - spent
+            s.nested_validate = True
+
+    # ---- hooks ---------------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        *events: str,
+        every: int | str | None = None,
+        once: bool = False,
+        after: int | str | None = None,
+        before: int | str | None = None,
+        when: Callable[..., Any] | None = None,
+        name: str = "",
+    ) -> FunctionRegistration:
+        """Register a function: `@trainer.on("train_batch_end", every=100)`, or
+        `trainer.on("step_end")(function)`.
+        """
+        return FunctionRegistration(self.hooks, list(events), When(every, once, after, before, when), name)
+
+    def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
+        """Print the loss every so many batches; the hook is called `console_log`."""
+        return self.add_hook(
+            hook_class("console_log")(log_every_n_batches=log_every_n_batches), "console_log"
+        )
+
+    def add_json_logging(self, log_every_n_batches: int = 100) -> Handle:
+        """Write structured records into the run's directory; the hook is called `json_log`."""
+        return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
+
+    def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
+        """Save every so many epochs and keep them all; the hook is called `checkpoint`. Options are
+        ModelCheckpoint's.
+        """
+        keep = {} if "monitor" in options else {"save_top_k": -1}
+        hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
+        return self.add_hook(hook, "checkpoint")
+
+    def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
+        """A further training loader from the mixture's next window on; as `trainer.loaders.add`."""
+        return int(self.loaders.add(name, loader, weight))
+
+    def emit(self, event: str, **facts: Any) -> Any:
+        """Fire an event that `hookline.declare_event` declared; returns the replaced fact, if the event has
+        one.
+        """
+        row = EVENTS.named(event)
+        if row.inside != "own":
+            raise HooklineError(f"{row.name} is fired by the loops; only events you declared can be emitted.")
+        for name in (*facts, *row.facts):
+            if (name in facts) != (name in row.facts):
+                known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
+                raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
+        before, self.state.subject.own = self.state.own, dict(facts)
+        try:
+            getattr(self.plan, row.name)(self.state)
+            return self.state.own.get(row.replaces)
+        finally:
+            self.state.subject.own = before
+
+    def explain(
+        self,
+        module: nn.Module | None = None,
+        train: Any = None,
+        *,
+        datamodule: DataLike | None = None,
+        verb: str = "fit",
+        mixture: Mixture | Mapping[str, Any] | None = None,
+    ) -> Explanation:
+        """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`.
+
+        train, mixture: as for `fit`; then it also shows which loader the batches will come from, and how each
+        is read.
+        """
+        from hookline.engine.explain import explain_plan
+        from hookline.training import lifecycle
+
+        if module is None or self._run is not None:
+            running = self._run is not None and self._run.data.is_mixture
+            graphs = "" if self._run is None else lifecycle.explain_graphs(self._run)
+            read = {} if self._run is None else self._run.data.readings()
+            return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs, read)
+        with self.strategy.silent():  # one rank may ask for it alone
+            run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
+            run.data.mixture = mixture
+            guests = lifecycle.Guests(run)
+            try:
+                guests.arrive()
+                if train is not None and verb == "fit":
+                    lifecycle.load(run, "train")
+                mixed = str(run.data.train) if run.data.is_mixture else ""
+                return explain_plan(
+                    self.plan, verb, mixed, lifecycle.explain_graphs(run), run.data.readings()
+                )
+            finally:
+                guests.leave()
+
+    # ---- in a run ------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+    ) -> None:
+        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on.
+
+        path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the
+        metric it is kept for, as {"name": ..., "mode": ..., "score": ...}.
+        """
+        from hookline.training import lifecycle
+
+        request = lifecycle.asked_for(path, reason, monitor)
+        if self._run is not None:
+            if self._run.stage != "fit":
+                raise HooklineError(
+                    f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}."
+                )
+            self._run.saves.requests.append(request)
+        elif (last := self._fitted or self._last) is not None:
+            guests = lifecycle.Guests(last)
+            guests.bind()
+            # the module's hooks have left with the run
+            brought = [each for entry in last.participants.module_hooks for each in entry.listeners]
+            self.plan.add(brought)
+            try:
+                with (
+                    lifecycle.locked(last)
+                    if _is_inside(request.path, self._directory)
+                    else contextlib.nullcontext()
+                ):
+                    lifecycle.save(last, request)
+            finally:
+                self.plan.remove(brought)
+                guests.leave()
+        else:
+            raise HooklineError("There is nothing to save: no run has begun.")
+
+    def load_best(self, module: nn.Module | None = None, *, path: str | Path | None = None) -> WeightsReport:
+        """Load the best weights that a monitor kept into a module, in place, and return which checkpoint they
+        are from.
+
+        module: by default that of the newest run. path: another checkpoint, such as one monitor's
+        `best_model_path`. The weights are those that were scored: the averaged ones if evaluations used an
+        average.
+        """
+        from hookline.training import lifecycle
+
+        if self._run is not None and self._run.state.status == "training":
+            raise HooklineError(
+                "load_best() replaces the weights that are being trained: call it after fit, or pass "
+                "ModelCheckpoint(monitor=..., restore_best=True)."
+            )
+        if module is None:
+            if self._last is None:
+                raise OptionError("load_best() needs a module: nothing was run before.")
+            module = self._last.module
+        if not isinstance(module, nn.Module):
+            raise OptionError(f"load_best() takes an nn.Module, not {type(module).__name__}.")
+        folder = self._directory.intended() if self._directory.has_name else self._directory.existing()
+        return lifecycle.load_best(module, folder, self.hooks, path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that
+        looks whole.
+
+        Of several ranks, rank zero does it.
+        """
+        if self.strategy.rank == 0:
+            from hookline.checkpoint.files import remove
+
+            remove(path)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return self.strategy.device
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run writes."""
+        return self._directory.path()
+
+
+def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:
+    """Whether a checkpoint is to be written into the run's directory."""
+    return path is None or (
+        isinstance(path, Path) and path.absolute().is_relative_to(directory.intended().absolute())
+    )
+
+
+def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """A data module may stand where loaders stand, and may be another package's."""
+    loaders = adopt_data(loaders)
+    return (None, loaders) if isinstance(loaders, DataModule) else (loaders, datamodule)
+
+
+def _on_loaders(run: Run, kind: str, go: Callable[[], T]) -> T | None:
+    """Evaluate or predict; None if `limit_..._batches=0` has switched it off."""
+    from hookline.training import lifecycle
+
+    if lifecycle.is_off(run, kind):
+        log.warning(
+            "Nothing to %s: limit_%s_batches=%s switches it off.",
+            run.stage,
+            kind,
+            lifecycle.limit_of(run, kind),
+        )
+        return None
+    return go() if lifecycle.load(run, kind) else _no_loader(run.stage)
+
+
+def _no_loader(verb: str) -> Any:
+    raise OptionError(f"{verb}() needs a loader: pass one, or return it from the module or a DataModule.")

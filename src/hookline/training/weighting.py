@@ -1,0 +1,206 @@
+"""Weighted gradient accumulation: a batch counts by its samples or tokens, so that uneven batches add up to
+one large batch.
+
+A loss is differentiated at its share of `Window.unit`, a fixed reference, because what the whole window
+counts is known only at its end. There the gradients are multiplied by what is missing (`Window.correction`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookline.data.sharding import Share, Turn
+from hookline.run.parts import Window
+from hookline.run.run import Run
+from hookline.run.state import State
+from hookline.training.ranks.batch_totals import Tally
+from hookline.util.errors import OptionError
+
+log = logging.getLogger("hookline")
+
+
+class BatchWeights:
+    """Measures what each batch of this process counts, and writes it into the window."""
+
+    __slots__ = ("_ranks", "by_tokens", "count_tokens", "run", "turn")
+
+    def __init__(self, run: Run, turn: Turn) -> None:
+        self.run = run
+        self.turn = turn
+        self.by_tokens = run.window.by == "tokens"
+        self.count_tokens = WholeCount(run.data.count_tokens)
+        self._ranks = run.strategy.ranks
+
+    def measure(self, batch: Any, samples: int) -> None:
+        """Weigh a batch of so many samples; 0: it is skipped, or repeated only to take part in what other
+        ranks do.
+        """
+        window = self.run.window
+        window.weight = weight = self.count_tokens(batch) if self.by_tokens and samples else samples
+        if window.batches == 0:
+            window.unit, window.correction = (
+                self._next_unit(weight),
+                1.0,
+            )  # the newest correction is in the unit now
+        self.turn.factor = weight / window.unit
+
+    def _next_unit(self, weight: int) -> float:
+        """Return the reference of a new window, the same on every rank: what a batch of the window before
+        counted.
+
+        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two
+        (the next one up), so that it changes no digit of the update.
+        """
+        run, window = self.run, self.run.window
+        if self._ranks.alone and run.traits.accumulate == 1:
+            return weight or 1  # there is nothing to weigh it against
+        if window.unit:
+            mean = window.unit / window.correction
+        else:  # the first window
+            mean = self._ranks.total([weight]).read()[0] / self._ranks.world_size
+        fraction, exponent = math.frexp(mean)
+        return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
+
+    def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
+        """Return the loss to differentiate of a batch that counts nothing; it may be the mean over nothing,
+        which is NaN.
+        """
+        run = self.run
+        if loss is None or self.turn.is_ghost:
+            return loss
+        run.window.had_none = True
+        # where a forward communicates, a batch without a backward would be one without a loss on all ranks
+        return (
+            loss.nan_to_num(0.0, 0.0, 0.0) if run.together is not None and run.together.all_or_none else None
+        )
+
+
+class WeightedBatches:
+    """What the batches of a weighted window count, on one process."""
+
+    __slots__ = ("_samples", "run", "turn", "weights")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.turn = Turn()
+        self.weights = BatchWeights(run, self.turn)
+        self._samples = 0
+
+    def begin(self, s: State, weight: int) -> int:
+        """Weigh a batch. Return its samples."""
+        self._samples = weight
+        self.weights.measure(s.current.batch, weight)
+        return weight
+
+    def without_weight(self, loss: Tensor | None) -> Tensor | None:
+        """Return no loss: a batch that counts nothing is not differentiated."""
+        return self.weights.keep_gradients_clean(loss)
+
+    def learnt(self, window: Window, weight: float) -> float:
+        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
+        window.factors.append(self.turn.factor)
+        return window.weight
+
+    def count(self, s: State) -> None:
+        """Count a batch that is done."""
+        s.counts.samples_seen += self._samples
+        if "tokens_seen" in self.run.plan.wanted:
+            s.counts.tokens_seen += (
+                self.run.window.weight if self.weights.by_tokens else self.run.data.count_tokens(s.batch)
+            )
+
+    def end(self, s: State) -> None:
+        """Do nothing: there is nothing to put back."""
+
+    def ask_for_loss(self, s: State) -> None:
+        """Say what each loss of this window counts in its mean."""
+        s.current.window_weights = self.run.window.factors
+
+    def loss_of_row(self, s: State) -> Any:
+        """Return the window's loss."""
+        return s.mean_of_window()
+
+
+class WeightedTally(Tally):
+    """The same, on several ranks."""
+
+    __slots__ = ("weights",)
+    shares_rows = True
+
+    def __init__(self, run: Run, turn: Turn) -> None:
+        super().__init__(run, turn)
+        self.weights = BatchWeights(run, turn)
+
+    def begin(self, s: State, weight: int) -> int:
+        """Weigh this rank's batch, then do as without weights."""
+        self.weights.measure(s.current.batch, 0 if self.turn.is_ghost else weight)
+        return super().begin(s, weight)
+
+    def without_weight(self, loss: Tensor | None) -> Tensor | None:
+        """Return the loss to differentiate of a batch that counts nothing."""
+        return self.weights.keep_gradients_clean(loss)
+
+    def tokens_of(self, s: State) -> int:
+        """Return the number of tokens in this rank's batch, counted once."""
+        return self.run.window.weight if self.weights.by_tokens else super().tokens_of(s)
+
+    def learnt(self, window: Window, weight: float) -> float:
+        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
+        super().learnt(window, weight)
+        return window.weight
+
+    def ask_for_loss(self, s: State) -> None:
+        """Say what each loss of this window counts in its mean, and begin to find that of all ranks."""
+        s.current.window_weights = self.run.window.factors
+        super().ask_for_loss(s)
+
+    def loss_weight(self, s: State) -> float:
+        """Return what the loss of a window of one batch counts among those of other ranks."""
+        return self.run.window.weight
+
+
+class WholeCount:
+    """Calls `count_tokens` and refuses what is not a number of tokens."""
+
+    __slots__ = ("_count", "_is_slow")
+
+    def __init__(self, count: Callable[[Any], int]) -> None:
+        self._count = count
+        self._is_slow = False
+
+    def __call__(self, batch: Any) -> int:
+        """Return the number of tokens in a batch."""
+        found = self._count(batch)
+        return found if type(found) is int and found >= 0 else self._read(found)
+
+    def _read(self, found: Any) -> int:
+        if isinstance(found, Tensor) and found.device.type != "cpu" and not self._is_slow:
+            self._is_slow = True
+            log.warning(
+                "count_tokens returns a tensor on %s, so every batch waits for the device before its step. "
+                "Count when the batch is made (collate_fn), keep the number in the batch, and return that.",
+                found.device,
+            )
+        try:
+            number = math.nan if isinstance(found, str | bytes) else float(found)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if not number >= 0 or number != number // 1:
+            raise OptionError(
+                f"count_tokens returned {str(found)[:60]} ({type(found).__name__}); accumulate_by='tokens' "
+                "needs a whole number of tokens from 0 for every batch."
+            )
+        return int(number)
+
+
+def make_tally(run: Run, share: Share) -> Tally | WeightedBatches | None:
+    """Return what counts the batches of this run; None on one process whose batches all count alike."""
+    is_weighted = run.window.by != "batches"
+    if share.ranks.alone:
+        return WeightedBatches(run) if is_weighted else None
+    return WeightedTally(run, share.turn) if is_weighted else Tally(run, share.turn)

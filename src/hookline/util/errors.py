@@ -1,0 +1,232 @@
+"""What can go wrong, and the signals a hook may send on purpose."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+
+class HooklineError(Exception):
+    """Base of every error that Hookline raises about itself."""
+
+
+class HookError(HooklineError):
+    """A hook, module or strategy that cannot be bound: a wrong method name, parameter, order or name."""
+
+
+class OptionError(HooklineError, ValueError):
+    """A value or a combination of values that is refused. What a program needs to know about it are
+    attributes.
+    """
+
+    def __init__(
+        self, *message: object, option: str = "", value: Any = None, allowed: tuple[Any, ...] | str = ()
+    ) -> None:
+        super().__init__(*message)
+        self.option = option
+        """The option that is wrong: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is
+        not one of them.
+        """
+        self.value = value
+        """What was given for it."""
+        self.allowed = allowed
+        """The values or names that it may have, or what they must be: `("norm", "value")`, `"a whole number
+        from 1"`.
+        """
+
+
+class LossError(HooklineError):
+    """A training step returned something that cannot be trained on."""
+
+
+class NonFiniteLoss(HooklineError, ArithmeticError):
+    """The loss became NaN or infinite, and the run is told to stop on it."""
+
+
+class HangError(HookError):
+    """Something in a run did not come back in time, and the run was told to end then. No error policy passes
+    over it.
+    """
+
+
+class PeerError(HooklineError):
+    """Another rank of the run has failed, so that this one cannot go on."""
+
+
+class RunLockedError(HooklineError):
+    """Another job trains in the run's directory."""
+
+
+class CheckpointError(HooklineError):
+    """A checkpoint that cannot be written or read."""
+
+
+class StopTraining(Exception):
+    """Raise it in any hook or step to end the run at the next batch boundary."""
+
+    def __init__(self, reason: str = "StopTraining was raised") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Preempted(SystemExit):
+    """A signal has ended the run: it was saved, told and torn down. Left alone, the process exits with 128 +
+    the signal.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(128 + signal)
+        self.signal = signal
+
+
+class Signal:
+    """A value a hook returns to steer the loop. There are exactly four, compared by identity."""
+
+    __slots__ = ("name", "strength")
+
+    def __init__(self, name: str, strength: int) -> None:
+        self.name = name
+        self.strength = strength
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str:
+        return self.name  # copies and pickles stay the same object
+
+
+SKIP_BATCH: Final = Signal("SKIP_BATCH", 1)
+"""Returned from on_train_batch_start: leave this batch out; it has no further events."""
+
+END_EPOCH: Final = Signal("END_EPOCH", 2)
+"""Returned from on_train_batch_start: this epoch is over; due validation and epoch-end events still run."""
+
+SKIP_STEP: Final = Signal("SKIP_STEP", 1)
+"""Returned from on_before_optimizer_step: do not update; on_step_skipped("hook") fires instead."""
+
+STEP_DONE: Final = Signal("STEP_DONE", 2)
+"""Returned from on_before_optimizer_step: the hook has made the update itself; it counts."""
+
+
+ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "accelerator": ("device",),
+        "gpus": ("device",),
+        "devices": ("device",),
+        "ckpt_path": ("resume", "checkpoint"),
+        "resume_from_checkpoint": ("resume", "checkpoint"),
+        "train_dataloaders": ("train",),
+        "train_dataloader": ("train",),
+        "val_dataloaders": ("val",),
+        "val_dataloader": ("val",),
+        "dataloaders": ("loaders", "train"),
+        "last": ("auto",),
+        "latest": ("auto",),
+        "newest": ("auto",),
+        "criterion": ("loss",),
+        "loss_fn": ("loss",),
+    }
+)
+"""What people know from other systems, and its names here: no likeness of letters leads from one to the
+other.
+"""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string: a far-fetched name leads
+    astray.
+    """
+    names = list(allowed)
+    found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(
+        name, names, n=1, cutoff=0.6
+    )
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def described(value: Any) -> str:
+    """A value in an error: small ones as they are written, of others what they are. `list (Tensor (4, 3),
+    Tensor (4,))`.
+    """
+    kind = type(value).__name__
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"{kind} {_of_shape(shape)}"
+    if isinstance(value, list | tuple) and value:
+        return f"{kind} ({', '.join(map(_inside, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    if isinstance(value, dict) and value:
+        items = [f"{key!r}: {_inside(each)}" for key, each in list(value.items())[:4]]
+        return f"{kind} ({', '.join(items)}{', ...' if len(value) > 4 else ''})"
+    text = repr(value)
+    return text if len(text) <= 80 and "\n" not in text else kind
+
+
+def _inside(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{type(value).__name__} {_of_shape(shape)}"
+
+
+def _of_shape(shape: Any) -> str:
+    return str(tuple(shape)) if isinstance(shape, Iterable) else str(shape)
+
+
+# ---- Whether a name is another one mistyped
+
+
+LONG_WORD = 6
+MOST_SLIPS = 2
+
+
+def misspelling_of(name: str, known: tuple[str, ...]) -> str:
+    """Return the known name that `name` is a misspelling of; an empty string if it is none."""
+    if name in known:
+        return ""
+    by_letters, by_length = _index(known)
+    words = name.split("_")
+    similar = (right for right, meant in by_length.get(len(words), ()) if _is_misspelled(words, meant))
+    return by_letters.get(_joined(name)) or next(similar, "")
+
+
+@functools.lru_cache(maxsize=32)
+def _index(known: tuple[str, ...]) -> tuple[dict[str, str], dict[int, list[tuple[str, list[str]]]]]:
+    """The names by their letters, and their words by how many there are."""
+    by_length: dict[int, list[tuple[str, list[str]]]] = {}
+    for name in known:
+        by_length.setdefault(name.count("_") + 1, []).append((name, name.split("_")))
+    return {_joined(name): name for name in reversed(known)}, by_length
+
+
+def _joined(name: str) -> str:
+    """`onStepEnd`, `On_step_end` and `on_stepend` are all `on_step_end` but for case and underscores."""
+    return name.replace("_", "").lower()
+
+
+def _is_misspelled(words: list[str], right: list[str]) -> bool:
+    wrong = [(word, meant) for word, meant in zip(words, right, strict=True) if word != meant]
+    return 0 < len(wrong) <= MOST_SLIPS and all(_is_slip(word, meant) for word, meant in wrong)
+
+
+def _is_slip(word: str, meant: str) -> bool:
+    """Whether one slip of the keyboard makes the one out of the other."""
+    if word == f"{meant}s" or meant == f"{word}s":
+        return False
+    if len(word) == len(meant):
+        wrong = [index for index, pair in enumerate(zip(word, meant, strict=True)) if pair[0] != pair[1]]
+        first, last = wrong[0], wrong[-1]
+        are_swapped = (
+            len(wrong) == 2 and last == first + 1 and word[first : last + 1] == meant[last] + meant[first]
+        )
+        return are_swapped or (len(wrong) == 1 and len(meant) >= LONG_WORD)
+    longer, shorter = sorted((word, meant), key=len, reverse=True)
+    at = next(
+        (index for index, pair in enumerate(zip(longer, shorter, strict=False)) if pair[0] != pair[1]),
+        len(shorter),
+    )
+    if longer[at + 1 :] != shorter[at:]:
+        return False
+    is_doubled = at > 0 and longer[at] == longer[at - 1]
+    is_inside = 0 < at < len(longer) - 1
+    if longer is word:  # `prepared_data` and `eval_dataloader` have a letter more at the end
+        return is_doubled or (is_inside and len(meant) >= LONG_WORD)
+    return is_doubled or len(meant) >= LONG_WORD or (is_inside and len(meant) >= 4)

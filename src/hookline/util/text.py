@@ -1,0 +1,239 @@
+"""Text for logs, errors and terminals: URLs without their secrets, and no control characters from files of
+others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_WORD = re.compile(r"""[^\s'"<>]+""")
+_PORT = re.compile(r"[^:]*:\d{1,5}(?:[/?#,;)]|$)")
+_SHORTEST = 4
+"""Characters. What is shorter is not searched for by itself: it would be found in every other word."""
+
+
+def redact(text: object, url: str = "") -> str:
+    """Return the text without the credentials and queries of URLs: a query may be a signature (`?sig=...`).
+
+    url: one whose secrets are removed also where they stand by themselves.
+    """
+    said = str(text)
+    for secret in sorted(_secrets(url), key=len, reverse=True):
+        said = said.replace(secret, "...")
+    return _WORD.sub(lambda found: _shown(found[0]), said) if "://" in said or "?" in said else said
+
+
+def _shown(word: str) -> str:
+    protocol, found, rest = word.partition("://")
+    if not found:  # `requests` puts a path without its host into its errors
+        path, _, query = word.partition("?")
+        return f"{path}?..." if "=" in query else word
+    rest = rest[len(credentials(rest)) :]
+    ends = [rest.find("?"), rest.find("#") if "=" in rest.partition("#")[2] else -1]
+    end = min((each for each in ends if 0 <= each < len(rest) - 1), default=None)
+    return f"{protocol}://{rest}" if end is None else f"{protocol}://{rest[: end + 1]}..."
+
+
+def credentials(rest: str) -> str:
+    """A name and a password before the host, with the '@' after them; `rest` is what follows '://'."""
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if ":" in host and not _PORT.match(rest):
+        return rest[: rest.rfind("@") + 1]  # a password may hold '/', '?' and '@'
+    return host[: host.rfind("@") + 1]
+
+
+def _secrets(url: str) -> set[str]:
+    """The secrets of a URL, as it spells them and as a library may spell them again."""
+    rest = url.partition("://")[2]
+    secret = credentials(rest)
+    query = rest[len(secret) :].partition("?")[2]
+    secret = secret.removesuffix("@")
+    parts = [secret, secret.partition(":")[2], query, *(value for _, value in urllib.parse.parse_qsl(query))]
+    forms = [
+        form
+        for each in parts
+        for form in (
+            each,
+            urllib.parse.quote(each, safe=""),
+            urllib.parse.quote(each),
+            urllib.parse.quote_plus(each),
+            urllib.parse.unquote(each),
+        )
+    ]
+    return {form for form in forms if len(form) >= _SHORTEST}
+
+
+def holds_secret(error: BaseException, url: str = "") -> bool:
+    """Whether an error, or one that led to it, says what `redact` would remove: then it must not be shown as
+    a cause.
+    """
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and not any(each is known for known in seen):
+            seen.append(each)
+            waiting += [each.__cause__, each.__context__]
+    said = [
+        text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
+    ]
+    return any(redact(text, url) != text for text in said)
+
+
+def printable(text: object) -> str:
+    """Return the text with control characters spelled out, line ends included: what a file says cannot move
+    the cursor.
+    """
+    said = str(text)
+    return (
+        said
+        if said.isprintable()
+        else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in said)
+    )
+
+
+def printable_lines(text: object) -> str:
+    """Return the text with control characters spelled out, but in its own lines and with its tabs."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in str(text).split("\n"))
+
+
+# ---- Settings and command lines without their secrets
+
+
+HIDDEN = "(not shown)"
+LONGEST_TEXT = 1000
+"""Characters of one value."""
+LONGEST_COMMAND = 4000
+MOST_ITEMS = 500
+"""Entries of one table or list."""
+DEEPEST = 20
+STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
+"""A name with one of these in a word of it is a secret's, whatever the value is."""
+WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
+"""So is one with such a word, or a word that ends in key or token, unless its value is a number: `key_dim`,
+`max_tokens`.
+"""
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
+_PAIR = re.compile(r"""(?ix) (?<![\w.-]) ([\w.-]++) (["'\])]{0,3} \s*+ [:=] \s*+)
+                   ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")
+_TOKENS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
+    r"|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)"
+)
+
+
+def is_secret(name: str, value: object = "") -> bool:
+    """Return whether what has this name must not be shown. A number, true, false or None hides under a strong
+    name only.
+    """
+    words = [each.lower() for each in _WORDS.findall(name)]
+    joined = "".join(words[-2:])
+    if any(mark in each for each in (*words, joined) for mark in STRONG):
+        return value is not None and not isinstance(value, bool)
+    if value is None or isinstance(value, bool | int | float):
+        return False
+    return any(each in WEAK or each.removesuffix("s").endswith(("key", "token")) for each in words)
+
+
+def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
+    """Return text without secrets: those of URLs, `name=value` and `"name": value` with a secret's name, and
+    known tokens.
+    """
+    said = text
+    if len(text) > 4 * most:  # not in the middle of a word, which may be half of a secret
+        said = text[: 4 * most].rpartition(" ")[0] or text[:1]
+    said = _TOKENS.sub("...", _PAIR.sub(_hide_pair, _WEB.sub(_host_only, redact(said))))
+    return (
+        said if len(said) <= most and len(text) <= 4 * most else f"{said[:most]}… ({len(text):,} characters)"
+    )
+
+
+def _host_only(found: re.Match[str]) -> str:
+    rest = found[2][len(credentials(found[2])) :]
+    host = re.split("[/?#,;)}\\]]", rest, maxsplit=1)[0]
+    after = rest[len(host) :]
+    return f"{found[1]}{host}{'/...' if after[:1] in ('/', '?', '#') and after != '/' else after}"
+
+
+def _hide_pair(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    bare = value.strip("'\"")
+    return f"{name}{between}..." if bare and value != "..." and is_secret(name, _typed(bare)) else found[0]
+
+
+def _typed(text: str) -> str | float:
+    return float(text) if re.fullmatch(r"[-+]?\d{1,20}(?:\.\d{1,20})?", text) else text
+
+
+def mask(value: Any, name: str = "", depth: int = 0) -> Any:
+    """Return a value as JSON can hold it, without secrets: numbers and text, tables and lists of them, of
+    others what they are.
+
+    Long text, large tables and deep nesting are cut, with a note in place of what is missing.
+    """
+    if is_secret(name, value):
+        return HIDDEN
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**64) < value < 2**64 else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, str | os.PathLike):
+        return mask_text(str(value))
+    if depth >= DEEPEST:
+        return f"(nested more than {DEEPEST} levels deep)"
+    if isinstance(value, Mapping):
+        pairs = [
+            (mask_text(str(key), 200), mask(each, str(key), depth + 1)) for key, each in _first(value.items())
+        ]
+        return dict(pairs) | _missing(len(value))
+    if isinstance(value, list | tuple | set | frozenset):
+        if value and all(isinstance(each, str) for each in value):
+            return mask_words(list(_first(value)), most=LONGEST_TEXT) + list(_missing(len(value)).values())
+        return [mask(each, "", depth + 1) for each in _first(value)] + list(_missing(len(value)).values())
+    return kind_of(value)
+
+
+def kind_of(value: Any) -> str:
+    """Return the dotted name of a class or function; of another object, that of its class."""
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
+
+
+def _first(items: Iterable[Any]) -> Iterable[Any]:
+    return (each for _, each in zip(range(MOST_ITEMS), items, strict=False))
+
+
+def _missing(count: int) -> dict[str, str]:
+    return {"...": f"{count - MOST_ITEMS:,} more"} if count > MOST_ITEMS else {}
+
+
+def mask_words(words: Sequence[str], most: int = LONGEST_COMMAND) -> list[str]:
+    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and what `mask_text`
+    finds.
+    """
+    shown: list[str] = []
+    option = ""
+    for word in words:
+        name, is_pair, value = word.partition("=")
+        if option and not word.startswith("--") and is_secret(option, _typed(word)):
+            word, is_pair = "...", ""
+        option = word if word.startswith("-") and not is_pair and " " not in word else ""
+        hides = is_pair and value and " " not in name and is_secret(name, _typed(value))
+        shown.append(f"{name}=..." if hides else mask_text(word, most))
+    return shown
+
+
+def command_line(words: Sequence[str], most: int = LONGEST_COMMAND) -> str:
+    """Return a command line as one text without secrets."""
+    text = shlex.join(mask_words(words, most))
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,155 @@
+"""Folders in another place, by their URL, through fsspec: which URLs are allowed, and what has a manifest
+there is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.text import redact
+
+MANIFEST = "manifest.json"
+FILES = ("model.safetensors", "state.safetensors", "state.json")
+"""The files of every checkpoint, beside its manifest."""
+OF_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.(?:json|safetensors)")
+"""What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
+PROTOCOLS = ("file", "s3", "gs", "gcs", "az", "abfs", "hf", "http", "https", "sftp")
+"""fsspec knows dozens more. Some run code or read other files as the place they point to says, so the list is
+closed.
+"""
+BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_testing: list[str] = []
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this name in a checkpoint's directory is one that we write. All others are left
+    alone.
+    """
+    return name == MANIFEST or name in FILES or OF_RANK.fullmatch(name) is not None
+
+
+def is_url(path: object) -> bool:
+    """Whether this is a URL rather than a path."""
+    return "://" in str(path)
+
+
+def shown(path: object) -> str:
+    """A path, or a URL without its secrets, as text for logs and errors."""
+    return redact(path) if is_url(path) else str(path)
+
+
+def check_url(url: str, what: str = "") -> str:
+    """Return the URL if it is allowed. what: the option that it was given for."""
+    protocol, named = url.partition("://")[0], f"{what}: " if what else ""
+    if "::" in url:
+        raise OptionError(
+            f"{named}{redact(url)!r} chains file systems with '::', which is refused: a chained file system "
+            "can run code that the file behind it holds. Pass the URL of the folder itself, such as "
+            "s3://bucket/run."
+        )
+    if protocol not in (*PROTOCOLS, *_testing):
+        raise OptionError(
+            f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
+            f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first."
+        )
+    return url
+
+
+def as_url(path: Path | str) -> str | None:
+    """The URL, if it is one rather than a path; one that is not allowed is an error."""
+    if isinstance(path, str):
+        return check_url(path) if "://" in path else None
+    if BROKEN_URL.match(path.as_posix()):
+        text = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
+        raise CheckpointError(f"{text} was a URL before it was made a Path: pass it as text.")
+    return None
+
+
+@contextlib.contextmanager
+def memory_urls() -> Iterator[None]:
+    """Allow `memory://` URLs for the length of a `with`: for tests, where nothing has to
+    outlive the process.
+    """
+    _testing.append("memory")
+    try:
+        yield
+    finally:
+        _testing.remove("memory")
+
+
+def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """The file system of a URL and the path in it. An ImportError names the package that is missing."""
+    check_url(url)
+    try:
+        import fsspec  # type: ignore[import-untyped]
+
+        # not fsspec.core.url_to_fs: that follows chains, and an option named "protocol" would replace the one
+        # checked here
+        kind = fsspec.get_filesystem_class(url.partition("://")[0])
+    except ImportError as error:  # fsspec names the package that a protocol needs
+        raise ImportError(f"{error}. fsspec itself comes with `pip install 'hookline[upload]'`.") from None
+    return kind(**{**kind._get_kwargs_from_urls(url), **(options or {})}), kind._strip_protocol(url)
+
+
+def below(folder: str, name: str) -> str:
+    """The place of a file in a folder. The query of an http URL, such as a signature, stays at its end."""
+    path, mark, query = split_query(folder)
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def beside(place: str, name: str) -> str:
+    """The place of a file beside another one. The query stays at its end, and may hold slashes of its own."""
+    path, mark, query = split_query(place)
+    return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
+
+
+def split_query(folder: str) -> tuple[str, str, str]:
+    """The URL, '?' and the query of an http URL. Other file systems may have '?' in their names."""
+    return folder.partition("?") if folder.startswith(("http://", "https://")) else (folder, "", "")
+
+
+def put_folder(fs: Any, folder: Path, target: str) -> None:
+    """Copy a folder, its manifest last: an object store cannot rename, so that is what makes it whole.
+
+    What a checkpoint of this name had there is replaced, files that others have put beside it included.
+    """
+    fs.invalidate_cache()
+    manifest = folder / MANIFEST
+    files = sorted((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each == manifest)
+    places = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
+    if fs.exists(below(target, MANIFEST)):
+        for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in places.values()}:
+            if not is_ours(old[len(target.rstrip("/")) + 1 :]):
+                fs.rm_file(
+                    old
+                    # while the manifest still says that this is a checkpoint, so that a second try gets here
+                    # again
+                )
+        fs.rm_file(below(target, MANIFEST))  # from here on until the end it is no checkpoint
+    for each, remote in places.items():
+        if each == manifest:
+            _remove_unlisted(fs, target, {one.name for one in files})
+        fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
+        fs.put_file(str(each), remote)
+        if fs.size(remote) != each.stat().st_size:
+            raise OSError(f"{each.name} did not arrive whole")
+
+
+def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:
+    """Remove files of ours that the new checkpoint does not have: those of ranks that there are no longer."""
+    for old in fs.find(target, maxdepth=1):
+        name = old.rpartition("/")[2]
+        if is_ours(name) and name not in names:
+            fs.rm_file(old)
+
+
+def remove_folder(fs: Any, target: str) -> None:
+    """Remove a folder that has a manifest, which goes first: half of it is no checkpoint."""
+    if fs.exists(below(target, MANIFEST)):
+        fs.rm_file(below(target, MANIFEST))
+        fs.rm(target, recursive=True)
