@@ -123,13 +123,15 @@ def page() -> str:
         "",
         "<!-- Generated from src/hookline/options.py and src/hookline/arguments.py by tools/generate.py. -->",
         "",
-        "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they "
-        "work together. In a",
-        "[configuration](configuration.md) they are keys of the section `trainer`, except `hooks`, "
-        "`callbacks`, `logger` and",
-        "`config`, which have sections of their own. A value that is not allowed raises "
-        "`hookline.OptionError` when the trainer",
-        "is made. The error has the attributes `option`, `value` and `allowed`.",
+        "Every keyword argument of `hookline.Trainer`. [Training](training.md#options) explains how the "
+        "options work together.",
+        "",
+        "- In a [configuration](configuration.md) the options are keys of the section `trainer`, except "
+        "`hooks`, `callbacks`,",
+        "  `logger` and `config`, which have sections of their own.",
+        "- A value that is not allowed raises `hookline.OptionError` when the trainer is created. The error "
+        "has the attributes",
+        "  `option`, `value` and `allowed`.",
     ]
     for cls in DECLARATIONS:
         out += [

@@ -45,21 +45,21 @@ class Parts:
     hooks: Annotated[Iterable[Any], _hook_list] = ()
     """Hooks: instances, classes, or functions marked with `@on`."""
     callbacks: Annotated[Iterable[Any], _hook_list] = ()
-    """Further hooks; the same as `hooks`."""
+    """Another name for `hooks`; both lists are used."""
     logger: "bool | Logger | Iterable[Logger]" = True
-    """Where metrics go: a Logger or several. True: log.jsonl in the run's directory. False: nowhere."""
+    """A Logger or several, which receive the metrics. True: log.jsonl in the run's directory. False: none."""
     strategy: Annotated["str | Strategy", InFile(str)] = "auto"
-    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a
-    Strategy.
+    """How the model runs on devices and ranks (multi-GPU, distributed training): 'auto' (DDP if several
+    processes were started), 'single', 'ddp', 'fsdp', or a Strategy.
     """
     device: Annotated["str | torch.device", InFile(str)] = "auto"
-    """The device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
+    """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: Annotated[str | int, InFile(str | int)] = 32
-    """32, 'bf16-mixed' or '16-mixed'."""
+    """32, or mixed precision: 'bf16-mixed' or '16-mixed'."""
     config: Any = None
-    """Settings of your own. Hooks ask for them as `config`."""
+    """Settings of your own. Hooks receive them as the fact `config`."""
     accounting: Annotated[bool, InFile(bool)] = True
-    """Count the calls and the time of every hook."""
+    """Count the calls of every hook and measure their time."""
 
     def __post_init__(self) -> None:
         check_fields(self)
