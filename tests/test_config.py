@@ -1098,7 +1098,7 @@ def test_the_schema_knows_every_section_option_and_built_in_hook(project: Path) 
         "type": "integer",
         "minimum": -1,
         "default": -1,
-        "description": "Optimizer updates to make. -1: no limit.",
+        "description": "Number of optimizer updates. -1: no limit.",
     }
     assert trainer["nonfinite"]["enum"] == ["stop", "skip"] and trainer["accounting"]["type"] == "boolean"
     assert all(each["description"] for each in trainer.values())

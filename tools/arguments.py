@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     import torch
 
-    from hookline.loggers.base import Logger
     from hookline.distributed.base import Strategy
+    from hookline.loggers.base import Logger
 '''
 
 
@@ -123,13 +123,15 @@ def page() -> str:
         "",
         "<!-- Generated from src/hookline/run/options.py by tools/generate.py. -->",
         "",
-        "Every keyword argument of `hookline.Trainer`. [training.md](training.md#options) explains how they "
-        "work together. In a",
-        "[configuration](configuration.md) they are keys of the section `trainer`, except `hooks`, "
-        "`callbacks`, `logger` and",
-        "`config`, which have sections of their own. A value that is not allowed raises "
-        "`hookline.OptionError` when the trainer",
-        "is made. The error has the attributes `option`, `value` and `allowed`.",
+        "Every keyword argument of `hookline.Trainer`. [Training](training.md#options) explains how the "
+        "options work together.",
+        "",
+        "- In a [configuration](configuration.md) the options are keys of the section `trainer`, except "
+        "`hooks`, `callbacks`,",
+        "  `logger` and `config`, which have sections of their own.",
+        "- A value that is not allowed raises `hookline.OptionError` when the trainer is created. The error "
+        "has the attributes",
+        "  `option`, `value` and `allowed`.",
     ]
     for cls in DECLARATIONS:
         out += [

@@ -83,17 +83,20 @@ def page() -> str:
     own = [f"`{each.name}`" for each in EVENTS if each.name in EVENTS_OF_THE_TABLE and each.name not in known]
     return "\n".join(
         [
-            "# Who knows which event",
+            "# Which system has which event",
             "",
             "<!-- Generated from the tables of the dialects and hosts by tools/generate.py. -->",
             "",
             "## Hooks of other systems in Hookline",
             "",
-            "*native*: the system has this event under the same name. A name in code: its own name for it, "
-            "which is mapped.",
-            f"{NOT_OFFERED}: the system does not offer it; a hook of its kind may listen to it in Hookline "
-            f"all the same, if its base",
-            "class is a dialect's.",
+            "This table lists the events that callbacks of Lightning, transformers, Keras and other systems "
+            "receive in Hookline.",
+            "",
+            "- *native*: the system has this event under the same name.",
+            "- A name in code: the system's own name for the event. Hookline calls the method of that name.",
+            f"- {NOT_OFFERED}: the system does not have this event. A hook can still listen to it in "
+            f"Hookline if its base class is",
+            "  one of the `hookline.interop`.",
             "",
             *rows(columns),
             "",
@@ -101,11 +104,15 @@ def page() -> str:
             "",
             "## Hookline's hooks in other trainers",
             "",
-            f"The words say by what the event comes about there. {NOT_OFFERED}: it never does, and waiting "
-            f"for it does no harm.",
-            f"*{REFUSED}*: it should come about and the host cannot tell of it, so a hook that listens to "
-            f"it, or asks for a fact",
-            "that the host cannot give, is refused when it is added, with the reason.",
+            "This table lists the events that Hookline's hooks receive inside other trainers "
+            "([hosts](hosts.md)). A cell names what",
+            "fires the event there.",
+            "",
+            f"- {NOT_OFFERED}: the event is not part of this trainer. A hook may listen to it and is not "
+            f"called.",
+            f"- *{REFUSED}*: the event happens, but the trainer does not report it. A hook that listens to "
+            f"it, or requests a fact that",
+            "  the trainer cannot provide, is refused when it is added, with the reason.",
             "",
             *hosted(),
             "",

@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BASES = {
     "HookMethods": (
         "H",
-        "Every event a hook can hear. Override with any subset of an event's facts as parameters.",
+        "Every event that a hook can listen to. Override with any subset of an event's facts as parameters.",
     ),
-    "ModuleMethods": ("M", "Every event the user's module can hear."),
-    "DataMethods": ("D", "Every event a data module can hear."),
-    "StrategyMethods": ("S", "Every event a strategy can hear."),
+    "ModuleMethods": ("M", "Every event that a module can listen to."),
+    "DataMethods": ("D", "Every event that a data module can listen to."),
+    "StrategyMethods": ("S", "Every event that a strategy can listen to."),
 }
 
 
@@ -37,7 +37,7 @@ def returned(event: Event) -> str:
         return "a returned value replaces the " + {"live_loss": "loss", "row": "metrics"}.get(
             event.replaces, event.replaces
         )
-    return "what it returns is used" if event.returns == "value" else ""
+    return "the returned value is used" if event.returns == "value" else ""
 
 
 def rows() -> list[Event]:
@@ -90,23 +90,25 @@ def methods() -> str:
 def lifecycle() -> str:
     """The text of docs/lifecycle.md."""
     out = [
-        "# The lifecycle",
+        "# The lifecycle: every event and its facts",
         "",
         "<!-- Generated from src/hookline/engine/events.py by tools/generate.py. -->",
         "",
-        "Every moment of a run, in the order of a fit. An event reaches its receivers from left to right; "
-        "hooks run in the",
-        "order they were registered, then built-ins, then monitors. A listener asks for facts by naming its "
-        "parameters",
-        "after them; the facts of the last table can be asked for everywhere. Actions are done by one owner "
-        "and get",
-        "their facts by position. `hookline.engine.explain()` shows this tree for a run of yours, with its "
-        "listeners.",
+        "All events of a run that a hook (callback) can listen to, in the order in which `fit` fires them. "
+        "`hookline.explain()`",
+        "shows this tree for your run, with its listeners.",
         "",
-        "The sanity check runs a validation between its two events. The batches of a validation, test or "
-        "prediction are moved",
-        "by the same three events as those of training. Test and prediction are runs of their own, with the "
-        "same set-up and end.",
+        "- An event calls its receivers from left to right. Hooks are called in the order of registration, "
+        "then built-in hooks,",
+        "  then monitors.",
+        "- A listener requests facts by naming its parameters after them. Facts marked *everywhere* in the "
+        "[last table](#facts) can",
+        "  be requested at every event.",
+        "- An *action* is done by one receiver, which gets the facts by position. A method of the module "
+        "replaces the default.",
+        "- The sanity check runs a validation between its two events.",
+        "- Validation, test and prediction fetch and move their batches with the same events as training.",
+        "- Test and prediction are runs of their own, with the same set-up and end.",
         "",
         "Receivers: " + " · ".join(f"**{letter}** {name}" for letter, name in RECEIVERS.items()),
     ]
@@ -131,7 +133,7 @@ def lifecycle() -> str:
     out += ["", "## Facts", "", "| fact | also | what it is | where |", "|---|---|---|---|"]
     for fact in FACT_ROWS:
         where = "everywhere" if fact.everywhere else "events that list it"
-        doc = fact.doc + (" (computed only if somebody asks)" if fact.costly else "")
+        doc = fact.doc + (" (computed only on request)" if fact.costly else "")
         out.append(f"| `{fact.name}` | {', '.join(f'`{s}`' for s in fact.spellings)} | {doc} | {where} |")
     return "\n".join(out) + "\n"
 

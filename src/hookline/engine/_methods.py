@@ -6,44 +6,44 @@ from typing import Any, ClassVar
 
 
 class HookMethods:
-    """Every event a hook can hear. Override with any subset of an event's facts as parameters."""
+    """Every event that a hook can listen to. Override with any subset of an event's facts as parameters."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def setup(self, *args: Any, **kwargs: Any) -> Any:
-        """A run begins: build what needs the data or the trainer. Facts: stage."""
+        """A run begins. Create what needs the data or the trainer. Facts: stage."""
 
     def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Module and data module are restored, the hooks are next; the contents may be edited before they are used.
-        Facts: checkpoint.
+        """Module and data module are restored, the hooks are next; the contents may be edited first. Facts:
+        checkpoint.
         """
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
-        """Everything a checkpoint holds, optimizers and data position included, is in place. Facts: path."""
+        """The whole checkpoint is restored, including optimizers and the position in the data. Facts: path."""
 
     def on_fit_start(self, *args: Any, **kwargs: Any) -> Any:
-        """Set-up is complete; nothing has been run yet."""
+        """Set-up is complete; no batch has been run yet."""
 
     def on_sanity_check_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A few validation batches run before any training."""
+        """The sanity check begins: a few validation batches before training."""
 
     def on_sanity_check_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The sanity check is over; its metrics are thrown away."""
+        """The sanity check is over; its metrics are discarded."""
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> Any:
-        """Training begins, fresh or resumed."""
+        """Training begins, from the start or resumed."""
 
     def on_train_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """An epoch begins, or goes on after a resume (`resumed` is true). Facts: epoch."""
+        """An epoch begins, or continues after a resume (`resumed` is true). Facts: epoch."""
 
     def on_before_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
-        """The loop is about to fetch a batch from the loader. If the loader has no more, on_after_batch_fetch does not
-        follow. Facts: batch_idx.
+        """The loop is about to fetch a batch. If the loader has no more batches, on_after_batch_fetch does not follow.
+        Facts: batch_idx.
         """
 
     def on_after_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
-        """The loader has returned a batch, after `fetch_seconds` of waiting. Facts: batch, batch_idx, dataloader_idx,
-        dataloader_name, fetch_seconds.
+        """The loader has returned a batch, for which the loop waited `fetch_seconds`. Facts: batch, batch_idx,
+        dataloader_idx, dataloader_name, fetch_seconds.
         """
 
     def on_before_batch_transfer(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,50 +55,52 @@ class HookMethods:
         """The batch is on the device. Facts: batch, dataloader_idx. A returned value replaces the batch."""
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch is ready, before anything is done with it. SKIP_BATCH leaves it out, END_EPOCH (or -1) ends the
-        epoch. Facts: batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
+        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_before_zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradients of the finished step are about to be cleared and are still there; the weights are the new
-        ones. Facts: optimizer, optimizer_idx.
+        """The gradients of the last update are about to be cleared and can still be read; the weights are already
+        updated. Facts: optimizer, optimizer_idx.
         """
 
     def on_before_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss, batch, batch_idx. A
-        returned value replaces the loss.
+        """Backward is about to run; a returned loss replaces the loss. Facts: loss, batch, batch_idx. A returned value
+        replaces the loss.
         """
 
     def on_after_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been added; every micro-batch. Facts: batch, batch_idx."""
+        """Backward has added its gradients; fired for every micro-batch. Facts: batch, batch_idx."""
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, STEP_DONE
-        says that the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
+        """Gradients are complete: synchronized and unscaled, not yet clipped. Return SKIP_STEP to skip the update,
+        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
         """
 
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been clipped; only if clipping is on. Facts: grad_norm."""
+        """Gradients have been clipped; fired only if gradient clipping is on. Facts: grad_norm."""
 
     def on_after_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights are new, the gradients still there; `step` has advanced. Facts: optimizer, optimizer_idx."""
+        """The weights are updated and `step` has advanced; gradients can still be read. Facts: optimizer,
+        optimizer_idx.
+        """
 
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> Any:
-        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
+        """No update was made; `reason` is 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The batch is done; every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
-        loss, metrics.
+        """A training batch is done; fired for every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx,
+        dataloader_name, loss, metrics.
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        """Metrics are about to be logged; edit them in place or return the dictionary to log instead. Facts: metrics.
+        """Metrics are about to be logged; edit them in place, or return the dictionary to log instead. Facts: metrics.
         A returned value replaces the metrics.
         """
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
-        """An optimizer update is complete and its metrics are out under the same step number; gradients can still be
-        read. Facts: ctx, loss, grad_norm, lr, tokens_seen.
+        """An optimizer update is complete and its metrics are logged under this step; gradients can still be read.
+        Facts: ctx, loss, grad_norm, lr, tokens_seen.
         """
 
     def on_validation_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,28 +122,30 @@ class HookMethods:
         """Validation is over; `metrics` has its results. Facts: metrics."""
 
     def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
-        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
-        resume.
+        """A signal has interrupted the validation, and its end events are not fired: undo what its start did. The
+        validation runs again after the resume.
         """
 
     def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being put together and may be edited. Facts: checkpoint, path, reason."""
+        """A checkpoint is about to be written; its contents may be edited. Facts: checkpoint, path, reason."""
 
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception',
-        'manual'. Facts: path, step, reason.
+        """A checkpoint is complete and on disk at `path`; `reason` is 'interval', 'best', 'last', 'signal',
+        'exception' or 'manual'. Facts: path, step, reason.
         """
 
     def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint could not be written, and the run continues: `checkpoints/last`, or `checkpoint={'on_error':
-        'warn'}`. Facts: path, step, reason, exception.
+        """A checkpoint could not be written and the run continues, because it was `checkpoints/last` or
+        `checkpoint={'on_error': 'warn'}` is set. Facts: path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The epoch is over, its validation included. Monitors hear it after the module. Facts: epoch, metrics."""
+        """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended as meant: completed, stopped or preempted. Facts: step, tokens_seen, metrics, status."""
+        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
+        metrics, status.
+        """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
         """Testing begins."""
@@ -165,72 +169,70 @@ class HookMethods:
         """Prediction begins."""
 
     def on_predict_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """The pass over the data begins."""
+        """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch to predict on is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Predictions for the batch are there. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The pass over the data is complete; `outputs` has all predictions. Facts: outputs."""
+        """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
 
     def on_predict_end(self, *args: Any, **kwargs: Any) -> Any:
         """Prediction is over."""
 
     def on_exception(self, *args: Any, **kwargs: Any) -> Any:
-        """The run failed; each listener is shielded from the others' failures. Facts: exception."""
+        """The run failed. Every listener is called, even if another one raises. Facts: exception."""
 
     def on_fit_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The run ended as meant and the strategy is down; not after a failure."""
+        """The fit ended without an error, after the strategy's teardown; not fired after a failure."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> Any:
-        """Always, once, for everyone whose set-up began, whatever happened. Facts: stage."""
+        """Clean up. Called once, also after a failure, for every listener whose `setup` began. Facts: stage."""
 
 
 class ModuleMethods:
-    """Every event the user's module can hear."""
+    """Every event that a module can listen to."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def prepare_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Download or write data to disk; once per machine."""
+        """Download data or write it to disk; called once per machine."""
 
     def setup(self, *args: Any, **kwargs: Any) -> Any:
-        """A run begins: build what needs the data or the trainer. Facts: stage."""
+        """A run begins. Create what needs the data or the trainer. Facts: stage."""
 
     def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is about to be restored into the module; its contents may be edited before they are used.
-        Facts: checkpoint.
-        """
+        """A checkpoint is about to be restored into the module; its contents may be edited first. Facts: checkpoint."""
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
-        """Everything a checkpoint holds, optimizers and data position included, is in place. Facts: path."""
+        """The whole checkpoint is restored, including optimizers and the position in the data. Facts: path."""
 
     def on_fit_start(self, *args: Any, **kwargs: Any) -> Any:
-        """Set-up is complete; nothing has been run yet."""
+        """Set-up is complete; no batch has been run yet."""
 
     def on_sanity_check_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A few validation batches run before any training."""
+        """The sanity check begins: a few validation batches before training."""
 
     def on_sanity_check_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The sanity check is over; its metrics are thrown away."""
+        """The sanity check is over; its metrics are discarded."""
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> Any:
-        """Training begins, fresh or resumed."""
+        """Training begins, from the start or resumed."""
 
     def on_train_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """An epoch begins, or goes on after a resume (`resumed` is true). Facts: epoch."""
+        """An epoch begins, or continues after a resume (`resumed` is true). Facts: epoch."""
 
     def on_before_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
-        """The loop is about to fetch a batch from the loader. If the loader has no more, on_after_batch_fetch does not
-        follow. Facts: batch_idx.
+        """The loop is about to fetch a batch. If the loader has no more batches, on_after_batch_fetch does not follow.
+        Facts: batch_idx.
         """
 
     def on_after_batch_fetch(self, *args: Any, **kwargs: Any) -> Any:
-        """The loader has returned a batch, after `fetch_seconds` of waiting. Facts: batch, batch_idx, dataloader_idx,
-        dataloader_name, fetch_seconds.
+        """The loader has returned a batch, for which the loop waited `fetch_seconds`. Facts: batch, batch_idx,
+        dataloader_idx, dataloader_name, fetch_seconds.
         """
 
     def on_before_batch_transfer(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,50 +244,52 @@ class ModuleMethods:
         """The batch is on the device. Facts: batch, dataloader_idx. A returned value replaces the batch."""
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch is ready, before anything is done with it. SKIP_BATCH leaves it out, END_EPOCH (or -1) ends the
-        epoch. Facts: batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
+        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_before_zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """The gradients of the finished step are about to be cleared and are still there; the weights are the new
-        ones. Facts: optimizer, optimizer_idx.
+        """The gradients of the last update are about to be cleared and can still be read; the weights are already
+        updated. Facts: optimizer, optimizer_idx.
         """
 
     def on_before_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """The loss is about to be differentiated; a returned loss replaces it. Facts: loss, batch, batch_idx. A
-        returned value replaces the loss.
+        """Backward is about to run; a returned loss replaces the loss. Facts: loss, batch, batch_idx. A returned value
+        replaces the loss.
         """
 
     def on_after_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been added; every micro-batch. Facts: batch, batch_idx."""
+        """Backward has added its gradients; fired for every micro-batch. Facts: batch, batch_idx."""
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients are complete: synced and unscaled, not yet clipped. SKIP_STEP leaves the update out, STEP_DONE
-        says that the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
+        """Gradients are complete: synchronized and unscaled, not yet clipped. Return SKIP_STEP to skip the update,
+        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
         """
 
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> Any:
-        """Gradients have been clipped; only if clipping is on. Facts: grad_norm."""
+        """Gradients have been clipped; fired only if gradient clipping is on. Facts: grad_norm."""
 
     def on_after_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights are new, the gradients still there; `step` has advanced. Facts: optimizer, optimizer_idx."""
+        """The weights are updated and `step` has advanced; gradients can still be read. Facts: optimizer,
+        optimizer_idx.
+        """
 
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> Any:
-        """No update was made: 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
+        """No update was made; `reason` is 'no_loss', 'nonfinite' or 'hook'. Facts: reason, optimizer, optimizer_idx."""
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The batch is done; every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
-        loss, metrics.
+        """A training batch is done; fired for every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx,
+        dataloader_name, loss, metrics.
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        """Metrics are about to be logged; edit them in place or return the dictionary to log instead. Facts: metrics.
+        """Metrics are about to be logged; edit them in place, or return the dictionary to log instead. Facts: metrics.
         A returned value replaces the metrics.
         """
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
-        """An optimizer update is complete and its metrics are out under the same step number; gradients can still be
-        read. Facts: ctx, loss, grad_norm, lr, tokens_seen.
+        """An optimizer update is complete and its metrics are logged under this step; gradients can still be read.
+        Facts: ctx, loss, grad_norm, lr, tokens_seen.
         """
 
     def on_validation_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -307,28 +311,30 @@ class ModuleMethods:
         """Validation is over; `metrics` has its results. Facts: metrics."""
 
     def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
-        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
-        resume.
+        """A signal has interrupted the validation, and its end events are not fired: undo what its start did. The
+        validation runs again after the resume.
         """
 
     def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is being put together and may be edited. Facts: checkpoint, path, reason."""
+        """A checkpoint is about to be written; its contents may be edited. Facts: checkpoint, path, reason."""
 
     def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint is complete and durable at `path`; why: 'interval', 'best', 'last', 'signal', 'exception',
-        'manual'. Facts: path, step, reason.
+        """A checkpoint is complete and on disk at `path`; `reason` is 'interval', 'best', 'last', 'signal',
+        'exception' or 'manual'. Facts: path, step, reason.
         """
 
     def on_checkpoint_failed(self, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint could not be written, and the run continues: `checkpoints/last`, or `checkpoint={'on_error':
-        'warn'}`. Facts: path, step, reason, exception.
+        """A checkpoint could not be written and the run continues, because it was `checkpoints/last` or
+        `checkpoint={'on_error': 'warn'}` is set. Facts: path, step, reason, exception.
         """
 
     def on_train_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The epoch is over, its validation included. Monitors hear it after the module. Facts: epoch, metrics."""
+        """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended as meant: completed, stopped or preempted. Facts: step, tokens_seen, metrics, status."""
+        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
+        metrics, status.
+        """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
         """Testing begins."""
@@ -352,40 +358,40 @@ class ModuleMethods:
         """Prediction begins."""
 
     def on_predict_epoch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """The pass over the data begins."""
+        """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch to predict on is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Predictions for the batch are there. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The pass over the data is complete; `outputs` has all predictions. Facts: outputs."""
+        """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
 
     def on_predict_end(self, *args: Any, **kwargs: Any) -> Any:
         """Prediction is over."""
 
     def on_exception(self, *args: Any, **kwargs: Any) -> Any:
-        """The run failed; each listener is shielded from the others' failures. Facts: exception."""
+        """The run failed. Every listener is called, even if another one raises. Facts: exception."""
 
     def on_fit_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The run ended as meant and the strategy is down; not after a failure."""
+        """The fit ended without an error, after the strategy's teardown; not fired after a failure."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> Any:
-        """Always, once, for everyone whose set-up began, whatever happened. Facts: stage."""
+        """Clean up. Called once, also after a failure, for every listener whose `setup` began. Facts: stage."""
 
 
 class DataMethods:
-    """Every event a data module can hear."""
+    """Every event that a data module can listen to."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def prepare_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Download or write data to disk; once per machine."""
+        """Download data or write it to disk; called once per machine."""
 
     def setup(self, *args: Any, **kwargs: Any) -> Any:
-        """A run begins: build what needs the data or the trainer. Facts: stage."""
+        """A run begins. Create what needs the data or the trainer. Facts: stage."""
 
     def on_before_batch_transfer(self, *args: Any, **kwargs: Any) -> Any:
         """The batch is about to be moved to the device. Facts: batch, dataloader_idx. A returned value replaces the
@@ -396,32 +402,32 @@ class DataMethods:
         """The batch is on the device. Facts: batch, dataloader_idx. A returned value replaces the batch."""
 
     def on_exception(self, *args: Any, **kwargs: Any) -> Any:
-        """The run failed; each listener is shielded from the others' failures. Facts: exception."""
+        """The run failed. Every listener is called, even if another one raises. Facts: exception."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> Any:
-        """Always, once, for everyone whose set-up began, whatever happened. Facts: stage."""
+        """Clean up. Called once, also after a failure, for every listener whose `setup` began. Facts: stage."""
 
 
 class StrategyMethods:
-    """Every event a strategy can hear."""
+    """Every event that a strategy can listen to."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def setup(self, *args: Any, **kwargs: Any) -> Any:
-        """The strategy moves and wraps the module. Facts: stage."""
+        """The strategy moves the module to its device and wraps it. Facts: stage."""
 
     def on_sanity_check_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A few validation batches run before any training."""
+        """The sanity check begins: a few validation batches before training."""
 
     def on_sanity_check_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The sanity check is over; its metrics are thrown away."""
+        """The sanity check is over; its metrics are discarded."""
 
     def on_train_start(self, *args: Any, **kwargs: Any) -> Any:
-        """Training begins, fresh or resumed."""
+        """Training begins, from the start or resumed."""
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A batch is ready, before anything is done with it. SKIP_BATCH leaves it out, END_EPOCH (or -1) ends the
-        epoch. Facts: batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
+        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_validation_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -443,12 +449,14 @@ class StrategyMethods:
         """Validation is over; `metrics` has its results. Facts: metrics."""
 
     def on_validation_abandoned(self, *args: Any, **kwargs: Any) -> Any:
-        """A signal has cut the validation short, so it has no end: undo what its start did. It is done again after the
-        resume.
+        """A signal has interrupted the validation, and its end events are not fired: undo what its start did. The
+        validation runs again after the resume.
         """
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended as meant: completed, stopped or preempted. Facts: step, tokens_seen, metrics, status."""
+        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
+        metrics, status.
+        """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
         """Testing begins."""
@@ -475,7 +483,7 @@ class StrategyMethods:
         """Prediction is over."""
 
     def on_exception(self, *args: Any, **kwargs: Any) -> Any:
-        """The run failed; each listener is shielded from the others' failures. Facts: exception."""
+        """The run failed. Every listener is called, even if another one raises. Facts: exception."""
 
     def teardown(self, *args: Any, **kwargs: Any) -> Any:
-        """The strategy lets go of what it holds. Facts: stage."""
+        """The strategy releases its resources. Facts: stage."""

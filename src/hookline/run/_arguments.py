@@ -18,31 +18,33 @@ class HowLongArguments(TypedDict, total=False):
     """How long to train."""
 
     max_epochs: int | None
-    """Epochs to train. None: 1000, or no limit if max_steps or max_time is given. -1: no limit."""
+    """Number of epochs. None: 1000, or no limit if max_steps or max_time is given. -1: no limit."""
     min_epochs: int
-    """Requests to stop are not honoured before this many epochs."""
+    """Ignore requests to stop before this many epochs are complete."""
     max_steps: int
-    """Optimizer updates to make. -1: no limit."""
+    """Number of optimizer updates. -1: no limit."""
     max_time: str | float | datetime.timedelta | None
-    """Time to train for: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
+    """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
 
 class UpdateArguments(TypedDict, total=False):
-    """The update."""
+    """Gradient accumulation and gradient clipping."""
 
     accumulate_grad_batches: int
-    """Batches whose gradients make one update."""
+    """Gradient accumulation: number of batches whose gradients make one optimizer update."""
     accumulate_by: Literal["batches", "samples", "tokens"]
-    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the update is that of
+    """Weight of a batch in the update: 'batches' (all batches count the same), 'samples' or 'tokens' (the update is that of
     one large batch, over all ranks, if the loss is a mean over samples or tokens)."""
     count_tokens: Callable[[Any], int] | None
-    """From a batch to its number of tokens. None: the elements of `input_ids`, or of the first tensor."""
+    """Function that returns the number of tokens of a batch. None: count the elements of `input_ids`, or of the first
+    tensor."""
     gradient_clip_val: float | None
-    """The largest norm or value of the gradients of an update. None: no clipping."""
+    """Gradient clipping: the largest norm or value of the gradients of an update. None: no clipping."""
     gradient_clip_algorithm: Literal["norm", "value"]
-    """Clip the norm of all gradients together, or each value by itself."""
+    """'norm' clips the norm of all gradients together, 'value' clips each element."""
     nonfinite: Literal["stop", "skip"]
-    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per update)."""
+    """When the loss is NaN or infinite: 'stop' ends the run, one step late and without a device sync; 'skip' skips the update
+    and reads from the device once per update."""
 
 
 class ValidationArguments(TypedDict, total=False):
@@ -51,19 +53,20 @@ class ValidationArguments(TypedDict, total=False):
     val_check_interval: int | float
     """Validate after this many batches, or after this fraction of an epoch."""
     check_val_every_n_epoch: int
-    """Validate only in every n-th epoch."""
+    """Validate in every n-th epoch only."""
     num_sanity_val_steps: int
-    """Validation batches before training. -1: all."""
+    """Number of validation batches to run before training, as a sanity check. -1: all."""
     val_aggregation: str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
-    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the first
-    loader's), 'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}."""
+    """How results of several evaluation loaders are combined: 'micro' (mean over samples), 'macro' (mean over loaders),
+    'primary' (the first loader), 'primary:NAME' (that loader), or a function from {loader: {metric: value}} to {metric:
+    value}."""
 
 
 class LimitsArguments(TypedDict, total=False):
     """Limits and trial runs."""
 
     limit_train_batches: int | float
-    """Batches of a training epoch: a number of them, or a fraction. 0: none."""
+    """Limit of the batches of a training epoch: a number, or a fraction of the epoch. 0: none."""
     limit_val_batches: int | float
     """The same for each validation loader."""
     limit_test_batches: int | float
@@ -71,48 +74,53 @@ class LimitsArguments(TypedDict, total=False):
     limit_predict_batches: int | float
     """The same for each prediction loader."""
     overfit_batches: int | float
-    """Train on the same few batches again and again, without shuffling, and without validation data of their own."""
+    """Train on the same few batches (a number or a fraction) in every epoch, without shuffling. Validation is limited to as
+    many batches."""
     fast_dev_run: bool | int
-    """Run n batches of everything once, without logging and without checkpoints: does it work at all?"""
+    """Trial run: run n batches of each loader once, without logging and without checkpoints."""
     prefetch_batches: int
-    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists."""
+    """Number of batches that a thread fetches and moves to the device in advance. For loaders with workers, and lists."""
 
 
 class AroundArguments(TypedDict, total=False):
     """Output, seeds and files."""
 
     log_every_n_steps: int
-    """Updates between two rows of metrics."""
+    """Number of updates between two logged rows of metrics."""
     enable_progress_bar: bool
-    """A progress bar, and at the end of a fit a table of what the hooks cost."""
+    """Show a progress bar, and a table of the cost of hooks at the end of a fit."""
     trace: bool | str | Path
-    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a file."""
+    """Write every event and call as a timeline for Perfetto. True: to trace.json in the run's directory. Or the path of a
+    file."""
     control: bool
-    """Listen on a socket in the run's directory, through which this user can look at a fit and control it."""
+    """Listen on a socket in the run's directory, for this user to watch and control the fit."""
     seed: int | None
-    """Seeds Python, numpy and torch when a run begins."""
+    """Seed of the random generators of Python, numpy and torch, set when a run begins. None: do not seed."""
     deterministic: bool
-    """Only deterministic kernels, during runs."""
+    """Use only deterministic kernels during runs."""
     compile: bool | Literal["step"] | dict[str, Any]
-    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training step."""
+    """Compile the model with torch.compile. A dictionary: its arguments. 'step', or a dictionary with step=True: compile the
+    whole training step."""
     default_root_dir: str | Path
-    """Where the directories of runs are made."""
+    """Directory in which the directories of runs are created."""
     run_dir: str | Path | None
-    """Where everything of a run is written. None: default_root_dir/runs/NAME."""
+    """Directory of the run: log, checkpoints, reports. None: default_root_dir/runs/NAME."""
 
 
 class FailuresArguments(TypedDict, total=False):
     """Checkpoints and failures."""
 
     checkpoint: bool | str | dict[str, Any]
-    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes checkpoints in the
-    background. Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync', 'async'), `on_error` ('raise', 'warn')."""
+    """True: keep the newest state of a fit as `checkpoints/last`. False: only hooks save. 'async': write checkpoints in the
+    background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync', 'async') and `on_error` ('raise',
+    'warn')."""
     grace_period: str | float | datetime.timedelta | None
-    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no limit."""
+    """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""
     hang_after: str | float | datetime.timedelta | None
-    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: no watchdog."""
+    """Watchdog for hangs: report a hook, step, loader, logger or save that takes longer, with its stack. None: no
+    watchdog."""
     hang_action: Literal["warn", "abort"]
-    """'abort' also ends the run."""
+    """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
 class PartsArguments(TypedDict, total=False):
@@ -121,19 +129,20 @@ class PartsArguments(TypedDict, total=False):
     hooks: Iterable[Any]
     """Hooks: instances, classes, or functions marked with `@on`."""
     callbacks: Iterable[Any]
-    """Further hooks; the same as `hooks`."""
+    """Another name for `hooks`; both lists are used."""
     logger: bool | Logger | Iterable[Logger]
-    """Where metrics go: a Logger or several. True: log.jsonl in the run's directory. False: nowhere."""
+    """A Logger or several, which receive the metrics. True: log.jsonl in the run's directory. False: none."""
     strategy: str | Strategy
-    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a Strategy."""
+    """How the model runs on devices and ranks (multi-GPU, distributed training): 'auto' (DDP if several processes were
+    started), 'single', 'ddp', 'fsdp', or a Strategy."""
     device: str | torch.device
-    """The device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
+    """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: str | int
-    """32, 'bf16-mixed' or '16-mixed'."""
+    """32, or mixed precision: 'bf16-mixed' or '16-mixed'."""
     config: Any
-    """Settings of your own. Hooks ask for them as `config`."""
+    """Settings of your own. Hooks receive them as the fact `config`."""
     accounting: bool
-    """Count the calls and the time of every hook."""
+    """Count the calls of every hook and measure their time."""
 
 
 class OptionArguments(

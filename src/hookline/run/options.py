@@ -142,38 +142,40 @@ class HowLong:
     __slots__ = ()
 
     max_epochs: Annotated[int, AtLeast(-1)] | None = None
-    """Epochs to train. None: 1000, or no limit if max_steps or max_time is given. -1: no limit."""
+    """Number of epochs. None: 1000, or no limit if max_steps or max_time is given. -1: no limit."""
     min_epochs: Annotated[int, AtLeast(0)] = 0
-    """Requests to stop are not honoured before this many epochs."""
+    """Ignore requests to stop before this many epochs are complete."""
     max_steps: Annotated[int, AtLeast(-1)] = -1
-    """Optimizer updates to make. -1: no limit."""
+    """Number of optimizer updates. -1: no limit."""
     max_time: Time | None = None
-    """Time to train for: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
+    """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
 
 @dataclass(init=False, repr=False, eq=False)
 class Update:
-    """The update."""
+    """Gradient accumulation and gradient clipping."""
 
     __slots__ = ()
 
     accumulate_grad_batches: Annotated[int, AtLeast(1)] = 1
-    """Batches whose gradients make one update."""
+    """Gradient accumulation: number of batches whose gradients make one optimizer update."""
     accumulate_by: Literal["batches", "samples", "tokens"] = "batches"
-    """What each of them counts by in the update: 'batches' (all count alike), 'samples' or 'tokens' (the
+    """Weight of a batch in the update: 'batches' (all batches count the same), 'samples' or 'tokens' (the
     update is that of one large batch, over all ranks, if the loss is a mean over samples or tokens).
     """
     count_tokens: (
         Annotated[Callable[[Any], int], Function("a function from a batch to its number of tokens")] | None
     ) = None
-    """From a batch to its number of tokens. None: the elements of `input_ids`, or of the first tensor."""
+    """Function that returns the number of tokens of a batch. None: count the elements of `input_ids`, or of
+    the first tensor.
+    """
     gradient_clip_val: Annotated[float, Above(0, ", or None for no clipping")] | None = None
-    """The largest norm or value of the gradients of an update. None: no clipping."""
+    """Gradient clipping: the largest norm or value of the gradients of an update. None: no clipping."""
     gradient_clip_algorithm: Literal["norm", "value"] = "norm"
-    """Clip the norm of all gradients together, or each value by itself."""
+    """'norm' clips the norm of all gradients together, 'value' clips each element."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """A loss that is NaN or infinite: 'stop' (noticed one step late, no sync) or 'skip' (one read per
-    update).
+    """When the loss is NaN or infinite: 'stop' ends the run, one step late and without a device sync; 'skip'
+    skips the update and reads from the device once per update.
     """
 
 
@@ -186,14 +188,15 @@ class Validation:
     val_check_interval: Annotated[int | float, Portion(zero=False)] = 1.0
     """Validate after this many batches, or after this fraction of an epoch."""
     check_val_every_n_epoch: Annotated[int, AtLeast(1)] = 1
-    """Validate only in every n-th epoch."""
+    """Validate in every n-th epoch only."""
     num_sanity_val_steps: Annotated[int, AtLeast(-1)] = 2
-    """Validation batches before training. -1: all."""
+    """Number of validation batches to run before training, as a sanity check. -1: all."""
     val_aggregation: Annotated[
         str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
     ] = "micro"
-    """Several evaluation loaders: 'micro' (the mean over all samples), 'macro' (over loaders), 'primary' (the
-    first loader's), 'primary:NAME', or a function from {loader: {metric: value}} to {metric: value}.
+    """How results of several evaluation loaders are combined: 'micro' (mean over samples), 'macro' (mean over
+    loaders), 'primary' (the first loader), 'primary:NAME' (that loader), or a function from
+    {loader: {metric: value}} to {metric: value}.
     """
 
 
@@ -204,7 +207,7 @@ class Limits:
     __slots__ = ()
 
     limit_train_batches: Batches = 1.0
-    """Batches of a training epoch: a number of them, or a fraction. 0: none."""
+    """Limit of the batches of a training epoch: a number, or a fraction of the epoch. 0: none."""
     limit_val_batches: Batches = 1.0
     """The same for each validation loader."""
     limit_test_batches: Batches = 1.0
@@ -212,13 +215,14 @@ class Limits:
     limit_predict_batches: Batches = 1.0
     """The same for each prediction loader."""
     overfit_batches: Batches = 0.0
-    """Train on the same few batches again and again, without shuffling, and without validation data of their
-    own.
+    """Train on the same few batches (a number or a fraction) in every epoch, without shuffling. Validation is
+    limited to as many batches.
     """
     fast_dev_run: bool | Annotated[int, AtLeast(0, "True, False or a number of batches")] = False
-    """Run n batches of everything once, without logging and without checkpoints: does it work at all?"""
+    """Trial run: run n batches of each loader once, without logging and without checkpoints."""
     prefetch_batches: Annotated[int, AtLeast(0)] = 0
-    """Batches that a thread fetches and moves to the device in advance; for loaders with workers, and lists.
+    """Number of batches that a thread fetches and moves to the device in advance. For loaders with workers,
+    and lists.
     """
 
 
@@ -229,27 +233,27 @@ class Around:
     __slots__ = ()
 
     log_every_n_steps: Annotated[int, AtLeast(1)] = 50
-    """Updates between two rows of metrics."""
+    """Number of updates between two logged rows of metrics."""
     enable_progress_bar: bool = True
-    """A progress bar, and at the end of a fit a table of what the hooks cost."""
+    """Show a progress bar, and a table of the cost of hooks at the end of a fit."""
     trace: bool | Annotated[str | Path, OnDisk("True, False or the path of a file")] = False
-    """Write every event and call as a timeline for Perfetto: True for trace.json in the run's directory, or a
-    file.
+    """Write every event and call as a timeline for Perfetto. True: to trace.json in the run's directory. Or
+    the path of a file.
     """
     control: bool = True
-    """Listen on a socket in the run's directory, through which this user can look at a fit and control it."""
+    """Listen on a socket in the run's directory, for this user to watch and control the fit."""
     seed: Annotated[int, check_seed] | None = None
-    """Seeds Python, numpy and torch when a run begins."""
+    """Seed of the random generators of Python, numpy and torch, set when a run begins. None: do not seed."""
     deterministic: bool = False
-    """Only deterministic kernels, during runs."""
+    """Use only deterministic kernels during runs."""
     compile: bool | Literal["step"] | Annotated[dict[str, Any], Table(COMPILE)] = False
-    """torch.compile the model, with these arguments. 'step', or a table with step=True: the whole training
-    step.
+    """Compile the model with torch.compile. A dictionary: its arguments. 'step', or a dictionary with
+    step=True: compile the whole training step.
     """
     default_root_dir: Annotated[str | Path, OnDisk()] = "."
-    """Where the directories of runs are made."""
+    """Directory in which the directories of runs are created."""
     run_dir: Annotated[str | Path, OnDisk()] | None = None
-    """Where everything of a run is written. None: default_root_dir/runs/NAME."""
+    """Directory of the run: log, checkpoints, reports. None: default_root_dir/runs/NAME."""
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -259,20 +263,18 @@ class Failures:
     __slots__ = ()
 
     checkpoint: Annotated[bool | str | dict[str, Any], _saves] = True
-    """Keep the newest state of a fit as `checkpoints/last`; False: only hooks save. 'async' writes
-    checkpoints in the background. Or a table: `last` (True), `every` ("5 minutes"), `write` ('sync',
-    'async'), `on_error` ('raise', 'warn').
+    """True: keep the newest state of a fit as `checkpoints/last`. False: only hooks save. 'async': write
+    checkpoints in the background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync',
+    'async') and `on_error` ('raise', 'warn').
     """
     grace_period: Time | None = "5 minutes"
-    """After SIGTERM, SIGUSR1 or Ctrl-C: how long the step that is going on and the save may take. None: no
-    limit.
-    """
+    """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""
     hang_after: Time | None = "10 minutes"
-    """A hook, step, loader, logger or save that takes longer is named, with where it stands. None: no
-    watchdog.
+    """Watchdog for hangs: report a hook, step, loader, logger or save that takes longer, with its stack.
+    None: no watchdog.
     """
     hang_action: Literal["warn", "abort"] = "warn"
-    """'abort' also ends the run."""
+    """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
 GROUPS: tuple[type, ...] = (HowLong, Update, Validation, Limits, Around, Failures)
@@ -402,21 +404,21 @@ class Parts:
     hooks: Annotated[Iterable[Any], _hook_list] = ()
     """Hooks: instances, classes, or functions marked with `@on`."""
     callbacks: Annotated[Iterable[Any], _hook_list] = ()
-    """Further hooks; the same as `hooks`."""
+    """Another name for `hooks`; both lists are used."""
     logger: "bool | Logger | Iterable[Logger]" = True
-    """Where metrics go: a Logger or several. True: log.jsonl in the run's directory. False: nowhere."""
+    """A Logger or several, which receive the metrics. True: log.jsonl in the run's directory. False: none."""
     strategy: Annotated["str | Strategy", InFile(str)] = "auto"
-    """Devices and ranks: 'auto' (DDP if several processes were started), 'single', 'ddp', 'fsdp', or a
-    Strategy.
+    """How the model runs on devices and ranks (multi-GPU, distributed training): 'auto' (DDP if several
+    processes were started), 'single', 'ddp', 'fsdp', or a Strategy.
     """
     device: Annotated["str | torch.device", InFile(str)] = "auto"
-    """The device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
+    """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: Annotated[str | int, InFile(str | int)] = 32
-    """32, 'bf16-mixed' or '16-mixed'."""
+    """32, or mixed precision: 'bf16-mixed' or '16-mixed'."""
     config: Any = None
-    """Settings of your own. Hooks ask for them as `config`."""
+    """Settings of your own. Hooks receive them as the fact `config`."""
     accounting: Annotated[bool, InFile(bool)] = True
-    """Count the calls and the time of every hook."""
+    """Count the calls of every hook and measure their time."""
 
     def __post_init__(self) -> None:
         check_fields(self)
